@@ -1,0 +1,53 @@
+# Everything a fresh machine needs is made here: Python 3.11+ and Java 17 or 21 are the only things to bring.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+UV_VERSION := 0.13.7
+VENV := .venv
+BIN := $(VENV)/bin
+UV := .uv/bin/uv
+
+.PHONY: help demo test lint types lock setup setup-dev clean
+
+help:  ## List what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: setup  ## Run ride analytics end to end on a local broker, with its live page
+	@$(BIN)/headrace demo rides
+
+test: setup-dev  ## Run every check and every test
+	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
+
+lint: setup-dev  ## Format, lint and check the rooms
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix . && $(BIN)/lint-imports
+
+types: setup-dev  ## Check the types
+	@$(BIN)/mypy
+
+setup: $(VENV)/.runtime  ## Make the virtual environment for running
+setup-dev: $(VENV)/.dev  ## Make the virtual environment for developing
+
+# Java is asked for first: nothing is downloaded on a machine that could not run it.
+$(UV):
+	@$(PYTHON) src/headrace/stack/java.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Run: make PYTHON=python3.11 ...")'
+	@echo "Setting up the virtual environment (first time only)"
+	@$(PYTHON) -m venv .uv
+	@.uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(UV)
+	@test -d $(VENV) || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --require-hashes -r requirements-dev.lock
+	@touch $@
+
+lock: | $(UV)  ## Resolve the dependencies anew into the two lock files
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra stack --extra serve pyproject.toml -o requirements.lock
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+
+clean:  ## Remove the virtual environments (the data under .headrace stays)
+	rm -rf .uv $(VENV)

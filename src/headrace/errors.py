@@ -1,0 +1,103 @@
+"""Every error that Headrace raises on purpose, in one tree.
+
+    HeadraceError                what went wrong, why, what state the data is in, what to run
+    ├── Terminal                 trying again cannot help: somebody has to act
+    │   ├── ConfigError          HR-1xx  headrace.yml, the command line, the machine
+    │   ├── FlowError            HR-2xx  a declaration that cannot run
+    │   ├── RecoveryError        HR-3xx  a checkpoint, a lease or an identity that cannot be trusted
+    │   ├── StackError           HR-4xx  a local part (broker, jars) that does not work
+    │   └── DataError            HR-5xx  rows, offsets or topics that are not there or not as declared
+    └── Transient                the same call may succeed later: the supervisor restarts with back-off
+        └── PartUnavailable      HR-6xx  a broker, a database or a filesystem that does not answer
+
+The supervisor reads only Terminal or Transient. Users and tests read `code`, which never changes
+its meaning. Exceptions of Spark, Kafka and Delta are mapped into this tree at the boundary.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadraceError(Exception):
+    """The root. Catch this to catch everything Headrace raises on purpose.
+
+    The four parts of a message, each one or two sentences:
+
+    | part   | says                                            |
+    |--------|-------------------------------------------------|
+    | what   | what failed, and where                          |
+    | why    | the cause, as far as it is known                |
+    | state  | what happened to the data: written, kept, safe  |
+    | remedy | the command or the edit that gets out of it     |
+    """
+
+    code: str = "HR-000"
+
+    def __init__(self, what: str, *, why: str, state: str, remedy: str, code: str | None = None) -> None:
+        self.what, self.why, self.state, self.remedy = what, why, state, remedy
+        if code is not None:
+            self.code = code
+        super().__init__(f"[{self.code}] {what} {why} {state} {remedy}")
+
+    def as_dict(self) -> dict[str, str]:
+        """The error as `--json` prints it."""
+        return {
+            "code": self.code,
+            "error": type(self).__name__,
+            "what": self.what,
+            "why": self.why,
+            "state": self.state,
+            "remedy": self.remedy,
+        }
+
+
+class Terminal(HeadraceError):
+    """Trying again cannot help."""
+
+
+class Transient(HeadraceError):
+    """Trying again may help."""
+
+
+class ConfigError(Terminal):
+    """The configuration, the command line or the machine cannot do what was asked."""
+
+    code = "HR-100"
+
+
+class FlowError(Terminal):
+    """A flow is declared in a way that cannot run."""
+
+    code = "HR-200"
+
+
+class RecoveryError(Terminal):
+    """A checkpoint, a lease or an identity cannot be trusted."""
+
+    code = "HR-300"
+
+
+class StackError(Terminal):
+    """A local part does not work."""
+
+    code = "HR-400"
+
+
+class DataError(Terminal):
+    """Rows, offsets or topics are not there, or not as declared."""
+
+    code = "HR-500"
+
+
+class PartUnavailable(Transient):
+    """A broker, a database or a filesystem does not answer."""
+
+    code = "HR-600"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean 'x'?` for the nearest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""
