@@ -1,0 +1,46 @@
+"""The `headrace` command: every subcommand is a module of this room, registered here and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import INTERRUPTED, err, report
+from headrace.errors import HeadraceError
+
+app = typer.Typer(
+    name="headrace",
+    help="Streaming pipelines on PySpark: declared, checked before they start, watched while they run.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hold the options that stand before a command."""
+
+
+def main() -> None:
+    """Run the command line, and turn every known error into its message and exit code."""
+    try:
+        app()
+    except HeadraceError as error:
+        sys.exit(report(error, json="--json" in sys.argv))
+    except KeyboardInterrupt:
+        err.print("Interrupted. Nothing is left half-made: run the same command again to go on.")
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,51 @@
+"""How every command speaks: one JSON object for machines, Rich text for people, and documented exit codes.
+
+| code | meaning                                                                        |
+|------|--------------------------------------------------------------------------------|
+| 0    | done                                                                           |
+| 1    | done, and the answer is no: a check found errors, a comparison found differences |
+| 2    | the command line itself is wrong                                               |
+| 3    | a terminal error: somebody has to act, the message says how                    |
+| 4    | a transient error: the same command may work later                             |
+| 130  | interrupted                                                                    |
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from headrace.errors import HeadraceError, Transient
+
+OK, ANSWER_IS_NO, USAGE, TERMINAL, TRANSIENT, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on the last line instead of text.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def emit(data: Mapping[str, object]) -> None:
+    """Print the one JSON object of a `--json` run: on a line of its own, the last one, on standard output."""
+    sys.stdout.write(jsonlib.dumps(data, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def report(error: HeadraceError, *, json: bool) -> int:
+    """Print an error and return the exit code that it asks for."""
+    if json:
+        emit({"ok": False, **error.as_dict()})
+    else:
+        err.print(Text.assemble((f"{error.code} ", "bold red"), (error.what, "bold")))
+        for label, sentence in (("why", error.why), ("data", error.state), ("do", error.remedy)):
+            err.print(Text.assemble((f"  {label:<5}", "dim"), sentence))
+    return TRANSIENT if isinstance(error, Transient) else TERMINAL
