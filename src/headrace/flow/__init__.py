@@ -1,0 +1,1 @@
+"""What a flow is: frozen values, no Spark session, no I/O."""

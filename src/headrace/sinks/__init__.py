@@ -1,0 +1,1 @@
+"""Where rows go. Each sink states its guarantee in its type and the conditions in its docstring."""

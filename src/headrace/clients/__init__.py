@@ -1,0 +1,1 @@
+"""How Headrace itself, without Spark, talks to the parts outside."""

@@ -1,0 +1,246 @@
+"""What is wrong with flows before they run: findings, without Spark.
+
+A rule looks at one flow, or at all flows of an application together, and yields findings. Each finding has a
+stable code, so that tests and machines need not read the prose.
+
+| code    | severity | finds                                                             |
+|---------|----------|-------------------------------------------------------------------|
+| HRC-101 | error    | a name that cannot be a folder                                    |
+| HRC-102 | error    | two flows of one name: they would share a checkpoint              |
+| HRC-103 | error    | a flow without inputs                                             |
+| HRC-104 | error    | a sink that does not support the output mode                      |
+| HRC-105 | error    | a payload without a schema, or a schema without a payload         |
+| HRC-106 | error    | a watermark on a column that is missing or not a timestamp        |
+| HRC-107 | error    | a transform whose parameters are not the inputs                   |
+| HRC-108 | error    | a trigger that the sink or the inputs cannot serve                |
+| HRC-201 | warning  | update or append with state but no watermark: state grows for ever |
+| HRC-202 | warning  | a watermark column that may be null                               |
+| HRC-203 | warning  | several inputs, one of them without a watermark                   |
+| HRC-301 | info     | a sink that may write rows twice after a crash                    |
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from headrace.errors import FlowError
+from headrace.flow.flow import ONLY, Flow
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.levers import Continuous, OutputMode, RealTime
+
+_NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
+
+
+class Severity(StrEnum):
+    """How much a finding weighs. An error stops the start."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know about a flow before it runs."""
+
+    code: str
+    severity: Severity
+    place: str
+    reason: str
+    remedy: str
+
+    def as_dict(self) -> dict[str, str]:
+        """The finding as `--json` prints it."""
+        return {key: str(value) for key, value in asdict(self).items()}
+
+
+def check(flows: Iterable[Flow]) -> list[Finding]:
+    """Judge flows that are to run in one application. Errors come first."""
+    flows = list(flows)
+    findings = list(_shared_names(flows))
+    for flow in flows:
+        for rule in _RULES:
+            findings.extend(rule(flow))
+    return sorted(findings, key=lambda found: list(Severity).index(found.severity))
+
+
+def require_clean(flows: Sequence[Flow]) -> list[Finding]:
+    """Return the findings, or raise when one of them is an error. Called by every start."""
+    findings = check(flows)
+    errors = [found for found in findings if found.severity is Severity.ERROR]
+    if errors:
+        first = errors[0]
+        more = f" And {len(errors) - 1} more errors." if len(errors) > 1 else ""
+        raise FlowError(
+            f"{first.place}: {first.reason}",
+            why=f"The check {first.code} stops a flow that could not run.{more}",
+            state="Nothing was started and nothing was written.",
+            remedy=f"{first.remedy} `headrace check` lists every finding.",
+            code="HR-203",
+        )
+    return findings
+
+
+def _shared_names(flows: Sequence[Flow]) -> Iterator[Finding]:
+    for name, times in Counter(flow.name for flow in flows).items():
+        if times > 1:
+            yield Finding(
+                "HRC-102",
+                Severity.ERROR,
+                f"flow '{name}'",
+                f"{times} flows have this name, and so would share one checkpoint.",
+                "Give each flow a name of its own.",
+            )
+
+
+def _name(flow: Flow) -> Iterator[Finding]:
+    if not _NAME.match(flow.name):
+        yield Finding(
+            "HRC-101",
+            Severity.ERROR,
+            f"flow '{flow.name}'",
+            "The name becomes a folder, so it may hold only a-z, 0-9, _ and -, and begins with a letter.",
+            "Rename the flow.",
+        )
+
+
+def _inputs(flow: Flow) -> Iterator[Finding]:
+    if not flow.named_inputs:
+        yield Finding(
+            "HRC-103", Severity.ERROR, f"flow '{flow.name}'", "The flow has no inputs.", "Declare an Input."
+        )
+    for name, given in flow.named_inputs.items():
+        place = f"flow '{flow.name}', input '{name}'"
+        if given.source.carries_payload and given.schema is None:
+            yield Finding(
+                "HRC-105",
+                Severity.ERROR,
+                place,
+                f"{given.source.name} delivers bytes, and no schema says what is in them.",
+                "Set schema= on the Input.",
+            )
+        if not given.source.carries_payload and given.schema is not None:
+            yield Finding(
+                "HRC-105",
+                Severity.ERROR,
+                place,
+                f"{given.source.name} has a schema of its own, so a schema for its payload has no meaning.",
+                "Remove schema= from the Input.",
+            )
+
+
+def _watermark_column(flow: Flow) -> Iterator[Finding]:
+    for name, given in flow.named_inputs.items():
+        if given.watermark is None or given.schema is None:
+            continue
+        place = f"flow '{flow.name}', input '{name}'"
+        column = given.watermark.column
+        fields = {each.name: each for each in given.schema.fields}
+        if column not in fields or fields[column].dataType.typeName() != "timestamp":
+            have = fields[column].dataType.simpleString() if column in fields else "not in the schema"
+            yield Finding(
+                "HRC-106",
+                Severity.ERROR,
+                place,
+                f"The watermark is on '{column}', which is {have}; it has to be a timestamp.",
+                "Name a timestamp column of the schema.",
+            )
+        elif fields[column].nullable:
+            yield Finding(
+                "HRC-202",
+                Severity.WARNING,
+                place,
+                f"'{column}' may be null: such a row never becomes late and never closes a window.",
+                f"Declare '{column}' as not nullable, so that rows without it are quarantined.",
+            )
+
+
+def _sink_mode(flow: Flow) -> Iterator[Finding]:
+    if flow.mode not in flow.sink.output_modes:
+        modes = ", ".join(sorted(flow.sink.output_modes))
+        yield Finding(
+            "HRC-104",
+            Severity.ERROR,
+            f"flow '{flow.name}', sink {flow.sink.name}",
+            f"The sink takes {modes}, and the flow writes in {flow.mode} mode.",
+            f"Set output_mode to one of {modes}, or choose a sink that takes {flow.mode}.",
+        )
+
+
+def _transform_parameters(flow: Flow) -> Iterator[Finding]:
+    parameters = [
+        each
+        for each in inspect.signature(flow.transform).parameters.values()
+        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    ]
+    names = {each.name for each in parameters}
+    one = set(flow.named_inputs) == {ONLY}
+    if (one and len(parameters) != 1) or (not one and names != set(flow.named_inputs)):
+        wanted = "one DataFrame" if one else ", ".join(sorted(flow.named_inputs))
+        yield Finding(
+            "HRC-107",
+            Severity.ERROR,
+            f"flow '{flow.name}', transform {getattr(flow.transform, '__name__', flow.transform)!s}",
+            f"It takes ({', '.join(sorted(names))}), and the inputs give {wanted}.",
+            "Name the parameters of the transform as the inputs are named.",
+        )
+
+
+def _trigger(flow: Flow) -> Iterator[Finding]:
+    if isinstance(flow.trigger, Continuous | RealTime):
+        yield Finding(
+            "HRC-108",
+            Severity.ERROR,
+            f"flow '{flow.name}', trigger {type(flow.trigger).__name__}",
+            f"{flow.sink.name} commits in micro-batches, and this trigger has none.",
+            "Use Every, AvailableNow or AsFastAsPossible.",
+        )
+
+
+def _watermark_missing(flow: Flow) -> Iterator[Finding]:
+    marked = [name for name, given in flow.named_inputs.items() if given.watermark is not None]
+    bare = [name for name in flow.named_inputs if name not in marked]
+    if not marked and flow.mode is OutputMode.UPDATE:
+        yield Finding(
+            "HRC-201",
+            Severity.WARNING,
+            f"flow '{flow.name}'",
+            "Update mode without a watermark keeps every key it has ever seen.",
+            "Set watermark= on the Input.",
+        )
+    if marked and bare:
+        yield Finding(
+            "HRC-203",
+            Severity.WARNING,
+            f"flow '{flow.name}'",
+            f"Inputs without a watermark ({', '.join(bare)}) are joined with state that never ends.",
+            "Set watermark= on each Input.",
+        )
+
+
+def _promise(flow: Flow) -> Iterator[Finding]:
+    if flow.sink.guarantee is not Guarantee.EXACTLY_ONCE:
+        yield Finding(
+            "HRC-301",
+            Severity.INFO,
+            f"flow '{flow.name}', sink {flow.sink.name}",
+            f"The sink is {flow.sink.guarantee}: after a crash its last batch may be written twice.",
+            "Readers have to tolerate repeated rows, for instance by keeping the last one per key.",
+        )
+
+
+_RULES = (
+    _name,
+    _inputs,
+    _watermark_column,
+    _sink_mode,
+    _transform_parameters,
+    _trigger,
+    _watermark_missing,
+    _promise,
+)

@@ -1,0 +1,41 @@
+"""Where flows run: the machine-dependent half that a declaration leaves out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.flow.secret import Secret
+
+_URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*:")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One place to run flows: a Spark master, roots for tables and checkpoints, and how to reach Kafka.
+
+    | field       | example                        | meaning                                                    |
+    |-------------|--------------------------------|------------------------------------------------------------|
+    | name        | dev                            | the key in headrace.yml                                    |
+    | master      | local[*], spark://host:7077    | handed to Spark as it is                                   |
+    | lake        | /data/lake, s3a://bucket/lake  | root of tables; any URI that Hadoop's filesystems know     |
+    | checkpoints | /data/checkpoints              | root of checkpoints; one folder per flow                   |
+    | kafka       | bootstrap.servers, SASL ...    | options of Kafka clients; values may be secrets            |
+    | spark       | spark.executor.memory ...      | settings of the Spark application                          |
+    """
+
+    name: str
+    lake: str
+    checkpoints: str
+    master: str = "local[*]"
+    kafka: Mapping[str, str | Secret] = field(default_factory=dict)
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+    def table(self, path: str) -> str:
+        """Return the full location of a table: as it is when absolute, else below the lake."""
+        return path if path.startswith("/") or _URI.match(path) else f"{self.lake.rstrip('/')}/{path}"
+
+    def flow_folder(self, flow: str) -> str:
+        """Return the folder that holds everything about the progress of one flow."""
+        return f"{self.checkpoints.rstrip('/')}/{flow}"

@@ -1,0 +1,151 @@
+"""Bytes into typed rows, with a verdict on each: good, or bad for a reason.
+
+The verdict costs one pass over the payload and rides in the query. The reason is worked out only for the rows
+of a batch that reported bad ones, when they are filed in the quarantine.
+
+Reasons, in their order of precedence:
+
+| reason                 | the record                                                                     |
+|------------------------|--------------------------------------------------------------------------------|
+| `null_value`           | has no value (a tombstone)                                                     |
+| `too_large`            | is larger than the input's `max_bytes`                                         |
+| `null_key`             | has no key, and the input requires one                                         |
+| `malformed_json`       | is not valid UTF-8, not JSON, or not a JSON object                             |
+| `missing:FIELD`        | lacks a required field, or holds null in it                                    |
+| `wrong_type:FIELD`     | holds a value there that the field's type cannot hold                          |
+| `event_time_in_future` | has an event time past the broker's clock by more than the watermark's `ahead` |
+
+Spark's own reading is stricter in some places and looser in others than the schema says; what is done about it:
+- A JSON array is read as its first element. Only objects are let through.
+- A number is read into a timestamp as seconds, a word of digits as a year. Timestamps are read as text and have to
+  begin like `2026-01-`.
+- Single quotes and NaN are read as JSON. Both options are off.
+- Any scalar is read into a text field. This is kept: `"id": 7` gives the text `7`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.inputs import Input
+
+# Columns that stand beside the payload while a row is judged. The names cannot collide with a field of the payload,
+# which stays inside PARSED.
+BAD = "_headrace_bad"
+PARSED = "_headrace_parsed"
+_CORRUPT = "_headrace_corrupt"
+_JSON = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+}
+
+
+def judged(raw: DataFrame, given: Input) -> DataFrame:
+    """Add the parsed payload and whether the row is bad. `raw` has key, value and timestamp."""
+    schema = _schema(given)
+    text = F.col("value").cast("string")
+    parsed = raw.withColumn(PARSED, F.from_json(text, _as_read(schema), _JSON))
+    return parsed.withColumn(BAD, F.coalesce(_is_bad(given, schema), F.lit(True)))
+
+
+def good(rows: DataFrame, given: Input) -> DataFrame:
+    """Return the fields of the schema for the rows that were judged good."""
+    return rows.where(~F.col(BAD)).select(*(_typed(field).alias(field.name) for field in _schema(given)))
+
+
+def with_reason(rows: DataFrame, given: Input) -> DataFrame:
+    """Return the rows that were judged bad, with the `reason` for each."""
+    return rows.where(F.col(BAD)).withColumn("reason", _reason(given, _schema(given)))
+
+
+def _schema(given: Input) -> StructType:
+    assert given.schema is not None  # noqa: S101 - `check` refuses a payload without a schema (HRC-105)
+    return given.schema
+
+
+def _as_read(schema: StructType) -> StructType:
+    """Return the schema as JSON is read: times as text, everything nullable, the corrupt record beside it."""
+    fields = [
+        StructField(field.name, StringType() if _is_time(field) else field.dataType, nullable=True)
+        for field in schema
+    ]
+    return StructType([*fields, StructField(_CORRUPT, StringType())])
+
+
+def _is_time(field: StructField) -> bool:
+    return isinstance(field.dataType, TimestampType | DateType)
+
+
+def _read(field: StructField) -> Column:
+    return F.col(PARSED).getField(field.name)
+
+
+def _typed(field: StructField) -> Column:
+    read = _read(field)
+    if not _is_time(field):
+        return read
+    begins_with_a_year = F.substring(read, 5, 1) == "-"
+    return F.when(begins_with_a_year, read.try_cast(field.dataType))
+
+
+def _is_object(text: Column) -> Column:
+    return text.startswith("{") | text.rlike(r"^\s*\{")
+
+
+def _is_bad(given: Input, schema: StructType) -> Column:
+    text = F.col("value").cast("string")
+    return _any(
+        F.col("value").isNull(),
+        F.octet_length("value") > given.max_bytes,
+        F.col("key").isNull() if given.key_required else F.lit(False),
+        ~F.is_valid_utf8(text),
+        ~_is_object(text),
+        F.col(PARSED).getField(_CORRUPT).isNotNull(),
+        *(_typed(field).isNull() for field in schema if not field.nullable),
+        *(_read(field).isNotNull() & _typed(field).isNull() for field in schema if _is_time(field)),
+        _in_future(given, schema),
+    )
+
+
+def _in_future(given: Input, schema: StructType) -> Column:
+    if given.watermark is None:
+        return F.lit(False)
+    event_time = _typed(schema[given.watermark.column])
+    guard = F.make_dt_interval(secs=F.lit(given.watermark.ahead_duration.seconds))
+    return F.coalesce(event_time > F.col("timestamp") + guard, F.lit(False))
+
+
+def _any(*conditions: Column) -> Column:
+    whole = conditions[0]
+    for condition in conditions[1:]:
+        whole = whole | condition
+    return whole
+
+
+def _reason(given: Input, schema: StructType) -> Column:
+    text = F.col("value").cast("string")
+    chosen = F.when(F.col("value").isNull(), "null_value")
+    for condition, reason in _causes(given, schema, text):
+        chosen = chosen.when(F.coalesce(condition, F.lit(False)), reason)
+    return chosen.otherwise("malformed_json")
+
+
+def _causes(given: Input, schema: StructType, text: Column) -> Iterator[tuple[Column, str]]:
+    yield F.octet_length("value") > given.max_bytes, "too_large"
+    if given.key_required:
+        yield F.col("key").isNull(), "null_key"
+    whole = F.get_json_object(text, "$")
+    yield ~F.is_valid_utf8(text) | ~_is_object(text) | whole.isNull(), "malformed_json"
+    present = {field.name: F.get_json_object(text, f"$['{field.name}']").isNotNull() for field in schema}
+    for field in schema:
+        if not field.nullable:
+            yield ~present[field.name], f"missing:{field.name}"
+    for field in schema:
+        yield present[field.name] & _typed(field).isNull(), f"wrong_type:{field.name}"
+    yield _in_future(given, schema), "event_time_in_future"
