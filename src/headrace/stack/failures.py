@@ -1,0 +1,189 @@
+"""Everything that can go wrong with the local parts: one function per code, the wording in one place.
+
+| code   | means                                                             |
+|--------|-------------------------------------------------------------------|
+| HR-401 | no Java 17 or 21                                                  |
+| HR-402 | a jar is missing, truncated or not the one in jars.lock           |
+| HR-403 | jars could not be fetched                                         |
+| HR-404 | a jar configuration or a part that does not exist                 |
+| HR-405 | a folder cannot be written                                        |
+| HR-406 | the disk is full                                                  |
+| HR-407 | every port of a range is taken                                    |
+| HR-408 | a part died while starting                                        |
+| HR-409 | a part runs but does not answer, or does not stop                 |
+| HR-410 | a topic exists with another number of partitions, or is refused   |
+| HR-411 | another command holds the local stack for too long                |
+
+Each function builds the error and returns it; the caller raises it, with `from` where there is a cause.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.errors import StackError, nearest
+
+# Below this the broker would start, and stop at its first segments with a stack trace nobody expects.
+LEAST_FREE_BYTES = 256 * 1024 * 1024
+
+
+def no_java(looked: Sequence[str], install: str) -> StackError:
+    """HR-401: there is no Java that Spark accepts."""
+    return StackError(
+        "No Java 17 or 21 was found.",
+        why=f"Looked at: {'; '.join(looked)}.",
+        state="Nothing was started and nothing was written.",
+        remedy=install,
+        code="HR-401",
+    )
+
+
+def bad_jars(conf: str, problems: Sequence[str]) -> StackError:
+    """HR-402: at least one jar of a configuration cannot be trusted. `problems` name them."""
+    return StackError(
+        f"The jars for '{conf}' cannot be used: {_first(problems)}.",
+        why="Every jar is compared with the sha256 in jars.lock before it is loaded.",
+        state="Nothing was started; no data was touched.",
+        remedy="Run `headrace jars sync`: it fetches only what is missing or damaged.",
+        code="HR-402",
+    )
+
+
+def fetch_failed(jars: Sequence[str], why: str) -> StackError:
+    """HR-403: Ivy could not bring the jars, or brought other bytes than the lock names."""
+    return StackError(
+        f"{len(jars)} jar(s) could not be fetched: {_first(jars)}.",
+        why=why,
+        state="Jars that were fetched before are kept; nothing half-made was put in place.",
+        remedy="Check the network and run `headrace jars sync` again. Behind a mirror, name your Ivy "
+        "settings: `export HEADRACE_IVY_SETTINGS=/path/to/ivysettings.xml`.",
+        code="HR-403",
+    )
+
+
+def unknown(name: str, kind: str, known: Iterable[str]) -> StackError:
+    """HR-404: a name that is not in the list of jar configurations or parts."""
+    names = sorted(known)
+    return StackError(
+        f"There is no {kind} '{name}'.{nearest(name, names)}",
+        why=f"Known: {', '.join(names)}.",
+        state="Nothing was done.",
+        remedy="Use one of the known names.",
+        code="HR-404",
+    )
+
+
+def not_writable(path: Path, problem: OSError) -> StackError:
+    """HR-405: a folder that should hold state cannot."""
+    return StackError(
+        f"{path} cannot be written.",
+        why=f"The system says: {problem.strerror or problem}.",
+        state="Nothing was started, and what was there is untouched.",
+        remedy="Choose another folder with `--home` (or HEADRACE_HOME; for jars HEADRACE_CACHE), or fix its "
+        "permissions.",
+        code="HR-405",
+    )
+
+
+def disk_full(path: Path, free: int) -> StackError:
+    """HR-406: no room for a part to work."""
+    return StackError(
+        f"The disk that holds {path} is full.",
+        why=f"{free // 2**20} MB are free, and a part needs at least {LEAST_FREE_BYTES // 2**20} MB.",
+        state="Nothing was started, and what was there is untouched.",
+        remedy="Free some space, or choose another folder with `--home`. `headrace down --wipe` deletes this "
+        "folder's broker data.",
+        code="HR-406",
+    )
+
+
+def no_free_port(part: str, first: int, last: int) -> StackError:
+    """HR-407: nothing is left to listen on."""
+    return StackError(
+        f"No port is free for {part}: {first} to {last} are all taken.",
+        why="Other programs, or other local stacks, listen on them.",
+        state="Nothing was started, and what was there is untouched.",
+        remedy="Stop one of them (`headrace down --home <folder>` for another stack) and run `headrace up` again.",
+        code="HR-407",
+    )
+
+
+def died(part: str, log: Path, lines: Sequence[str]) -> StackError:
+    """HR-408: the process ended before it answered. `lines` are the last of its log."""
+    said = "\n    ".join(lines) or "(nothing)"
+    return StackError(
+        f"{part} died while it was starting.",
+        why=f"The last it said, in {log}:\n    {said}\n",
+        state="Its data is kept as it was; no process is left behind.",
+        remedy=f"Read {log} and run `headrace up` again. `headrace doctor` checks the machine.",
+        code="HR-408",
+    )
+
+
+def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
+    """HR-409: alive, and silent for longer than a start can take."""
+    return StackError(
+        f"{part} at {address} did not answer within {seconds:.0f} s.",
+        why="The process was alive but never healthy; the machine may be overloaded.",
+        state="The process was stopped again; its data is kept.",
+        remedy=f"Read {log} and run `headrace up` again.",
+        code="HR-409",
+    )
+
+
+def will_not_stop(part: str, pid: int) -> StackError:
+    """HR-409: not even SIGKILL ended it."""
+    return StackError(
+        f"{part} (pid {pid}) does not stop.",
+        why="It ignored SIGTERM and SIGKILL: it hangs in the kernel, or belongs to another user.",
+        state="Its data is kept.",
+        remedy=f"Look at it with `ps -fp {pid}`, then run `headrace down` again.",
+        code="HR-409",
+    )
+
+
+def topic_refused(topic: str, why: str) -> StackError:
+    """HR-410: the topic is not as asked, and was not changed."""
+    return StackError(
+        f"Topic '{topic}' cannot be had as declared.",
+        why=why,
+        state="The topic and its records are untouched.",
+        remedy="Declare the topic as it is, or start empty with `headrace down --wipe`.",
+        code="HR-410",
+    )
+
+
+def held(path: Path, seconds: float) -> StackError:
+    """HR-411: somebody else's lock."""
+    return StackError(
+        f"Another headrace command has held {path} for {seconds:.0f} s.",
+        why="Only one command at a time may change the local stack or the jar cache.",
+        state="Nothing was done.",
+        remedy="Wait for it, or end it, and run the same command again.",
+        code="HR-411",
+    )
+
+
+@contextmanager
+def told_as_stack_errors(path: Path) -> Iterator[None]:
+    """Turn the system's refusals while writing below `path` into HR-405 and HR-406."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path, 0) from problem
+        if isinstance(problem, PermissionError | NotADirectoryError | FileExistsError) or problem.errno in (
+            errno.EROFS,
+            errno.ENAMETOOLONG,
+        ):
+            raise not_writable(path, problem) from problem
+        raise
+
+
+def _first(items: Sequence[str], most: int = 3) -> str:
+    """Name a few and count the rest: an error is read on one screen."""
+    rest = len(items) - most
+    return "; ".join(items[:most]) + (f"; and {rest} more" if rest > 0 else "")

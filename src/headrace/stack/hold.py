@@ -1,0 +1,55 @@
+"""Hold a folder for one command at a time, across processes.
+
+A lock of the kernel on an open file (`flock`): it ends with the process that holds it, however that
+process ends, so a crash never leaves a lock behind and nobody ever has to delete one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.stack import failures
+
+# A first sync over a slow line takes minutes, and the second caller should get its result, not an error.
+PATIENCE_SECONDS = 900.0
+
+
+@contextmanager
+def hold(
+    path: Path, *, patience: float = PATIENCE_SECONDS, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[int]:
+    """Hold the lock file at `path` for the length of the block, and yield its descriptor.
+
+    A child that inherits the descriptor keeps the lock until it ends too. `on_wait` is called once, when
+    somebody else has the lock. Raises HR-411 when the patience is over, HR-405 when the file cannot be made.
+    """
+    with failures.told_as_stack_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _acquire(descriptor, path, patience, on_wait)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, patience: float, on_wait: Callable[[], None]) -> None:
+    deadline = time.monotonic() + patience
+    waiting = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not waiting:
+                waiting = True
+                on_wait()
+            if time.monotonic() > deadline:
+                raise failures.held(path, patience) from None
+            time.sleep(0.1)  # flock cannot wait with a limit of time except through signals
+        else:
+            return

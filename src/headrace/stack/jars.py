@@ -1,0 +1,242 @@
+"""The jars beside PySpark: which ones (jars.lock), where they lie, and that they are the right ones.
+
+`ivy.xml` says what is wanted, `jars.lock` what that came to: one line per jar with size and sha256. A
+machine only ever loads jars of the lock. Versions are resolved in one place, `write_lock`, which a
+developer runs after editing ivy.xml; a user's `sync` asks for locked coordinates and nothing else.
+
+    <root>/jars/<conf>/<file>.jar   verified, in use
+    <root>/ivy/                     Ivy's working copies
+    <root>/staging-*/               a sync under way; moved from here into place, jar by jar
+    <root>/lock                     held by one sync at a time
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from headrace.stack import failures
+from headrace.stack.hold import hold
+from headrace.stack.ivy import Coordinate, Ivy, module_for
+from headrace.stack.java import find_java
+
+OnProgress = Callable[[str, int, int], None]
+
+# What a cluster's --packages names where the local lock has to differ: see ivy.xml for the reason.
+CLUSTER_VERSIONS = {"spark-token-provider-kafka-0-10_2.13": "4.2.0"}
+
+LOCK_HEADER = """\
+# Every jar the local parts load, as resolved from ivy.xml. Written by `headrace jars lock`, not by hand.
+# conf  group:name:version  file  bytes  sha256
+"""
+
+
+@dataclass(frozen=True, order=True)
+class LockedJar:
+    """One line of jars.lock."""
+
+    conf: str
+    coordinate: str
+    file: str
+    size: int
+    sha256: str
+
+    @classmethod
+    def parse(cls, line: str) -> LockedJar:
+        """Read one line of the lock; raises `ValueError` when it is not one."""
+        conf, coordinate, file, size, sha256 = line.split()
+        return cls(conf, coordinate, file, int(size), sha256)
+
+    def __str__(self) -> str:
+        return f"{self.conf}  {self.coordinate}  {self.file}  {self.size}  {self.sha256}"
+
+    def fault(self, path: Path) -> str | None:
+        """Return why the file at `path` is not this jar, or None when it is, byte for byte."""
+        try:
+            size = path.stat().st_size
+            if size != self.size:
+                return f"{path} has {size} bytes instead of {self.size}"
+            with path.open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != self.sha256:
+                    return f"{path} was changed: its sha256 is not the one in jars.lock"
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError as problem:
+            return f"{path} cannot be read ({problem.strerror})"
+        return None
+
+
+def cache_root() -> Path:
+    """Return where this user's jars lie: HEADRACE_CACHE, else XDG_CACHE_HOME/headrace, else ~/.cache/headrace."""
+    named = os.environ.get("HEADRACE_CACHE")
+    if named:
+        return Path(named).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".cache") / "headrace"
+
+
+def read_lock(text: str | None = None) -> tuple[LockedJar, ...]:
+    """Read the lock of this installation, or the given text."""
+    if text is None:
+        text = resources.files("headrace.stack").joinpath("jars.lock").read_text(encoding="utf-8")
+    return tuple(LockedJar.parse(line) for line in text.splitlines() if line and not line.startswith("#"))
+
+
+class JarCache:
+    """The jars of one user on one machine.
+
+    `verify` is called at the start of every session and part, `sync` when it says no or by
+    `headrace jars sync`. Any number of processes may use one root at once. A jar in place is never
+    written to: a new one is moved over it, so a JVM that has the old one open keeps a whole file.
+    """
+
+    def __init__(self, root: Path | None = None, lock: Sequence[LockedJar] | None = None) -> None:
+        self.root = root if root is not None else cache_root()
+        self.lock = tuple(lock) if lock is not None else read_lock()
+
+    @property
+    def confs(self) -> tuple[str, ...]:
+        """Return the configurations that the lock knows, sorted."""
+        return tuple(sorted({jar.conf for jar in self.lock}))
+
+    def locked(self, conf: str) -> tuple[LockedJar, ...]:
+        """Return the lock's lines of one configuration; raises HR-404 for one it does not know."""
+        jars = tuple(jar for jar in self.lock if jar.conf == conf)
+        if not jars:
+            raise failures.unknown(conf, "jar configuration", self.confs)
+        return jars
+
+    def path(self, jar: LockedJar) -> Path:
+        """Where a jar lies once it is in place."""
+        return self.root / "jars" / jar.conf / jar.file
+
+    def missing(self, conf: str) -> tuple[LockedJar, ...]:
+        """Return the jars of a configuration that are missing, truncated or changed."""
+        jars = self.locked(conf)
+        return tuple(jar for jar, fault in zip(jars, self._faults(jars), strict=True) if fault)
+
+    def verify(self, conf: str) -> tuple[Path, ...]:
+        """Return the paths of a configuration after comparing every byte with the lock.
+
+        Takes a tenth of a second for all jars: hashing releases the interpreter lock, so cores share it.
+        Raises HR-402 that names the jars at fault. Never fetches.
+        """
+        jars = self.locked(conf)
+        faults = [fault for fault in self._faults(jars) if fault]
+        if faults:
+            raise failures.bad_jars(conf, faults)
+        return tuple(self.path(jar) for jar in jars)
+
+    def sync(self, confs: Iterable[str], on_progress: OnProgress = lambda _jar, _done, _total: None) -> int:
+        """Fetch what is missing or damaged, and return how many jars that were.
+
+        1. Hold the lock: a second sync waits here, and then finds nothing left to do.
+        2. Compare with jars.lock; drop damaged working copies of Ivy's.
+        3. Let Ivy bring the rest into a staging folder.
+        4. Compare again, and move each good jar into place in one step.
+
+        `on_progress(jar, done, total)` counts two steps per jar: found in a repository, and in place.
+        Interrupted anywhere, a jar is in place whole or not at all. Raises HR-403 when a jar cannot be had.
+        """
+        asked = [jar for conf in confs for jar in self.locked(conf)]
+        if not any(self._faults(asked)):
+            return 0
+        with failures.told_as_stack_errors(self.root), hold(self.root / "lock") as lock:
+            wanted = [jar for jar, fault in zip(asked, self._faults(asked), strict=True) if fault]
+            if not wanted:
+                return 0
+            ivy = Ivy(find_java(), self.root / "ivy")
+            self._drop_damaged_copies(ivy, wanted)
+            self._remove_abandoned_staging()
+            with tempfile.TemporaryDirectory(prefix="staging-", dir=self.root) as staging:
+                self._fetch(ivy, wanted, Path(staging), lock, on_progress)
+        return len(wanted)
+
+    def packages(self) -> tuple[str, ...]:
+        """Return the coordinates that a cluster's `--packages` takes, for the Spark this was built with."""
+        coordinates = [Coordinate.parse(jar.coordinate) for jar in self.locked("spark")]
+        return tuple(f"{c.group}:{c.name}:{CLUSTER_VERSIONS.get(c.name, c.version)}" for c in coordinates)
+
+    def jars_argument(self) -> str:
+        """Return the verified local paths as `--jars` and `spark.jars` take them."""
+        return ",".join(str(path) for path in self.verify("spark"))
+
+    def _faults(self, jars: Sequence[LockedJar]) -> list[str | None]:
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            return list(pool.map(lambda jar: jar.fault(self.path(jar)), jars))
+
+    def _drop_damaged_copies(self, ivy: Ivy, wanted: Sequence[LockedJar]) -> None:
+        for jar in wanted:
+            coordinate = Coordinate.parse(jar.coordinate)
+            if any(jar.fault(copy) for copy in ivy.copies(coordinate, jar.file)):
+                ivy.forget(coordinate, jar.file)
+
+    def _remove_abandoned_staging(self) -> None:
+        """Remove what a killed sync left. Called under the lock, so that no staging folder is in use."""
+        for folder in self.root.glob("staging-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _fetch(self, ivy: Ivy, wanted: Sequence[LockedJar], staging: Path, lock: int, on_progress: OnProgress) -> None:
+        module = staging / "ivy.xml"
+        module.write_text(module_for((jar.conf, Coordinate.parse(jar.coordinate)) for jar in wanted))
+        total, found = 2 * len(wanted), 0
+
+        def on_step(step: str, jar: str) -> None:
+            nonlocal found
+            if step == "found":
+                found = min(found + 1, len(wanted))
+            on_progress(jar, found, total)
+
+        on_progress(wanted[0].file, 0, total)
+        ivy.retrieve(module, staging / "jars", on_step=on_step, lock=lock)
+        wrong = []
+        for placed, jar in enumerate(wanted, start=1):
+            coordinate = Coordinate.parse(jar.coordinate)
+            brought = staging / "jars" / jar.conf / coordinate.group / coordinate.name / coordinate.version
+            fault = jar.fault(brought / jar.file)
+            if fault:
+                ivy.forget(coordinate, jar.file)
+                wrong.append(f"{jar.file}: {fault}")
+                continue
+            target = self.path(jar)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (brought / jar.file).replace(target)
+            on_progress(jar.file, len(wanted) + placed, total)
+        if wrong:
+            raise failures.fetch_failed(wrong, "The repository serves other bytes than jars.lock names.")
+
+
+def resolve_lock(module: Path, root: Path, on_progress: OnProgress = lambda _jar, _done, _total: None) -> str:
+    """Resolve an ivy.xml with all dependencies and return the text of its lock.
+
+    Called by developers through `headrace jars lock`, after editing ivy.xml. Never called on a user's way.
+    """
+    steps = 0
+
+    def on_step(_step: str, jar: str) -> None:
+        nonlocal steps
+        steps += 1
+        on_progress(jar, steps, 0)
+
+    with (
+        failures.told_as_stack_errors(root),
+        hold(root / "lock") as lock,
+        tempfile.TemporaryDirectory(prefix="staging-", dir=root) as staging,
+    ):
+        Ivy(find_java(), root / "ivy").retrieve(module, Path(staging), on_step=on_step, lock=lock)
+        jars = sorted(_as_locked(path, Path(staging)) for path in Path(staging).rglob("*.jar"))
+    return LOCK_HEADER + "".join(f"{jar}\n" for jar in jars)
+
+
+def _as_locked(path: Path, staging: Path) -> LockedJar:
+    conf, group, name, version, file = path.relative_to(staging).parts
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return LockedJar(conf, str(Coordinate(group, name, version)), file, path.stat().st_size, digest)
