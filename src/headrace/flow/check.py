@@ -111,9 +111,7 @@ def _name(flow: Flow) -> Iterator[Finding]:
 
 def _inputs(flow: Flow) -> Iterator[Finding]:
     if not flow.named_inputs:
-        yield Finding(
-            "HRC-103", Severity.ERROR, f"flow '{flow.name}'", "The flow has no inputs.", "Declare an Input."
-        )
+        yield Finding("HRC-103", Severity.ERROR, f"flow '{flow.name}'", "The flow has no inputs.", "Declare an Input.")
     for name, given in flow.named_inputs.items():
         place = f"flow '{flow.name}', input '{name}'"
         if given.source.carries_payload and given.schema is None:

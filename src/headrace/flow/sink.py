@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
@@ -43,8 +43,15 @@ class Sink(Protocol):
     It consumes `rows` exactly once: a second action would run the batch, and its state, again.
     """
 
-    guarantee: ClassVar[Guarantee]
-    output_modes: ClassVar[frozenset[OutputMode]]
+    @property
+    def guarantee(self) -> Guarantee:
+        """The promise; an attribute of the class for every sink but those that wrap others."""
+        ...
+
+    @property
+    def output_modes(self) -> frozenset[OutputMode]:
+        """The modes that the sink can take."""
+        ...
 
     @property
     def name(self) -> str:

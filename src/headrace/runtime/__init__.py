@@ -1,0 +1,1 @@
+"""The machine that drives flows: sessions, queries, checkpoints, the supervisor."""

@@ -31,12 +31,12 @@ class Only:
         return self.sink.name
 
     @property
-    def guarantee(self) -> Guarantee:  # type: ignore[override]
+    def guarantee(self) -> Guarantee:
         """The promise of the sink behind the condition."""
         return self.sink.guarantee
 
     @property
-    def output_modes(self) -> frozenset[OutputMode]:  # type: ignore[override]
+    def output_modes(self) -> frozenset[OutputMode]:
         """The modes of the sink behind the condition."""
         return self.sink.output_modes
 
@@ -82,12 +82,12 @@ class FanOut:
         return " + ".join(sink.name for sink in self.sinks)
 
     @property
-    def guarantee(self) -> Guarantee:  # type: ignore[override]
+    def guarantee(self) -> Guarantee:
         """The weakest promise among the sinks."""
         return max((sink.guarantee for sink in self.sinks), key=list(Guarantee).index)
 
     @property
-    def output_modes(self) -> frozenset[OutputMode]:  # type: ignore[override]
+    def output_modes(self) -> frozenset[OutputMode]:
         """The modes that every sink takes."""
         return frozenset.intersection(*(sink.output_modes for sink in self.sinks))
 

@@ -72,8 +72,7 @@ def _schema(given: Input) -> StructType:
 def _as_read(schema: StructType) -> StructType:
     """Return the schema as JSON is read: times as text, everything nullable, the corrupt record beside it."""
     fields = [
-        StructField(field.name, StringType() if _is_time(field) else field.dataType, nullable=True)
-        for field in schema
+        StructField(field.name, StringType() if _is_time(field) else field.dataType, nullable=True) for field in schema
     ]
     return StructType([*fields, StructField(_CORRUPT, StringType())])
 

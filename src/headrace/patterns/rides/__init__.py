@@ -1,0 +1,1 @@
+"""Ride analytics: cities, surge, drivers."""

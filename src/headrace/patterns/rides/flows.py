@@ -1,0 +1,214 @@
+"""Ride analytics: what happens in each city, where prices surge, how drivers do.
+
+Three flows over one topic of ride events. The transforms are plain functions of DataFrames; the numbers are settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    DecimalType,
+    DoubleType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
+from headrace.sinks.console import Console
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.fan_out import FanOut, Only
+from headrace.sinks.files import Files
+from headrace.sinks.kafka import KafkaTopic
+from headrace.sources.kafka import Kafka
+
+# A field that is not nullable is required: a record without it goes to quarantine.
+RIDE = StructType(
+    [
+        StructField("ride_id", StringType(), nullable=False),
+        StructField("driver_id", StringType(), nullable=False),
+        StructField("rider_id", StringType(), nullable=False),
+        StructField("city", StringType(), nullable=False),
+        StructField("pickup_lat", DoubleType(), nullable=False),
+        StructField("pickup_lon", DoubleType(), nullable=False),
+        StructField("dropoff_lat", DoubleType()),
+        StructField("dropoff_lon", DoubleType()),
+        # Money is a decimal: averages are exact, whatever the order of the rows.
+        StructField("fare_amount", DecimalType(10, 2)),
+        StructField("status", StringType(), nullable=False),
+        StructField("event_time", TimestampType(), nullable=False),
+    ]
+)
+KEPT_STATUSES = ("completed", "cancelled", "in_progress")
+
+
+@dataclass(frozen=True)
+class RideSettings:
+    """The numbers of ride analytics.
+
+    | field               | default            | decides                                               |
+    |---------------------|--------------------|-------------------------------------------------------|
+    | topic               | ride-events        | where ride events are read                            |
+    | city_window         | 5 minutes          | windows of city rides and surge                       |
+    | city_watermark      | 10 minutes         | how late a ride may be for a city                     |
+    | city_trigger        | every 30 seconds   | freshness of the live page                            |
+    | driver_window       | 15 minutes         | windows of driver metrics                             |
+    | driver_watermark    | 30 minutes         | how late a ride may be for a driver                   |
+    | driver_trigger      | every 5 minutes    | freshness of the drivers' tables                      |
+    | max_offsets         | 500,000            | the most records of one batch                         |
+    """
+
+    topic: str = "ride-events"
+    city_window: str = "5 minutes"
+    city_watermark: str = "10 minutes"
+    city_trigger: Trigger = Every("30 seconds")
+    driver_window: str = "15 minutes"
+    driver_watermark: str = "30 minutes"
+    driver_trigger: Trigger = Every("5 minutes")
+    max_offsets: int = 500_000
+
+
+CITY_METRICS_TOPIC = "city-ride-metrics"
+SURGE_TOPIC = "city-surge"
+SURGE_ALERTS_TOPIC = "surge-alerts"
+DRIVER_METRICS_TABLE = "gold/driver_metrics"
+DRIVER_METRICS_FILES = "gold/driver_metrics_parquet"
+
+
+def topics(settings: RideSettings) -> list[str]:
+    """Return every topic that the flows read or write."""
+    return [settings.topic, CITY_METRICS_TOPIC, SURGE_TOPIC, SURGE_ALERTS_TOPIC]
+
+
+def known_rides(rides: DataFrame) -> DataFrame:
+    """Keep rides that are completed, cancelled or in progress; add the day and the hour of the event."""
+    return (
+        rides.where(F.col("status").isin(*KEPT_STATUSES))
+        .withColumn("event_date", F.to_date("event_time"))
+        .withColumn("hour_of_day", F.hour("event_time"))
+    )
+
+
+def city_rides(rides: DataFrame, window: str) -> DataFrame:
+    """Rides, fares and drivers per city and window.
+
+    `active_drivers` is approximate (5 % standard error): its sketch has a fixed size, however many drivers there are.
+    """
+    completed = F.col("status") == "completed"
+    return (
+        known_rides(rides)
+        .groupBy(F.window("event_time", window), "city")
+        .agg(
+            F.count("*").alias("ride_count"),
+            F.count_if(completed).alias("completed_rides"),
+            F.avg(F.when(completed, F.col("fare_amount"))).alias("avg_fare"),
+            F.approx_count_distinct("driver_id", rsd=0.05).alias("active_drivers"),
+        )
+        .withColumn("completion_rate", F.round(F.col("completed_rides") / F.col("ride_count"), 4))
+        .select(
+            *_window_bounds(), "city", "ride_count", "completed_rides", "avg_fare", "active_drivers", "completion_rate"
+        )
+    )
+
+
+def surge(rides: DataFrame, window: str) -> DataFrame:
+    """Demand against free drivers per city and window, and the price multiplier that follows from it.
+
+    A driver is available who finished or cancelled a ride in the window. The count is exact (the set of drivers of a
+    city in five minutes is small), because a wrong driver more or less would flip a multiplier at its threshold.
+    """
+    active = F.col("status") == "in_progress"
+    return (
+        known_rides(rides)
+        .groupBy(F.window("event_time", window), "city")
+        .agg(
+            F.count("*").alias("total_requests"),
+            F.count_if(active).alias("active_rides"),
+            F.size(F.collect_set(F.when(~active, F.col("driver_id")))).cast("long").alias("available_drivers"),
+        )
+        .withColumn("surge_multiplier", surge_multiplier(F.col("active_rides"), F.col("available_drivers")))
+        .select(*_window_bounds(), "city", "total_requests", "active_rides", "available_drivers", "surge_multiplier")
+    )
+
+
+def surge_multiplier(active: Column, available: Column) -> Column:
+    """Return 2.0 above three active rides per available driver, 1.5 above two, else 1.0.
+
+    Compared as products, so that no division by zero can occur: with nobody available, any active ride is a surge.
+    """
+    return F.when(active > available * 3, 2.0).when(active > available * 2, 1.5).otherwise(1.0)
+
+
+def driver_metrics(rides: DataFrame, window: str) -> DataFrame:
+    """Completed rides, fares and exactly counted riders per driver and window.
+
+    Spark refuses countDistinct in a stream. The size of a collected set is exact, needs one stateful operator, and a
+    driver meets few riders in 15 minutes, so the sets stay small; deduplicating first would keep every pair as a key
+    of its own, thirteen times the state.
+    """
+    return (
+        known_rides(rides)
+        .where(F.col("status") == "completed")
+        .groupBy(F.window("event_time", window), "driver_id")
+        .agg(
+            F.count("*").alias("completed_rides"),
+            F.avg("fare_amount").alias("avg_fare"),
+            F.size(F.collect_set("rider_id")).cast("long").alias("unique_riders"),
+        )
+        .select(*_window_bounds(), "driver_id", "completed_rides", "avg_fare", "unique_riders")
+    )
+
+
+def flows(settings: RideSettings | None = None) -> list[Flow]:
+    """Return the three flows of ride analytics."""
+    settings = settings or RideSettings()
+    source = Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets)
+
+    def rides(delay: str) -> Input:
+        return Input(source, schema=RIDE, watermark=Watermark("event_time", delay), key_required=True)
+
+    surging = "surge_multiplier > 1.0"
+    return [
+        Flow(
+            name="city_rides",
+            description="Rides, fares and drivers per city",
+            inputs=rides(settings.city_watermark),
+            transform=partial(city_rides, window=settings.city_window),
+            sink=KafkaTopic(CITY_METRICS_TOPIC, key="city"),
+            output_mode=OutputMode.UPDATE,
+            trigger=settings.city_trigger,
+        ),
+        Flow(
+            name="surge",
+            description="Demand against free drivers per city, with alerts",
+            inputs=rides(settings.city_watermark),
+            transform=partial(surge, window=settings.city_window),
+            sink=FanOut(
+                KafkaTopic(SURGE_TOPIC, key="city"),
+                Only(surging, KafkaTopic(SURGE_ALERTS_TOPIC, key="city")),
+                Only(surging, Console(rows=5)),
+            ),
+            output_mode=OutputMode.UPDATE,
+            trigger=settings.city_trigger,
+        ),
+        Flow(
+            name="driver_metrics",
+            description="Completed rides, fares and riders per driver",
+            inputs=rides(settings.driver_watermark),
+            transform=partial(driver_metrics, window=settings.driver_window),
+            sink=FanOut(DeltaAppend(DRIVER_METRICS_TABLE), Files(DRIVER_METRICS_FILES)),
+            output_mode=OutputMode.APPEND,
+            trigger=settings.driver_trigger,
+        ),
+    ]
+
+
+def _window_bounds() -> tuple[Column, Column]:
+    return F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end")

@@ -1,0 +1,109 @@
+"""Where a flow's progress lives, and how to read it.
+
+Layout of a flow's folder, below the target's checkpoints root:
+
+    FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
+    FLOW/headrace/   what Headrace keeps beside it: the lease, how far the audit has come
+
+This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from headrace.errors import RecoveryError
+from headrace.flow.target import Target
+from headrace.runtime.filesystem import Files
+
+
+@dataclass(frozen=True)
+class OffsetEntry:
+    """One entry of the offset log: what a batch reads up to, and the watermark that it runs with.
+
+    `offsets` holds, per source in the order of the plan, the JSON as Spark wrote it; None where a source had nothing.
+    """
+
+    batch_id: int
+    watermark_ms: int
+    timestamp_ms: int
+    offsets: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The progress of one flow. Reading it needs no Spark unless the root is on another filesystem."""
+
+    flow: str
+    folder: str
+    files: Files
+
+    @classmethod
+    def of(cls, flow: str, target: Target, files: Files) -> Checkpoint:
+        """Return the checkpoint of a flow in a target."""
+        return cls(flow, target.flow_folder(flow), files)
+
+    @property
+    def location(self) -> str:
+        """What Spark is told as checkpointLocation."""
+        return f"{self.folder}/spark"
+
+    @property
+    def house(self) -> str:
+        """The folder for what Headrace keeps beside Spark's checkpoint."""
+        return f"{self.folder}/headrace"
+
+    def query_id(self) -> str | None:
+        """Return the identity that Spark gave the checkpoint, or None before the first start."""
+        text = self.files.read(f"{self.location}/metadata")
+        return str(json.loads(text)["id"]) if text else None
+
+    def planned(self) -> list[int]:
+        """Return the batches in the offset log, oldest first."""
+        return _numbers(self.files.names(f"{self.location}/offsets"))
+
+    def committed(self) -> list[int]:
+        """Return the batches in the commit log, oldest first."""
+        return _numbers(self.files.names(f"{self.location}/commits"))
+
+    def entry(self, batch_id: int) -> OffsetEntry:
+        """Read one entry of the offset log."""
+        path = f"{self.location}/offsets/{batch_id}"
+        text = self.files.read(path)
+        try:
+            if text is None:
+                raise ValueError("the file is not there")
+            _version, settings, *offsets = text.split("\n")
+            read = json.loads(settings)
+            return OffsetEntry(
+                batch_id,
+                watermark_ms=int(read["batchWatermarkMs"]),
+                timestamp_ms=int(read["batchTimestampMs"]),
+                offsets=tuple(None if line == "-" else line for line in offsets),
+            )
+        except (ValueError, KeyError) as error:
+            raise RecoveryError(
+                f"Flow '{self.flow}': {path} cannot be read.",
+                why=f"An entry of the offset log holds a version, the settings and the offsets; here: {error}.",
+                state="Nothing was changed. The sinks hold every batch up to the last entry of the commit log.",
+                remedy="Restore the checkpoint from a backup, or start the flow under a new name.",
+                code="HR-301",
+            ) from error
+
+    def range(self, batch_id: int, source: int) -> tuple[str, str] | None:
+        """Return the offsets that a batch read of one source, `end` excluded; None when it read nothing."""
+        end = self.entry(batch_id).offsets[source]
+        start = self.entry(batch_id - 1).offsets[source] if batch_id else None
+        if start is None:
+            start = self._first_offsets(source)
+        return None if start is None or end is None or start == end else (start, end)
+
+    def _first_offsets(self, source: int) -> str | None:
+        """Return where the first batch began. Kafka's source writes it down once, as `v1` and the JSON."""
+        text = self.files.read(f"{self.location}/sources/{source}/0")
+        return text[text.index("{") :] if text and "{" in text else None
+
+
+def _numbers(names: list[str]) -> list[int]:
+    return sorted(int(name) for name in names if name.isdigit())

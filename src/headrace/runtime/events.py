@@ -1,0 +1,73 @@
+"""What happens to flows while they run, as values. The only way in which the rest of the house hears of the runtime."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from headrace.errors import HeadraceError
+
+
+@dataclass(frozen=True)
+class FlowStarted:
+    """A query runs. `query_id` is the identity of its checkpoint."""
+
+    flow: str
+    query_id: str
+
+
+@dataclass(frozen=True)
+class BatchCommitted:
+    """A batch is in its sinks and in the commit log.
+
+    `bad` counts the rows that went to quarantine, per input. `dropped` is Spark's own count of rows that came too
+    late, taken after partial aggregation: zero means none, any other number only says that there were some.
+    """
+
+    flow: str
+    batch_id: int
+    rows_in: int
+    rows_out: int
+    bad: Mapping[str, int]
+    dropped: int
+    duration_ms: int
+    watermark: str | None
+    progress: Mapping[str, object] = field(repr=False, default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FlowFailed:
+    """A query ended with an error. `retry_in` is None when it will not be started again."""
+
+    flow: str
+    error: HeadraceError
+    retry_in: float | None
+
+
+@dataclass(frozen=True)
+class FlowStopped:
+    """A flow came to its end: drained, or all of its available input read."""
+
+    flow: str
+
+
+Event = FlowStarted | BatchCommitted | FlowFailed | FlowStopped
+
+
+class EventBus:
+    """Hands every event to every subscriber, in order, on the thread that published it."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[Event], None]] = []
+        self._lock = threading.Lock()
+
+    def subscribe(self, hear: Callable[[Event], None]) -> None:
+        """Hear every event from now on. `hear` must return quickly and must not raise."""
+        self._subscribers.append(hear)
+
+    def publish(self, event: Event) -> None:
+        """Tell every subscriber. Called by the runtime only."""
+        with self._lock:
+            for hear in self._subscribers:
+                hear(event)

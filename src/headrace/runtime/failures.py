@@ -1,0 +1,149 @@
+"""Exceptions of Spark, Kafka and Delta, mapped into the error tree at the boundary.
+
+Spark hands a failed query over as text: the classes and messages of the whole chain of causes. The table below is read
+from top to bottom, and the first phrase that occurs in the text decides. What no row knows is terminal, because a
+restart that nobody understands hides the fault.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from headrace.errors import DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
+
+_STATE_KEPT = (
+    "The sinks hold every batch up to the last commit; the failed batch will be run again from the same offsets."
+)
+_ROOT_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_LONGEST_CAUSE = 400
+
+
+@dataclass(frozen=True)
+class _Known:
+    phrases: tuple[str, ...]
+    kind: type[HeadraceError]
+    code: str
+    what: str
+    remedy: str
+
+
+_KNOWN = (
+    _Known(
+        ("KAFKA_DATA_LOSS", "Some data may have been lost", "OffsetOutOfRangeException"),
+        DataError,
+        "HR-502",
+        "Kafka no longer has offsets that the flow has not read.",
+        "Look at the topic's retention. To go on without the lost rows, start the flow under a new name.",
+    ),
+    _Known(
+        ("UnknownTopicOrPartitionException", "UnknownTopicIdException"),
+        DataError,
+        "HR-501",
+        "A topic is not there.",
+        "Create it with `headrace topics create NAME`, or correct the name in the flow.",
+    ),
+    _Known(
+        (
+            "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
+            "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+            "StateSchemaNotCompatible",
+        ),
+        RecoveryError,
+        "HR-303",
+        "The state in the checkpoint was written by another query.",
+        "Restore the previous transform, or start the flow under a new name.",
+    ),
+    _Known(
+        ("CONCURRENT_STREAM_LOG_UPDATE", "ConcurrentTransactionException"),
+        RecoveryError,
+        "HR-304",
+        "Another driver writes under the same checkpoint.",
+        "Stop the other driver.",
+    ),
+    _Known(
+        ("Incomplete log file", "STREAMING_CHECKPOINT_MISSING_METADATA_FILE", "Error reading streaming state file"),
+        RecoveryError,
+        "HR-301",
+        "The checkpoint is damaged.",
+        "Restore the checkpoint from a backup, or start the flow under a new name.",
+    ),
+    _Known(
+        ("No space left on device", "Disk quota exceeded"),
+        PartUnavailable,
+        "HR-602",
+        "The disk is full.",
+        "Free space; the flow goes on by itself.",
+    ),
+    _Known(
+        (
+            "org.apache.kafka.common.errors.TimeoutException",
+            "org.apache.kafka.common.errors.DisconnectException",
+            "NotLeaderOrFollowerException",
+            "KafkaStorageException",
+            "java.net.ConnectException",
+            "java.net.SocketTimeoutException",
+            "Connection refused",
+            "Failed to construct kafka consumer",
+            "Failed to create new KafkaAdminClient",
+        ),
+        PartUnavailable,
+        "HR-601",
+        "Kafka does not answer.",
+        "Start the broker; the flow goes on by itself.",
+    ),
+    _Known(
+        ("ExecutorLostFailure", "FetchFailedException", "ConcurrentAppendException", "DELTA_CONCURRENT_"),
+        PartUnavailable,
+        "HR-603",
+        "A part of the cluster was lost, or another writer was faster.",
+        "Nothing: the flow goes on by itself.",
+    ),
+    _Known(
+        ("PythonException", "PYTHON_EXCEPTION"),
+        FlowError,
+        "HR-206",
+        "Python code of the flow raised an error.",
+        "Correct the code and start the flow again; it goes on where it stopped.",
+    ),
+    _Known(
+        ("AnalysisException", "UNSUPPORTED_STREAMING", "STREAMING_OUTPUT_MODE", "[UNRESOLVED_COLUMN"),
+        FlowError,
+        "HR-205",
+        "Spark refuses the query.",
+        "Correct the transform or the output mode.",
+    ),
+)
+
+
+def mapped(flow: str, error: BaseException | str) -> HeadraceError:
+    """Return a failure of a flow as an error of the tree. Called by the supervisor, once per failure."""
+    if isinstance(error, HeadraceError):
+        return error
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    for known in _KNOWN:
+        if any(phrase in text for phrase in known.phrases):
+            return known.kind(
+                f"Flow '{flow}': {known.what}",
+                why=_cause(text),
+                state=_STATE_KEPT,
+                remedy=known.remedy,
+                code=known.code,
+            )
+    return FlowError(
+        f"Flow '{flow}' failed.",
+        why=_cause(text),
+        state=_STATE_KEPT,
+        remedy="Correct the cause and start the flow again. HEADRACE_SPARK_LOG_LEVEL=WARN shows Spark's own log.",
+        code="HR-299",
+    )
+
+
+def _cause(text: str) -> str:
+    """Return the innermost cause, capped: a whole stack trace says less."""
+    causes = _ROOT_CAUSE.findall(text)
+    line = causes[-1] if causes else next((each for each in text.splitlines() if each.strip()), "no message")
+    line = line.strip()
+    return (line if len(line) <= _LONGEST_CAUSE else line[:_LONGEST_CAUSE] + "...") + (
+        "" if line.endswith(".") else "."
+    )

@@ -1,0 +1,112 @@
+"""The Spark session: the only place that builds one.
+
+`open_session` builds the application's session from a target. `flow_session` gives each flow a session of its own on
+the same context, because a streaming query takes its settings (shuffle partitions, state store) from its session.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from headrace.errors import ConfigError
+from headrace.flow.flow import Flow
+from headrace.flow.levers import RocksDB
+from headrace.flow.target import Target
+
+_STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
+
+_APPLICATION = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Event times are UTC everywhere: a window must not move with the machine's zone.
+    "spark.sql.session.timeZone": "UTC",
+    # Each flow is a pool, so that one long batch does not keep the others waiting.
+    "spark.scheduler.mode": "FAIR",
+    # Small tables are the rule here; Delta's default of 50 tasks to read a snapshot costs seconds on a laptop.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.streaming.metricsEnabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+    # Spark hides what looks like a secret in its UI and logs. Inline keys and JAAS lines do not match its own pattern.
+    "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|keystore[.]key|jaas|credential",
+}
+
+
+def open_session(target: Target, jars: Sequence[Path], *, app_name: str = "headrace") -> SparkSession:
+    """Build the session of the application. Called once per process, before any flow starts."""
+    # Python workers would otherwise start with the system's Python and fail on their imports.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName(app_name).master(target.master)
+    settings = dict(_APPLICATION)
+    if target.master.startswith("local"):
+        # A laptop: no UI port to collide, and the driver binds where nobody else can reach it.
+        settings |= {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "2g",
+            "spark.sql.warehouse.dir": f"{target.lake.rstrip('/')}/_warehouse",
+            "spark.driver.extraJavaOptions": _quiet_java(),
+        }
+    if jars:
+        settings["spark.jars"] = ",".join(str(jar) for jar in jars)
+    for key, value in (settings | dict(target.spark)).items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise ConfigError(
+            f"Spark does not start with master '{target.master}'.",
+            why=f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}.",
+            state="Nothing was started.",
+            remedy="Run `headrace doctor`, and look at targets.<name>.master and .spark in headrace.yml.",
+            code="HR-112",
+        ) from error
+    spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+    return spark
+
+
+def flow_session(application: SparkSession, flow: Flow) -> SparkSession:
+    """Return a session of its own for a flow. Called once per start of the flow."""
+    session = application.newSession()
+    cores = application.sparkContext.defaultParallelism
+    for key, value in flow_settings(flow, cores).items():
+        session.conf.set(key, value)
+    return session
+
+
+def flow_settings(flow: Flow, cores: int) -> dict[str, str]:
+    """Return the settings that a flow's levers stand for.
+
+    Spark's default of 200 shuffle partitions makes a window on two cores eight times slower; one per core is the
+    most that can run at once. The number is frozen into the checkpoint by the first batch.
+    """
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(flow.state.shuffle_partitions or cores),
+        # `max` would let one fast input drop the rows of a slow one.
+        "spark.sql.streaming.multipleWatermarkPolicy": "min",
+        "spark.sql.streaming.statefulOperator.checkCorrectness.enabled": "true",
+        # A batch that does not consume its whole frame leaves state uncommitted; Spark then refuses the batch.
+        "spark.sql.streaming.minBatchesToRetain": "100",
+        "spark.databricks.delta.snapshotPartitions": "2",
+    }
+    if isinstance(flow.state, RocksDB):
+        settings |= {
+            "spark.sql.streaming.stateStore.providerClass": f"{_STATE_STORES}.RocksDBStateStoreProvider",
+            # Upload the changes of a batch, not a snapshot of the whole store.
+            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        }
+    else:
+        settings["spark.sql.streaming.stateStore.providerClass"] = f"{_STATE_STORES}.HDFSBackedStateStoreProvider"
+    return settings
+
+
+def _quiet_java() -> str:
+    """Return the JVM options of a local driver: only errors on the console, and a small footprint of threads."""
+    log = Path(__file__).with_name("log4j2.properties")
+    return f"-Dlog4j2.configurationFile=file:{log} -Djava.net.preferIPv4Stack=true"
