@@ -1,0 +1,172 @@
+"""A Kafka broker for one machine: KRaft, broker and controller in one process, on the loopback only.
+
+The settings are written anew at every start, so that an upgrade of Headrace reaches an old folder; the
+data folder is formatted once and moved into place whole. One broker means one replica of everything: this
+is for development, demos and tests, and says nothing about a production cluster.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+
+from headrace.stack import failures, ports
+from headrace.stack.part import Means, Place
+from headrace.stack.topics import admin, create_topics
+
+__all__ = ["Kafka", "cluster_id", "create_topics"]
+
+FIRST_PORTS = {"broker": 9092, "controller": 9093}
+
+# 5 MB records are within what pipelines meet; a producer's batch may hold a few of them.
+MESSAGE_MAX_BYTES = 16 * 1024 * 1024
+
+SETTINGS = f"""\
+# Written by `headrace up` at every start: changes made here are lost.
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{ports.LOOPBACK}:{{controller}}
+listeners=PLAINTEXT://{ports.LOOPBACK}:{{broker}},CONTROLLER://{ports.LOOPBACK}:{{controller}}
+advertised.listeners=PLAINTEXT://{ports.LOOPBACK}:{{broker}}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={{data}}
+
+# A typing error in a topic's name should be an error, not a new topic.
+auto.create.topics.enable=false
+
+# One broker: one replica, and a write is committed as soon as it has it.
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+
+# 50 partitions each by default: dozens of files to open at every start, for a handful of local clients.
+offsets.topic.num.partitions=4
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.num.partitions=4
+
+# A second consumer is not waited for: a local group usually has one.
+group.initial.rebalance.delay.ms=0
+
+message.max.bytes={MESSAGE_MAX_BYTES}
+
+# Records stay until somebody says otherwise. A flow that was stopped over a weekend must find its offsets,
+# and a replay its history; `headrace ps` shows the size and `headrace down --wipe` empties it.
+log.retention.ms=-1
+
+# The cleaner takes 128 MB of the heap by default. The compacted topics here are small.
+log.cleaner.dedupe.buffer.size=16777216
+"""
+
+# To standard output, which is the part's log file. Warnings only: a healthy broker is silent.
+LOGGING = """\
+status=error
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d{yyyy-MM-dd HH:mm:ss} %p %m (%c{1})%n%throwable{12}
+rootLogger.level=warn
+rootLogger.appenderRef.out.ref=out
+"""
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """The broker as a part of the local stack."""
+
+    name: str = "kafka"
+    confs: tuple[str, ...] = ("kafka",)
+    # 3 s on two idle cores; a minute and a half is for a laptop that recovers a large log after a crash.
+    patience: float = 90.0
+    heap: str = "512m"
+
+    def prepare(self, place: Place, means: Means) -> list[str]:
+        """Choose two ports, write the settings, format the data folder if it is new, return the command."""
+        chosen = ports.choose(place.folder / "ports.json", self.name, FIRST_PORTS)
+        class_path = os.pathsep.join(str(jar) for jar in means.jars.verify("kafka"))
+        settings = place.folder / "server.properties"
+        logging = place.folder / "log4j2.properties"
+        logging.write_text(LOGGING)
+        java = [str(means.java.binary), f"-Dlog4j2.configurationFile={logging.resolve()}", "-cp", class_path]
+        if not (place.data / "meta.properties").is_file():
+            _format(place, java, chosen)
+        settings.write_text(SETTINGS.format(data=_escaped(place.data), **chosen))
+        return [
+            *java[:1],
+            f"-Xmx{self.heap}",
+            "-XX:+ExitOnOutOfMemoryError",  # a broker that limps on without memory looks healthy
+            "-Djava.awt.headless=true",
+            place.mark,
+            *java[1:],
+            "kafka.Kafka",
+            str(settings.resolve()),
+        ]
+
+    def address(self, place: Place) -> str:
+        """Return the bootstrap address, or an empty string before the first start."""
+        port = ports.remembered(place.folder / "ports.json").get("broker")
+        return f"{ports.LOOPBACK}:{port}" if port else ""
+
+    def healthy(self, place: Place) -> bool:
+        """Whether a metadata request is answered, by the cluster whose data lies in this place."""
+        port = ports.remembered(place.folder / "ports.json").get("broker")
+        # A client that meets a closed port retries by itself for seconds: look before asking.
+        if port is None or ports.is_free(port):
+            return False
+        try:
+            metadata = admin(self.address(place)).list_topics(timeout=3)
+        except KafkaException:
+            return False
+        return bool(metadata.brokers) and metadata.cluster_id == cluster_id(place.data)
+
+
+def cluster_id(data: Path) -> str | None:
+    """Return the id that formatting gave to a data folder, or None for one that is not formatted."""
+    try:
+        lines = (data / "meta.properties").read_text().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return next((line.partition("=")[2].strip() for line in lines if line.startswith("cluster.id=")), None)
+
+
+def _format(place: Place, java: list[str], chosen: dict[str, int]) -> None:
+    """Format a new data folder beside its place and move it there, so that a half-made one is never used."""
+    forming = place.folder / "data.forming"
+    for leftover in (forming, place.data):
+        # `data` without meta.properties was never formatted: the broker would refuse it.
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    settings = place.folder / "format.properties"
+    settings.write_text(SETTINGS.format(data=_escaped(forming), **chosen))
+    command = [*java, "kafka.tools.StorageTool", "format", "-t", next(_cluster_ids()), "-c", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0 or not (forming / "meta.properties").is_file():
+        said = (done.stdout + done.stderr).splitlines()
+        raise failures.died("The formatting of Kafka's data folder", settings, said[-10:])
+    forming.replace(place.data)
+    settings.unlink()
+
+
+def _cluster_ids() -> Iterator[str]:
+    """Yield random ids as Kafka writes them: 16 bytes, base64, and no dash in front (it reads as an option)."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            yield text
+
+
+def _escaped(path: Path) -> str:
+    """Write a path as Java's properties files take it."""
+    return str(path.resolve()).replace("\\", "\\\\")
