@@ -1,0 +1,399 @@
+"""Ride events of a dozen cities, as a phone fleet would send them: mostly in order, sometimes late, twice or broken.
+
+A stream is a simulation, and a pure function of its settings and its first moment: the same two give the same
+records, byte for byte. Nothing here reads a clock or a network; `headrace.operate.generate` paces and sends.
+
+- Records arrive at a steady `rate`. Which city sends one follows the size of the city and its hour of the day, with
+  peaks in the morning and in the evening.
+- A ride is requested, starts a few minutes later, and is completed or cancelled when the trip is over. Its events
+  share their ids. Rides that were under way when the stream began appear with their later events only.
+- Every ten minutes new cities surge: many rides start, few finish, so that active rides per available driver pass
+  2 in one city and 3 in another.
+- Event times lie seconds behind the arrival, now and then minutes: out of order, but within ten minutes.
+- A `late` record lies 20 to 60 minutes behind: too late for windows of 5 minutes and a watermark of 10.
+- A `duplicate` is a recent record again. `malformed` records go through all kinds of `MALFORMED` in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import accumulate, count, cycle
+from typing import ClassVar, NamedTuple
+
+from headrace.errors import ConfigError
+
+MINUTE_MS = 60_000
+
+
+class Record(NamedTuple):
+    """What goes to Kafka, and what the generator knows about it."""
+
+    key: bytes | None
+    value: bytes | None
+    event_time_ms: int | None
+    """None where the record is malformed, even if a time can be read from it."""
+    arrival_ms: int
+    """When the record reaches the topic: the time to send it at, and its message timestamp."""
+    kind: str
+    """`ride`, `late`, `duplicate`, `oversized` or one of `MALFORMED`."""
+
+
+@dataclass(frozen=True, slots=True)
+class City:
+    """A city: where it lies, how much it rides, and what a ride costs there (in one currency)."""
+
+    name: str
+    code: str
+    lat: float
+    lon: float
+    utc_offset: float
+    size: float
+    base_fare: float
+    fare_per_km: float
+
+
+# Standard time all year: the curve of a day needs no calendar of summer times.
+CITIES = (
+    City("New York", "nyc", 40.7128, -74.0060, -5, 1.9, 3.20, 2.10),
+    City("São Paulo", "sao", -23.5505, -46.6333, -3, 1.7, 1.10, 0.55),
+    City("London", "lon", 51.5074, -0.1278, 0, 1.6, 3.60, 1.95),
+    City("Mumbai", "bom", 19.0760, 72.8777, 5.5, 1.5, 0.60, 0.28),
+    City("Mexico City", "mex", 19.4326, -99.1332, -6, 1.3, 1.00, 0.60),
+    City("Paris", "par", 48.8566, 2.3522, 1, 1.2, 3.10, 1.75),
+    City("Tokyo", "tyo", 35.6762, 139.6503, 9, 1.1, 4.10, 2.60),
+    City("San Francisco", "sfo", 37.7749, -122.4194, -8, 1.0, 3.50, 2.30),
+    City("Lagos", "los", 6.5244, 3.3792, 1, 0.9, 0.80, 0.35),
+    City("Singapore", "sin", 1.3521, 103.8198, 8, 0.8, 2.90, 0.95),
+    City("Sydney", "syd", -33.8688, 151.2093, 10, 0.7, 2.70, 1.50),
+    City("Berlin", "ber", 52.5200, 13.4050, 1, 0.6, 2.90, 1.65),
+)
+
+# Rides per hour of the local day, against an average hour: commuters at 8 and 18, hardly anybody at 3.
+_DAY = (
+    *(0.35, 0.25, 0.18, 0.14, 0.16, 0.30, 0.60, 1.10, 1.50, 1.20, 0.85, 0.80),
+    *(0.90, 0.90, 0.85, 0.95, 1.20, 1.60, 1.80, 1.50, 1.15, 1.00, 0.85, 0.60),
+)
+
+# Steps of a ride, and their weights by the state of the city. A step that no ride is ready for gives way to the one
+# before it, so a calm city comes to rest at a third each although its weights lean to the later steps.
+_REQUEST, _START, _COMPLETE, _CANCEL = range(4)
+_CALM = (0.30, 0.34, 0.31, 0.05)
+_BUSY = (0.42, 0.42, 0.13, 0.03)  # 0.42 / 0.16: above 2 active rides per available driver
+_SURGE = (0.455, 0.455, 0.07, 0.02)  # 0.455 / 0.09: above 3
+_SURGE_LASTS_MS = 10 * MINUTE_MS  # two windows of five minutes
+
+_LONGEST_WAIT_MS = 6 * MINUTE_MS
+_LONGEST_TRIP_MS = 60 * MINUTE_MS
+# Rides of one city that are remembered. At rates that no city has, trips get shorter instead of memory getting full.
+_MOST_OPEN_RIDES = 40_000
+_REMEMBERED = 512  # records that a duplicate is drawn from
+_OVERSIZED_BYTES = 5 * 1024 * 1024
+_NO_DROPOFF = ',"dropoff_lat":null,"dropoff_lon":null,"fare_amount":null'
+
+
+@dataclass(frozen=True)
+class RideSettings:
+    """How a stream of rides looks.
+
+    | setting    | means                                                                  |
+    |------------|------------------------------------------------------------------------|
+    | rate       | records per second, all kinds together                                 |
+    | late       | share of records that lie 20 to 60 minutes behind, from 0 to 1         |
+    | duplicates | share of records that repeat a recent one                              |
+    | malformed  | share of records that no flow may count                                |
+    | seed       | another seed, another stream                                           |
+    | cities     | where people ride                                                      |
+    | oversized  | make the first record one of 5 MB, which a topic refuses by default    |
+    """
+
+    rate: float = 500.0
+    late: float = 0.02
+    duplicates: float = 0.01
+    malformed: float = 0.005
+    seed: int = 7
+    cities: tuple[City, ...] = CITIES
+    oversized: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no stream can be."""
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise _refused(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
+        shares = {"late": self.late, "duplicates": self.duplicates, "malformed": self.malformed}
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise _refused(f"{name} is {share}", "A share lies between 0 and 1.")
+        if sum(shares.values()) > 1:
+            raise _refused(f"{' + '.join(shares)} is {sum(shares.values()):g}", "Together they are a share too.")
+        if not self.cities:
+            raise _refused("cities is empty", "Somebody has to ride somewhere.")
+
+
+def _refused(what: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"Rides cannot be generated: {what}.",
+        why=why,
+        state="Nothing was sent.",
+        remedy="Change the setting, for example `headrace generate rides --rate 500 --late 2%`.",
+        code="HR-121",
+    )
+
+
+@dataclass(frozen=True)
+class RideGenerator:
+    """Streams of ride events. Holds no state: every call of `events` starts a simulation of its own."""
+
+    topic: ClassVar[str] = "ride-events"
+
+    settings: RideSettings = RideSettings()
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
+
+        Without `until` the stream never ends.
+        """
+        settings, start = self.settings, _milliseconds(from_)
+        numbers = count() if until is None else range(int((_milliseconds(until) - start) * settings.rate / 1000))
+        simulation = _Simulation(settings, start)
+        draw = simulation.random
+        repeated = settings.malformed + settings.duplicates
+        special = repeated + settings.late
+        step_ms = 1000 / settings.rate
+        recent: deque[Record] = deque(maxlen=_REMEMBERED)
+        for number in numbers:
+            now = start + int(number * step_ms)
+            luck = draw()
+            if settings.oversized and number == 0:
+                record = simulation.oversized(now)
+            elif luck >= special:
+                record = simulation.ride(now)
+                recent.append(record)
+            elif luck < settings.malformed:
+                record = simulation.malformed(now)
+            elif luck < repeated and recent:
+                record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
+            else:
+                record = simulation.late(now)
+            yield record
+
+
+def generator(
+    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
+) -> RideGenerator:
+    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
+    return RideGenerator(RideSettings(rate, late, duplicates, malformed, seed, oversized=oversized))
+
+
+class _Ride(NamedTuple):
+    """A ride under way. The first two fields order a heap of rides by when their next step is due."""
+
+    due_ms: int
+    number: int
+    driver: str
+    last_ms: int
+    trip_ms: int
+    head: str
+    dropoff: str
+
+
+class _Town:
+    """A city with its fleet and the rides under way in it."""
+
+    def __init__(self, city: City, rng: random.Random, start_ms: int) -> None:
+        self.city, self.key = city, city.name.encode()
+        self._name = json.dumps(city.name, ensure_ascii=False)
+        self._random, self._bits = rng.random, rng.getrandbits
+        self._waiting: list[_Ride] = []
+        self._riding: list[_Ride] = []
+        self._started_before, self._finished_before = start_ms + _LONGEST_WAIT_MS, start_ms + _LONGEST_TRIP_MS
+        # A shift of 20, and one more whenever all are busy: the fleet grows with the rate.
+        self._number, self._hired = 0, 20
+        self._free = [f"d-{city.code}-{n:05d}" for n in range(self._hired)]
+
+    def step(self, step: int, now: int, delay: int) -> tuple[str, int]:
+        """Let a ride of the city take a step, or the nearest step that one is ready for: its JSON and event time."""
+        if step >= _COMPLETE:
+            ride = self._due(self._riding, now, self._finished_before)
+            if ride is not None:
+                self._free.append(ride.driver)
+                event_ms = max(now - delay, ride.last_ms + 1)
+                end, status = (ride.dropoff, "completed") if step == _COMPLETE else (_NO_DROPOFF, "cancelled")
+                return _event(ride.head + end, status, event_ms), event_ms
+        if step >= _START:
+            ride = self._due(self._waiting, now, self._started_before)
+            if ride is not None:
+                event_ms = max(now - delay, ride.last_ms + 1)
+                due_ms = now + ride.trip_ms
+                heappush(self._riding, _Ride(due_ms, ride.number, ride.driver, event_ms, *ride[4:]))
+                return _event(ride.head, "in_progress", event_ms), event_ms
+        event_ms = now - delay
+        wait_ms = 2 * MINUTE_MS + int(self._random() * (_LONGEST_WAIT_MS - 2 * MINUTE_MS))
+        ride = self._new_ride(now + wait_ms, event_ms)
+        heappush(self._waiting, ride)
+        return _event(ride.head, "requested", event_ms), event_ms
+
+    def lone_event(self, event_ms: int) -> str:
+        """Give one event of a ride that sends no other: a phone that lost its network for the rest."""
+        ride = self._new_ride(event_ms, event_ms)
+        self._free.append(ride.driver)
+        luck = self._random()
+        if luck < 0.6:
+            return _event(ride.head + ride.dropoff, "completed", event_ms)
+        return _event(ride.head, "in_progress" if luck < 0.9 else "cancelled", event_ms)
+
+    def _due(self, rides: list[_Ride], now: int, unseen_before: int) -> _Ride | None:
+        if rides and (rides[0].due_ms <= now or len(rides) >= _MOST_OPEN_RIDES):
+            return heappop(rides)
+        # It began before the stream did.
+        return self._new_ride(now, 0) if now < unseen_before else None
+
+    def _new_ride(self, due_ms: int, last_ms: int) -> _Ride:
+        draw, city = self._random, self.city
+        self._number += 1
+        free = self._free
+        if free:
+            at = int(draw() * len(free))
+            driver, free[at] = free[at], free[-1]
+            free.pop()
+        else:
+            driver = f"d-{city.code}-{self._hired:05d}"
+            self._hired += 1
+        # Pickups crowd in the centre (about 0.1 degree is 11 km); trips average 5 km, at 22 km/h in traffic.
+        lat = city.lat + (draw() + draw() - 1) * 0.09
+        lon = city.lon + (draw() + draw() - 1) * 0.09
+        km = min(15.0, 1.0 - 4.2 * math.log(1.0 - draw()))
+        minutes = km / 22 * 60 * (0.8 + 0.45 * draw()) + 2
+        bearing = draw() * math.tau
+        to_lat = lat + km * math.cos(bearing) / 111
+        to_lon = lon + km * math.sin(bearing) / 85
+        fare = city.base_fare + km * city.fare_per_km + minutes * city.fare_per_km * 0.12
+        head = (
+            f'{{"ride_id":"{self._bits(64):016x}","driver_id":"{driver}","rider_id":"u-{self._bits(20)}",'
+            f'"city":{self._name},"pickup_lat":{lat:.5f},"pickup_lon":{lon:.5f}'
+        )
+        dropoff = f',"dropoff_lat":{to_lat:.5f},"dropoff_lon":{to_lon:.5f},"fare_amount":{fare:.2f}'
+        return _Ride(due_ms, self._number, driver, last_ms, int(minutes * MINUTE_MS), head, dropoff)
+
+
+class _Simulation:
+    """One stream, from its first moment on: makes one record at a time, never goes back."""
+
+    def __init__(self, settings: RideSettings, start_ms: int) -> None:
+        # Realistic, not secret.
+        rng = random.Random(f"{settings.seed}/{start_ms}")  # noqa: S311
+        self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
+        self._towns = [_Town(city, rng, start_ms) for city in settings.cities]
+        self._delays = [_network_delay_ms(rng) for _ in range(4096)]
+        self._planned_until, self._weights = start_ms, [0.0]
+        self._malformed = cycle(MALFORMED)
+
+    def ride(self, now: int) -> Record:
+        town, step = self._choose(now)
+        text, event_ms = town.step(step, now, self._delays[self._bits(12)])
+        return Record(town.key, text.encode(), event_ms, now, "ride")
+
+    def late(self, now: int) -> Record:
+        town, _ = self._choose(now)
+        event_ms = now - int((20 + 40 * self.random()) * MINUTE_MS)
+        return Record(town.key, town.lone_event(event_ms).encode(), event_ms, now, "late")
+
+    def malformed(self, now: int) -> Record:
+        town, _ = self._choose(now)
+        kind = next(self._malformed)
+        value = MALFORMED[kind](town.lone_event(now))
+        return Record(None if kind == "null_key" else town.key, value, None, now, kind)
+
+    def oversized(self, now: int) -> Record:
+        town, _ = self._choose(now)
+        value = f'{town.lone_event(now)[:-1]},"note":"{"x" * _OVERSIZED_BYTES}"}}'
+        return Record(town.key, value.encode(), None, now, "oversized")
+
+    def _choose(self, now: int) -> tuple[_Town, int]:
+        """Draw who sends next, and which step of a ride."""
+        if now >= self._planned_until:
+            self._weights = list(accumulate(self._plan(now)))
+            self._planned_until = now - now % MINUTE_MS + MINUTE_MS
+        weights = self._weights
+        # The bound keeps a draw that rounds up to the sum within the list.
+        choice = bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
+        return self._towns[choice >> 2], choice & 3
+
+    def _plan(self, now: int) -> Iterator[float]:
+        """Weigh every step of every city for the next minute."""
+        moods = random.Random(f"{self._seed}/surge/{now // _SURGE_LASTS_MS}")  # noqa: S311
+        drawn = moods.sample(self._towns, k=min(2, len(self._towns)))
+        surging = drawn[0] if moods.random() < 0.8 else None
+        busy = drawn[-1]
+        for town in self._towns:
+            steps = _SURGE if town is surging else _BUSY if town is busy else _CALM
+            volume = town.city.size * _of_the_day(now, town.city.utc_offset)
+            yield from (volume * weight for weight in steps)
+
+
+def _milliseconds(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise _refused(f"{moment.isoformat()} has no time zone", "A moment without a zone is ambiguous.")
+    return int(moment.timestamp() * 1000)
+
+
+def _of_the_day(now_ms: int, utc_offset: float) -> float:
+    hour, part = divmod((now_ms / (60 * MINUTE_MS) + utc_offset) % 24, 1)
+    return _DAY[int(hour)] * (1 - part) + _DAY[(int(hour) + 1) % 24] * part
+
+
+def _network_delay_ms(rng: random.Random) -> int:
+    luck = rng.random()
+    if luck < 0.85:
+        return int(100 + 2_900 * rng.random())
+    return int(3_000 + (42_000 if luck < 0.98 else 237_000) * rng.random())
+
+
+@lru_cache(maxsize=8192)  # an hour of lateness, and then some
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _event(fields: str, status: str, event_ms: int) -> str:
+    seconds, millis = divmod(event_ms, 1000)
+    return f'{fields},"status":"{status}","event_time":"{_second(seconds)}.{millis:03d}Z"}}'
+
+
+def _dumped(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def _with(**changes: object) -> Callable[[str], bytes]:
+    return lambda event: _dumped({**json.loads(event), **changes})
+
+
+def _without(field: str) -> Callable[[str], bytes]:
+    return lambda event: _dumped({name: value for name, value in json.loads(event).items() if name != field})
+
+
+# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+MALFORMED: dict[str, Callable[[str], bytes | None]] = {
+    "truncated": lambda event: event[: len(event) * 2 // 3].encode(),
+    "fare_not_a_number": _with(fare_amount="abc"),
+    "lat_not_a_number": _with(pickup_lat="north"),
+    "time_a_number": _with(event_time=12345),
+    "time_not_iso": _with(event_time="yesterday"),
+    "no_ride_id": _without("ride_id"),
+    "no_city": _without("city"),
+    "no_event_time": _without("event_time"),
+    "null_key": str.encode,
+    "tombstone": lambda _: None,
+    "empty": lambda _: b"",
+    "array": lambda event: f"[{event}]".encode(),
+    "json_null": lambda _: b"null",
+    "number": lambda _: b"42",
+    "far_future": _with(event_time="2099-12-31T23:59:59.000Z"),
+    "not_utf8": lambda event: event.encode().replace(b'"city":"', b'"city":"\xff\xfe', 1),
+}
