@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.generate import generate_command
 from headrace.cli.output import INTERRUPTED, err, report
 from headrace.errors import HeadraceError
 
@@ -33,6 +34,9 @@ def _root(
     ] = False,
 ) -> None:
     """Hold the options that stand before a command."""
+
+
+app.command("generate")(generate_command)
 
 
 def main() -> None:

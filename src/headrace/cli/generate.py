@@ -1,0 +1,127 @@
+"""`headrace generate PATTERN`: send realistic records to Kafka, or print them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import JsonOption, emit, err
+from headrace.errors import HeadraceError
+from headrace.flow.duration import Duration
+from headrace.flow.target import Target
+from headrace.operate.generate import Generated, Sent, find_generator, generate, pace, span
+
+
+def share(option: str, text: str) -> float:
+    """Read `2%` or `0.02`."""
+    number = text.strip()
+    try:
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is not a share. Write it like 2% or 0.02.", param_hint=option) from None
+    if not 0 <= value <= 1:
+        raise typer.BadParameter(
+            f"'{text}' is not between 0% and 100%. For two percent write 2% or 0.02.", param_hint=option
+        )
+    return value
+
+
+def length(option: str, text: str) -> timedelta:
+    """Read `90s`, `5 minutes` or `3h`."""
+    try:
+        return timedelta(milliseconds=Duration.parse(text).ms)
+    except HeadraceError as error:
+        raise typer.BadParameter(f"{error.what} {error.remedy}", param_hint=option) from None
+    except OverflowError:
+        raise typer.BadParameter(f"'{text}' is longer than any calendar.", param_hint=option) from None
+
+
+def generate_command(  # noqa: PLR0913 - one parameter for each option of the command
+    pattern: Annotated[str, typer.Argument(help="The pattern whose records to make, for example rides.")],
+    *,
+    rate: Annotated[float, typer.Option(help="Records per second.")] = 500.0,
+    late: Annotated[str, typer.Option(metavar="SHARE", help="Records that lie far behind.")] = "2%",
+    duplicates: Annotated[str, typer.Option(metavar="SHARE", help="Records that are sent twice.")] = "1%",
+    malformed: Annotated[str, typer.Option(metavar="SHARE", help="Records that are broken.")] = "0.5%",
+    seed: Annotated[int, typer.Option(help="Another seed gives another stream.")] = 7,
+    oversized: Annotated[bool, typer.Option("--oversized", help="Begin with one record of 5 MB.")] = False,
+    for_: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="Stop after this long. Default: at Ctrl-C.")
+    ] = None,
+    backfill: Annotated[str, typer.Option(metavar="TIME", help="Send this much history first, at once.")] = "0s",
+    bootstrap: Annotated[str, typer.Option(help="Where Kafka is.")] = "127.0.0.1:9092",
+    topic: Annotated[str | None, typer.Option(help="Where to send. Default: where the pattern reads.")] = None,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Print the values as lines instead.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Send realistic records of a pattern to Kafka: history at once, then the present at a steady rate.
+
+    The same seed and the same time give the same records. `--for 0s --backfill 3h` sends history only.
+    """
+    live = None if for_ is None else length("--for", for_)
+    past = length("--backfill", backfill)
+    generator = find_generator(pattern)(
+        rate=rate,
+        late=share("--late", late),
+        duplicates=share("--duplicates", duplicates),
+        malformed=share("--malformed", malformed),
+        seed=seed,
+        oversized=oversized,
+    )
+    with _stopped_by_signals() as stop:
+        if stdout:
+            sent, place = _print_values(span(generator, backfill=past, live=live), stop), "standard output"
+        else:
+            place = f"topic {topic or generator.topic} at {bootstrap}"
+            target = Target("generate", lake=".", checkpoints=".", kafka={"bootstrap.servers": bootstrap})
+            if not json:
+                err.print(f"Sending {pattern} to {place}. Ctrl-C stops.")
+            sent = generate(generator, target, topic=topic, backfill=past, live=live, stop=stop)
+    if json:
+        emit({"ok": True, "records": sent.records, "seconds": round(sent.seconds, 3), "kinds": sent.by_kind})
+    else:
+        kinds = ", ".join(f"{kind} {number:,}" for kind, number in sorted(sent.by_kind.items()))
+        err.print(f"Sent {sent.records:,} records to {place} in {sent.seconds:.1f} s: {kinds or 'none'}.")
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[Event]:
+    """Let Ctrl-C and a polite kill end the stream as its end would: everything acknowledged, and counted."""
+    stop = Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_values(records: Iterator[Generated], stop: Event) -> Sent:
+    """Write one value per line; a record without a value is an empty line."""
+    counts: Counter[str] = Counter()
+    started = time.monotonic()
+    lines = sys.stdout.buffer
+
+    def show_and_sleep(seconds: float) -> None:
+        lines.flush()
+        time.sleep(seconds)
+
+    try:
+        for record in pace(records, stop=stop, wait=show_and_sleep):
+            lines.write((record.value or b"") + b"\n")
+            counts[record.kind] += 1
+        lines.flush()
+    except BrokenPipeError:
+        # The reader has seen enough, like `head`. Python would complain again when it closes the pipe at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Sent(counts.total(), dict(counts), time.monotonic() - started)
