@@ -1,0 +1,1 @@
+"""What is known about running flows: counts, bad and late rows, history."""

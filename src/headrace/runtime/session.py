@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -29,15 +30,21 @@ _APPLICATION = {
     "spark.scheduler.mode": "FAIR",
     # Small tables are the rule here; Delta's default of 50 tasks to read a snapshot costs seconds on a laptop.
     "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.sql.streaming.metricsEnabled": "true",
+    # Entries of the offset log are what audits and comparisons read; fewer than Spark's default would be too few.
+    "spark.sql.streaming.minBatchesToRetain": "100",
     "spark.ui.showConsoleProgress": "false",
     # Spark hides what looks like a secret in its UI and logs. Inline keys and JAAS lines do not match its own pattern.
     "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|keystore[.]key|jaas|credential",
 }
 
 
-def open_session(target: Target, jars: Sequence[Path], *, app_name: str = "headrace") -> SparkSession:
-    """Build the session of the application. Called once per process, before any flow starts."""
+def open_session(
+    target: Target, jars: Sequence[Path], *, app_name: str = "headrace", log: Path | None = None
+) -> SparkSession:
+    """Build the session of the application. Called once per process, before any flow starts.
+
+    With `log`, everything that the JVM prints goes to that file and not to the terminal.
+    """
     # Python workers would otherwise start with the system's Python and fail on their imports.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(app_name).master(target.master)
@@ -50,14 +57,15 @@ def open_session(target: Target, jars: Sequence[Path], *, app_name: str = "headr
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "2g",
             "spark.sql.warehouse.dir": f"{target.lake.rstrip('/')}/_warehouse",
-            "spark.driver.extraJavaOptions": _quiet_java(),
+            "spark.driver.extraJavaOptions": _log_settings(),
         }
     if jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)
     for key, value in (settings | dict(target.spark)).items():
         builder = builder.config(key, value)
     try:
-        spark = builder.getOrCreate()
+        with _stderr_into(log):
+            spark = builder.getOrCreate()
     except Exception as error:
         raise ConfigError(
             f"Spark does not start with master '{target.master}'.",
@@ -91,8 +99,6 @@ def flow_settings(flow: Flow, cores: int) -> dict[str, str]:
         # `max` would let one fast input drop the rows of a slow one.
         "spark.sql.streaming.multipleWatermarkPolicy": "min",
         "spark.sql.streaming.statefulOperator.checkCorrectness.enabled": "true",
-        # A batch that does not consume its whole frame leaves state uncommitted; Spark then refuses the batch.
-        "spark.sql.streaming.minBatchesToRetain": "100",
         "spark.databricks.delta.snapshotPartitions": "2",
     }
     if isinstance(flow.state, RocksDB):
@@ -106,7 +112,24 @@ def flow_settings(flow: Flow, cores: int) -> dict[str, str]:
     return settings
 
 
-def _quiet_java() -> str:
-    """Return the JVM options of a local driver: only errors on the console, and a small footprint of threads."""
-    log = Path(__file__).with_name("log4j2.properties")
-    return f"-Dlog4j2.configurationFile=file:{log} -Djava.net.preferIPv4Stack=true"
+@contextmanager
+def _stderr_into(log: Path | None) -> Iterator[None]:
+    """Start child processes with their standard error in a file: the JVM keeps what it was born with."""
+    if log is None:
+        yield
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+
+
+def _log_settings() -> str:
+    log4j = Path(__file__).with_name("log4j2.properties")
+    return f"-Dlog4j2.configurationFile=file:{log4j} -Djava.net.preferIPv4Stack=true"

@@ -1,0 +1,115 @@
+"""Run flows: every check first, then the application, then what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError
+from headrace.flow.check import require_clean
+from headrace.flow.flow import Flow
+from headrace.flow.target import Target
+from headrace.observe.audit import Auditor, Tally
+from headrace.runtime.events import BatchCommitted, Event, EventBus
+from headrace.runtime.session import open_session
+from headrace.runtime.supervisor import Backoff, Supervisor
+from headrace.sinks.local_folder import require_writable
+from headrace.stack.jars import JarCache, cache_root
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class FlowFigures:
+    """What one flow did in one run."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    batches: int = 0
+    bad: dict[str, int] = field(default_factory=dict)
+    late: int = 0
+    error: HeadraceError | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The figures as `--json` prints them."""
+        return {
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
+            "batches": self.batches,
+            "bad": dict(self.bad),
+            "late": self.late,
+            "error": self.error.as_dict() if self.error else None,
+        }
+
+
+def preflight(flows: Sequence[Flow], target: Target) -> None:
+    """Raise on the first thing that would stop a flow, before Spark is started and anything is written."""
+    require_clean(flows)
+    require_writable(target.checkpoints)
+    require_writable(target.lake)
+    for flow in flows:
+        for given in flow.named_inputs.values():
+            given.source.preflight(target)
+        flow.sink.preflight(target)
+
+
+class Application:
+    """Flows on one Spark session, from start to end. Make it, `run` it once; `drain` from any thread ends it."""
+
+    def __init__(self, spark: SparkSession, target: Target, flows: Sequence[Flow], *, backoff: Backoff | None = None):
+        self.bus = EventBus()
+        self._figures = {flow.name: FlowFigures() for flow in flows}
+        self._auditor = Auditor(spark, target, flows, self._audit_failed)
+        self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff)
+        self.bus.subscribe(self._count)
+        self.bus.subscribe(self._auditor.hear)
+
+    def run(self) -> Mapping[str, FlowFigures]:
+        """Run every flow to its end, file what is bad or late, and return the figures."""
+        try:
+            errors = self._supervisor.run()
+        finally:
+            tallies = self._auditor.close()
+        for name, figures in self._figures.items():
+            _add(figures, tallies[name])
+            figures.error = errors.get(name) or figures.error
+        return self._figures
+
+    def drain(self) -> None:
+        """Let every batch under way commit, then stop. Returns at once."""
+        self._supervisor.drain()
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, BatchCommitted):
+            figures = self._figures[event.flow]
+            figures.rows_in += event.rows_in
+            figures.rows_out += event.rows_out
+            figures.batches += 1
+
+    def _audit_failed(self, flow: str, error: HeadraceError) -> None:
+        self._figures[flow].error = error
+
+
+def open_application(
+    flows: Sequence[Flow],
+    target: Target,
+    *,
+    log: Path | None = None,
+    backoff: Backoff | None = None,
+    on_step: Callable[[str], None] = lambda _step: None,
+) -> Application:
+    """Check everything, start Spark, and return the application, ready to run."""
+    on_step("checking the flows")
+    preflight(flows, target)
+    jars = JarCache(cache_root()).verify("spark")
+    on_step("starting Spark")
+    spark = open_session(target, jars, log=log)
+    return Application(spark, target, flows, backoff=backoff)
+
+
+def _add(figures: FlowFigures, tally: Tally) -> None:
+    figures.bad = {str(reason): count for reason, count in sorted(tally.bad.items(), key=str)}
+    figures.late = tally.late
