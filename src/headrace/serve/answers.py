@@ -1,0 +1,185 @@
+"""What the API says, as types: the OpenAPI document is generated from this module.
+
+Times are ISO 8601 in UTC. Money carries no currency: it is whatever the rides were paid in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.serve.board import City, CityWindow, Snapshot
+from headrace.serve.feed import FeedState, FeedStatus
+
+RECENT = 24  # windows in a sparkline: two hours, as many points as a small card can show
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class WindowAnswer(_Answer):
+    """One window of one city."""
+
+    window_start: datetime = Field(description="When the window begins, inclusive.")
+    window_end: datetime = Field(description="When the window ends, exclusive.")
+    ride_count: int = Field(description="Rides of every kept status.")
+    completed_rides: int = Field(description="Rides that reached their destination.")
+    completion_rate: float = Field(description="Completed rides as a part of all rides, 0 to 1.")
+    avg_fare: float | None = Field(description="Mean fare, null while no fare is known.")
+    active_drivers: int = Field(description="Drivers seen, counted approximately.")
+    surge_multiplier: float = Field(description="Price multiplier; 1.0 also while none is known.")
+    total_requests: int | None = Field(description="Requests behind the surge, null while unknown.")
+    active_rides: int | None = Field(description="Rides under way, null while unknown.")
+    available_drivers: int | None = Field(description="Drivers free, null while unknown.")
+
+    @classmethod
+    def of(cls, window: CityWindow) -> WindowAnswer:
+        """Say what a window of the board says."""
+        return cls(**_window_fields(window))  # type: ignore[arg-type]
+
+
+class RecentAnswer(_Answer):
+    """One point of a sparkline."""
+
+    window_start: datetime
+    ride_count: int
+
+
+class CityAnswer(WindowAnswer):
+    """The newest window of one city, and the shape of the windows before it."""
+
+    city: str
+    windows: int = Field(description="Windows held for this city: the most that its history can give.")
+    updated_at: datetime = Field(description="When the newest row of this city was published.")
+    recent: list[RecentAnswer] = Field(description=f"Up to {RECENT} newest windows, oldest first.")
+
+    @classmethod
+    def of_city(cls, city: City) -> CityAnswer:
+        """Say what the board knows of a city."""
+        return cls(
+            city=city.name,
+            windows=len(city.windows),
+            updated_at=city.updated_at,
+            recent=[RecentAnswer(window_start=w.start, ride_count=w.rides.ride_count) for w in city.windows[-RECENT:]],
+            **_window_fields(city.latest),  # type: ignore[arg-type]
+        )
+
+
+class TotalsAnswer(_Answer):
+    """All cities together, in the newest window that any of them has reached."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    window_start: datetime
+    window_end: datetime
+    cities: int = Field(description="Cities that have reached this window; only these are summed.")
+    ride_count: int
+    completed_rides: int
+    completion_rate: float
+    avg_fare: float | None = Field(description="Mean of the cities' fares, weighted by completed rides.")
+    active_drivers: int
+    surging_cities: int = Field(description="Cities above 1.0 in this window or the one before it.")
+
+
+class CitiesAnswer(_Answer):
+    """The board: every city that has data, by name."""
+
+    version: int = Field(description="Grows with every change, within one run of the server.")
+    as_of: datetime | None = Field(description="When the newest row was published; null before the first.")
+    freshness_seconds: float | None = Field(description="Age of the newest row; null before the first.")
+    windows: int = Field(description="Different windows on the board.")
+    totals: TotalsAnswer | None
+    cities: list[CityAnswer]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, now: datetime, cities: Iterable[City] | None = None) -> CitiesAnswer:
+        """Say what a snapshot says, of all cities or only of some."""
+        chosen = snapshot.cities.values() if cities is None else cities
+        return cls(
+            version=snapshot.version,
+            as_of=snapshot.as_of,
+            freshness_seconds=age(snapshot.as_of, now),
+            windows=snapshot.window_count,
+            totals=TotalsAnswer.model_validate(snapshot.totals) if snapshot.totals else None,
+            cities=[CityAnswer.of_city(city) for city in chosen],
+        )
+
+
+class HistoryAnswer(_Answer):
+    """The windows of one city, oldest first."""
+
+    city: str
+    held: int = Field(description="Windows held for this city.")
+    windows: list[WindowAnswer]
+
+
+class UnknownCityAnswer(_Answer):
+    """No such city, in the four parts of every Headrace error, with the name that was perhaps meant."""
+
+    code: str
+    error: str
+    what: str
+    why: str
+    state: str
+    remedy: str
+    nearest: str | None = Field(description="The known city with the most similar name.")
+
+
+class FeedAnswer(_Answer):
+    """How the topics are being read."""
+
+    state: FeedState
+    rows: int = Field(description="Rows read since the start, repeated ones included.")
+    malformed: int = Field(description="Messages that were skipped because they are not such rows.")
+    last_error: str | None = Field(description="Name of the Kafka error, while there is one.")
+    missing_topics: list[str]
+
+    @classmethod
+    def of(cls, status: FeedStatus) -> FeedAnswer:
+        """Say how the feed is doing."""
+        return cls(
+            state=status.state,
+            rows=status.rows,
+            malformed=status.malformed,
+            last_error=status.last_error,
+            missing_topics=list(status.missing_topics),
+        )
+
+
+class HealthAnswer(_Answer):
+    """Whether the server serves what it should.
+
+    The answer is 200 as long as the process lives; `status` says whether its data can be trusted to be
+    current.
+    """
+
+    status: Literal["ok", "waiting", "degraded"] = Field(
+        description="ok: rows flow. waiting: no data yet. degraded: the broker is away, the data is old."
+    )
+    version: str = Field(description="Version of Headrace.")
+    cities: int
+    as_of: datetime | None
+    freshness_seconds: float | None
+    live_connections: int = Field(description="Open event streams.")
+    feed: FeedAnswer
+
+
+def age(moment: datetime | None, now: datetime) -> float | None:
+    """Return the seconds from `moment` to `now`, never negative: clocks of two machines differ."""
+    return None if moment is None else round(max(0.0, (now - moment).total_seconds()), 3)
+
+
+def _window_fields(window: CityWindow) -> dict[str, object]:
+    rides = window.rides.model_dump(exclude={"city"})
+    surge = window.surge
+    return {
+        **rides,
+        "surge_multiplier": window.multiplier,
+        "total_requests": surge.total_requests if surge else None,
+        "active_rides": surge.active_rides if surge else None,
+        "available_drivers": surge.available_drivers if surge else None,
+    }

@@ -1,0 +1,62 @@
+"""The application: routes over a board, behind the guard.
+
+A factory without global state: two applications in one process do not know each other. The caller
+owns the board and whatever feeds it; this module only reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from headrace.serve.assets import Assets
+from headrace.serve.board import CityBoard
+from headrace.serve.feed import FeedStatus
+from headrace.serve.guard import LOOPBACK_NAMES, Guard
+from headrace.serve.live import Live, Pace
+from headrace.serve.routes import cities, events, health, page
+
+_DESCRIPTION = """\
+What the ride analytics flows publish, city by city, in windows of five minutes.
+
+Rows are corrected while their window is open: a later answer for the same window replaces an earlier one.
+"""
+
+
+def create_app(
+    board: CityBoard,
+    *,
+    feed_status: Callable[[], FeedStatus] = FeedStatus,
+    allowed_hosts: Iterable[str] = LOOPBACK_NAMES,
+    pace: Pace | None = None,
+) -> FastAPI:
+    """Build the application that shows `board`.
+
+    | argument      | default              | meaning                                              |
+    |---------------|----------------------|------------------------------------------------------|
+    | feed_status   | no feed              | asked for /health and for every event stream         |
+    | allowed_hosts | names of loopback    | Host names that are answered; others get 421         |
+    | pace          | see `Pace`           | how often event streams speak                        |
+    """
+    app = FastAPI(
+        title="Headrace",
+        summary="Live ride analytics.",
+        description=_DESCRIPTION,
+        version=version("headrace"),
+        openapi_url="/api/v1/openapi.json",
+        # FastAPI's own documentation pages load scripts from a CDN; /api/v1/docs is ours.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.board = board
+    app.state.feed_status = feed_status
+    app.state.live = Live(board, feed_status, pace or Pace())
+    app.state.assets = Assets()
+    app.include_router(cities.router, prefix="/api/v1")
+    app.include_router(events.router, prefix="/api/v1")
+    app.include_router(health.router, prefix="/api/v1")
+    app.include_router(page.router)
+    app.add_middleware(Guard, allowed_hosts=tuple(allowed_hosts))
+    return app

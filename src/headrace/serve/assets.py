@@ -1,0 +1,89 @@
+"""The files of the page, held in memory.
+
+They are few and small, so they are read and compressed once. Only names that exist at the start are
+ever served: a path from a request never reaches the file system. Their addresses carry a digest of all
+of them, so a browser may keep them for ever, and a new version is a new address.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_FOR_EVER = "public, max-age=31536000, immutable"
+_ASK_AGAIN = "no-cache"
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file, as it is sent."""
+
+    body: bytes
+    media_type: str
+
+    @cached_property
+    def compressed(self) -> bytes:
+        """Return the body in gzip form, the same bytes at every start."""
+        return gzip.compress(self.body, compresslevel=9, mtime=0)
+
+    @cached_property
+    def etag(self) -> str:
+        """Return the name of this content."""
+        return f'"{hashlib.sha256(self.body).hexdigest()[:20]}"'
+
+    def respond(self, request: Request, *, for_ever: bool = True) -> Response:
+        """Answer with the file, compressed for who accepts it, or say that it has not changed."""
+        headers = {
+            "cache-control": _FOR_EVER if for_ever else _ASK_AGAIN,
+            "etag": self.etag,
+            "vary": "accept-encoding",
+        }
+        if self.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            return Response(self.compressed, media_type=self.media_type, headers=headers)
+        return Response(self.body, media_type=self.media_type, headers=headers)
+
+
+class Assets:
+    """All files of `headrace/serve/console`."""
+
+    def __init__(self) -> None:
+        folder = resources.files("headrace.serve") / "console"
+        files = {
+            entry.name: entry.read_bytes()
+            for entry in folder.iterdir()
+            if "." + entry.name.rpartition(".")[2] in _MEDIA_TYPES
+        }
+        everything = hashlib.sha256(b"".join(name.encode() + files[name] for name in sorted(files)))
+        self.digest = everything.hexdigest()[:12]
+        self._assets = {
+            name: Asset(
+                body.replace(b"{{assets}}", f"/assets/{self.digest}".encode()) if name.endswith(".html") else body,
+                _MEDIA_TYPES["." + name.rpartition(".")[2]],
+            )
+            for name, body in files.items()
+        }
+
+    def page(self, name: str) -> Asset:
+        """Return a page that this package ships."""
+        return self._assets[name]
+
+    def find(self, digest: str, name: str) -> Asset | None:
+        """Return the file behind an address, or None. Pages have addresses of their own."""
+        if digest != self.digest or name.endswith(".html"):
+            return None
+        return self._assets.get(name)

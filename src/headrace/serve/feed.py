@@ -1,0 +1,226 @@
+"""The thread that reads the two topics of ride analytics and keeps the board current.
+
+The topics are small (a row per city and window), so the feed reads all of them from the beginning at
+every start: no consumer group, no stored offset, nothing to repair. Reading a row twice is harmless,
+see `headrace.serve.board`.
+
+What may go wrong, and what happens then:
+
+| event                                   | the feed                                                  |
+|-----------------------------------------|-----------------------------------------------------------|
+| the broker is down, or restarts         | keeps what the board has, says `unreachable`, reconnects  |
+| a topic does not exist yet              | says `waiting`, looks again every two seconds             |
+| a topic grows partitions, is recreated  | reads the new partitions from their beginning             |
+| a message is not what it should be      | counts it, logs its place, goes on                        |
+| the Kafka client gives up               | builds a new one and reads again from the beginning       |
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Literal
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from headrace.serve.board import CityBoard, RideMetrics, Row, SurgeReading
+
+log = logging.getLogger(__name__)
+
+FeedState = Literal["off", "connecting", "waiting", "live", "unreachable", "stopped"]
+
+_POLL = 0.25  # seconds: how long a row may wait for company, and how quickly `stop` is noticed
+_BATCH = 1000  # rows applied under one lock: small enough that readers never notice
+_METADATA_TIMEOUT = 1.0  # seconds: a broker answers in milliseconds, and `stop` may have to wait for this
+_LOOK_AGAIN_SOON = 2.0  # seconds between looks while a topic is missing or the broker is away
+_LOOK_AGAIN = 15.0  # seconds between looks for new partitions when all is well
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Where the two kinds of rows come from."""
+
+    metrics: str = "city-ride-metrics"
+    surge: str = "city-surge"
+
+    @property
+    def rows(self) -> Mapping[str, type[RideMetrics] | type[SurgeReading]]:
+        """Return the kind of row that each topic carries."""
+        return {self.metrics: RideMetrics, self.surge: SurgeReading}
+
+
+@dataclass(frozen=True)
+class FeedStatus:
+    """How the feed is doing.
+
+    | state       | means                                                                |
+    |-------------|----------------------------------------------------------------------|
+    | off         | this server has no feed: somebody else fills the board               |
+    | connecting  | no answer from the broker yet                                        |
+    | waiting     | the broker answers, but not all topics exist                         |
+    | live        | all topics are being read                                            |
+    | unreachable | the broker does not answer; the board keeps its last rows            |
+    | stopped     | the feed has ended                                                   |
+    """
+
+    state: FeedState = "off"
+    rows: int = 0
+    malformed: int = 0
+    last_error: str | None = None
+    missing_topics: tuple[str, ...] = ()
+
+
+class Feed:
+    """Read the topics into the board on a thread of its own, until `stop`."""
+
+    def __init__(self, board: CityBoard, bootstrap: str, *, topics: Topics | None = None) -> None:
+        self._board = board
+        self._bootstrap = bootstrap
+        self._topics = topics or Topics()
+        self._stop = threading.Event()
+        self._status = FeedStatus("connecting")
+        self._thread = threading.Thread(target=self._run, name="city-feed", daemon=True)
+
+    @property
+    def status(self) -> FeedStatus:
+        """Return how the feed is doing now."""
+        return self._status
+
+    def start(self) -> None:
+        """Begin reading. Call it once."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> bool:
+        """End reading and return whether the thread is gone within `timeout` seconds."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Feed:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._read()
+                except KafkaException as failure:
+                    self._lost(failure.args[0])
+                    self._stop.wait(_LOOK_AGAIN_SOON)
+        finally:
+            self._set(state="stopped")
+
+    def _read(self) -> None:
+        """Read with one Kafka client until `stop`, or until the client gives up."""
+        consumer = Consumer(self._settings(), logger=log)
+        assigned: set[tuple[str, int]] = set()
+        next_look = 0.0
+        try:
+            while not self._stop.is_set():
+                if monotonic() >= next_look or self._status.state == "unreachable":
+                    assigned = self._look(consumer, assigned)
+                    settled = self._status.state == "live"
+                    next_look = monotonic() + (_LOOK_AGAIN if settled else _LOOK_AGAIN_SOON)
+                if assigned:
+                    self._take(consumer.consume(_BATCH, _POLL))
+                else:
+                    consumer.poll(0)  # lets the client report errors
+                    self._stop.wait(_POLL)
+        finally:
+            consumer.close()
+
+    def _look(self, consumer: Consumer, assigned: set[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Compare the partitions that exist with those being read; return those being read now."""
+        try:
+            # All topics are listed: asking for one by name may create it on the broker.
+            found = consumer.list_topics(timeout=_METADATA_TIMEOUT).topics
+        except KafkaException as failure:
+            self._lost(failure.args[0])
+            return assigned
+        wanted = {
+            (name, partition)
+            for name in self._topics.rows
+            if name in found and found[name].error is None
+            for partition in found[name].partitions
+        }
+        if gone := assigned - wanted:
+            consumer.incremental_unassign([TopicPartition(*place) for place in sorted(gone)])
+        if new := wanted - assigned:
+            consumer.incremental_assign([TopicPartition(*p, OFFSET_BEGINNING) for p in sorted(new)])
+        missing = tuple(sorted(set(self._topics.rows) - {name for name, _ in wanted}))
+        self._set(state="waiting" if missing else "live", missing_topics=missing, last_error=None)
+        return wanted
+
+    def _take(self, messages: Iterable[Message]) -> None:
+        rows: list[tuple[Row, datetime]] = []
+        malformed = 0
+        for message in messages:
+            if error := message.error():
+                # The client goes on by itself after these; the next look says how things stand.
+                log.info("Kafka reports %s for %s.", error.name(), message.topic())
+                continue
+            try:
+                rows.append((self._decode(message), _published(message)))
+            except ValueError as failure:
+                malformed += 1
+                place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+                # Only the count of faults: a payload may hold what does not belong into a log.
+                faults = getattr(failure, "error_count", lambda: 1)()
+                log.warning("Skipped the message at %s: %d fault(s) in its value.", place, faults)
+        if rows:
+            self._board.apply(rows)
+        if rows or malformed:
+            status = self._status
+            self._set(rows=status.rows + len(rows), malformed=status.malformed + malformed)
+
+    def _decode(self, message: Message) -> Row:
+        kind = self._topics.rows[message.topic() or ""]
+        value = message.value()
+        if value is None:
+            msg = "a row without a value"
+            raise ValueError(msg)
+        return kind.model_validate_json(value)
+
+    def _settings(self) -> dict[str, str | int | bool | object]:
+        return {
+            "bootstrap.servers": self._bootstrap,
+            # The client demands a group even though none is joined and nothing is committed.
+            "group.id": f"headrace-serve-{uuid.uuid4()}",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "allow.auto.create.topics": False,
+            "reconnect.backoff.max.ms": 2000,
+            "error_cb": self._on_error,
+        }
+
+    def _on_error(self, error: KafkaError) -> None:
+        # A single lost connection heals unseen; only when no broker is left do readers need to know.
+        if error.code() == KafkaError._ALL_BROKERS_DOWN or error.fatal():
+            self._lost(error)
+
+    def _lost(self, error: object) -> None:
+        name = error.name() if isinstance(error, KafkaError) else type(error).__name__
+        if self._status.state != "unreachable":
+            log.warning("The broker does not answer (%s); the board keeps its last rows.", name)
+        self._set(state="unreachable", last_error=name)
+
+    def _set(self, **changes: object) -> None:
+        # Only the feed's own thread comes here: client callbacks run inside poll and consume.
+        self._status = replace(self._status, **changes)  # type: ignore[arg-type]
+
+
+def _published(message: Message) -> datetime:
+    _, milliseconds = message.timestamp()
+    return datetime.fromtimestamp(max(milliseconds, 0) / 1000, UTC)

@@ -1,0 +1,124 @@
+"""Opening the port, and closing it quickly.
+
+`bind` finds a free port and keeps it, so that between looking and listening nobody else can take it.
+`PageServer` is uvicorn with two promises more: it says when it really listens, and it ends open event
+streams when it stops instead of waiting for browsers to leave.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from headrace.errors import ConfigError, PartUnavailable
+from headrace.serve.live import Live
+
+_PORTS_TRIED = 50  # enough for every sibling on one machine, few enough to fail at once
+_START_TIMEOUT = 10.0  # seconds: starting takes a fraction of one, on a busy machine a few
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to `port`, or to the next free port above it. Port 0 is any free port."""
+    last = port if port == 0 else min(port + _PORTS_TRIED - 1, 65535)
+    for candidate in range(port, last + 1):
+        opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            if os.name == "posix":
+                # A port of a server that stopped a moment ago counts as free; a listening one does not.
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind((host, candidate))
+            opened.listen(128)
+        except OSError as failure:
+            opened.close()
+            if failure.errno != errno.EADDRINUSE:
+                msg = f"The page cannot listen on {host}:{candidate}."
+                raise ConfigError(
+                    msg,
+                    why=f"The system says: {failure.strerror or failure}.",
+                    state="No data is affected.",
+                    remedy="Choose another --host or a --port above 1023.",
+                    code="HR-180",
+                ) from failure
+        else:
+            return opened
+    msg = f"The page cannot listen on {host}: every port from {port} to {last} is taken."
+    raise ConfigError(
+        msg,
+        why="Other programs listen there.",
+        state="No data is affected.",
+        remedy="Stop one of them, or choose another --port; --port 0 takes any free one.",
+        code="HR-181",
+    )
+
+
+def address(bound: socket.socket) -> str:
+    """Return the URL under which a browser on this machine reaches the socket."""
+    host, port = bound.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 compares, does not bind
+    return f"http://[{reachable}]:{port}/" if ":" in reachable else f"http://{reachable}:{port}/"
+
+
+class PageServer(uvicorn.Server):
+    """Serve one application on one bound socket until `should_exit` is set."""
+
+    def __init__(self, app: FastAPI, on_listen: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                # Event streams end at once; this is for an answer that is being written.
+                timeout_graceful_shutdown=2,
+            )
+        )
+        self._live: Live = app.state.live
+        self._on_listen = on_listen
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_listen()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the event streams first: uvicorn would wait for them."""
+        self._live.close()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to whoever started the server: uvicorn would raise them again at the end."""
+        yield
+
+
+@contextmanager
+def serving(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve `app` on a thread and yield its URL, for tests and notebooks."""
+    bound = bind(host, port)
+    listening = threading.Event()
+    server = PageServer(app, listening.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="page-server", daemon=True)
+    thread.start()
+    try:
+        if not listening.wait(_START_TIMEOUT):
+            msg = f"The page did not start within {_START_TIMEOUT:.0f} seconds."
+            raise PartUnavailable(
+                msg,
+                why="The machine is very busy, or the application failed: see the log.",
+                state="No data is affected.",
+                remedy="Try again.",
+                code="HR-680",
+            )
+        yield address(bound)
+    finally:
+        server.should_exit = True
+        thread.join(_START_TIMEOUT)

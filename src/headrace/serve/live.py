@@ -1,0 +1,119 @@
+"""Server-sent events: the board, pushed to every open page.
+
+A connection holds one number, the version it has sent last. When the board changes it is woken, waits
+a moment for more changes, and sends the cities that are newer than its number. A slow client therefore
+costs nothing: while its socket is full the changes pile up in the board, where they replace each other.
+
+A reconnecting client gets the whole board again. That is small, and right after any kind of gap, also
+after a restart of the server, so `Last-Event-ID` is accepted and needs no attention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from headrace.serve.answers import CitiesAnswer, FeedAnswer
+from headrace.serve.board import CityBoard
+from headrace.serve.feed import FeedStatus
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a connection speaks, in seconds.
+
+    | field     | default | reason                                                                 |
+    |-----------|---------|------------------------------------------------------------------------|
+    | coalesce  | 0.25    | four updates a second look live; one batch of the flow becomes one      |
+    | heartbeat | 10      | below the 30 s after which proxies and the page take silence for death  |
+    | retry     | 2       | the page is back soon after a restart, without hammering the port       |
+    """
+
+    coalesce: float = 0.25
+    heartbeat: float = 10.0
+    retry: float = 2.0
+
+
+class Live:
+    """All open event streams of one application. Created once, used on the event loop."""
+
+    # A browser tab holds one stream; hundreds of them on a local page are a leak or an attack.
+    MAX_CONNECTIONS = 200
+
+    def __init__(self, board: CityBoard, feed_status: Callable[[], FeedStatus], pace: Pace) -> None:
+        self._board = board
+        self._feed_status = feed_status
+        self._pace = pace
+        self._wakers: set[asyncio.Event] = set()
+        self._closed = False
+
+    @property
+    def connections(self) -> int:
+        """Return how many streams are open."""
+        return len(self._wakers)
+
+    @property
+    def full(self) -> bool:
+        """Return whether one more stream would be too many."""
+        return self.connections >= self.MAX_CONNECTIONS
+
+    def close(self) -> None:
+        """End every stream, so that the server can stop without waiting for its clients."""
+        self._closed = True
+        for waker in self._wakers:
+            waker.set()
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield the snapshot, then changes and heartbeats, until the client leaves or `close`."""
+        waker = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            # Called on the feed's thread, perhaps while this loop is shutting down.
+            if not waker.is_set():
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(waker.set)
+
+        stop_listening = self._board.listen(wake)
+        self._wakers.add(waker)
+        if self._closed:
+            waker.set()
+        try:
+            snapshot = self._board.snapshot()
+            sent = snapshot.version
+            feed = FeedAnswer.of(self._feed_status())
+            yield f"retry: {int(self._pace.retry * 1000)}\n\n"
+            yield _event("snapshot", CitiesAnswer.of(snapshot, _now()).model_dump_json(), sent)
+            yield _event("feed", feed.model_dump_json())
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(waker.wait(), self._pace.heartbeat)
+                if self._closed:
+                    return
+                if not waker.is_set():
+                    # The comment keeps proxies awake; the page sees only events, so it gets one too.
+                    yield ": heartbeat\n\n" + _event("feed", FeedAnswer.of(self._feed_status()).model_dump_json())
+                    continue
+                await asyncio.sleep(self._pace.coalesce)
+                waker.clear()
+                snapshot = self._board.snapshot()
+                newer = [city for city in snapshot.cities.values() if city.version > sent]
+                sent = snapshot.version
+                if newer:
+                    yield _event("change", CitiesAnswer.of(snapshot, _now(), newer).model_dump_json(), sent)
+        finally:
+            stop_listening()
+            self._wakers.discard(waker)
+
+
+def _event(name: str, data: str, identity: int | None = None) -> str:
+    # JSON as pydantic writes it has no line breaks, so one data line is always enough.
+    head = f"id: {identity}\n" if identity is not None else ""
+    return f"{head}event: {name}\ndata: {data}\n\n"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

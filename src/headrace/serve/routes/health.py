@@ -1,0 +1,40 @@
+"""Whether the server has current data."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from fastapi import APIRouter, Request
+
+from headrace.serve.answers import FeedAnswer, HealthAnswer, age
+from headrace.serve.board import CityBoard
+from headrace.serve.feed import FeedStatus
+from headrace.serve.live import Live
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health", summary="Is the data current?")
+def health(request: Request) -> HealthAnswer:
+    """Say that the process lives, and whether the topics behind it are being read."""
+    board: CityBoard = request.app.state.board
+    live: Live = request.app.state.live
+    feed: FeedStatus = request.app.state.feed_status()
+    snapshot = board.snapshot()
+    status: Literal["ok", "waiting", "degraded"]
+    if feed.state in ("unreachable", "stopped"):
+        status = "degraded"
+    elif snapshot.cities:
+        status = "ok"
+    else:
+        status = "waiting"
+    return HealthAnswer(
+        status=status,
+        version=request.app.version,
+        cities=len(snapshot.cities),
+        as_of=snapshot.as_of,
+        freshness_seconds=age(snapshot.as_of, datetime.now(UTC)),
+        live_connections=live.connections,
+        feed=FeedAnswer.of(feed),
+    )
