@@ -127,10 +127,11 @@ class Feed:
         next_look = 0.0
         try:
             while not self._stop.is_set():
-                if monotonic() >= next_look or self._status.state == "unreachable":
+                if monotonic() >= next_look:
                     assigned = self._look(consumer, assigned)
-                    settled = self._status.state == "live"
-                    next_look = monotonic() + (_LOOK_AGAIN if settled else _LOOK_AGAIN_SOON)
+                    next_look = monotonic() + _LOOK_AGAIN
+                if self._status.state != "live":
+                    next_look = min(next_look, monotonic() + _LOOK_AGAIN_SOON)
                 if assigned:
                     self._take(consumer.consume(_BATCH, _POLL))
                 else:
@@ -203,6 +204,8 @@ class Feed:
             "allow.auto.create.topics": False,
             "reconnect.backoff.max.ms": 2000,
             "error_cb": self._on_error,
+            # A broker that is away is one line in our log, not one for every attempt to reach it.
+            "log_level": 2,
         }
 
     def _on_error(self, error: KafkaError) -> None:
