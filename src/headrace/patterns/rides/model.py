@@ -243,7 +243,7 @@ class Surge:
     total_requests: int
     active_rides: int
     available_drivers: int
-    multiplier: float
+    surge_multiplier: float
 
 
 @dataclass(frozen=True, slots=True)
