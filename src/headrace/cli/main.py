@@ -8,8 +8,13 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.doctor import doctor_command
+from headrace.cli.down import down_command
 from headrace.cli.generate import generate_command
+from headrace.cli.jars import jars_app
 from headrace.cli.output import INTERRUPTED, err, report
+from headrace.cli.ps import ps_command
+from headrace.cli.up import up_command
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -37,6 +42,11 @@ def _root(
 
 
 app.command("generate")(generate_command)
+app.command("up")(up_command)
+app.command("down")(down_command)
+app.command("ps")(ps_command)
+app.command("doctor")(doctor_command)
+app.add_typer(jars_app, name="jars")
 
 
 def main() -> None:

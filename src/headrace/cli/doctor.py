@@ -1,0 +1,30 @@
+"""`headrace doctor`: examine the machine, and say what to do about each finding."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+from rich.text import Text
+
+from headrace.cli.home import DEFAULT_HOME, HomeOption
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
+from headrace.operate.doctor import examine
+
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+    """Check Python, Java, jars, disk, memory and ports. Exit code 1 when something makes a run impossible."""
+    findings = examine(home)
+    failed = [finding for finding in findings if finding.level == "fail"]
+    if json:
+        emit({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            level = (f"{finding.level:<5}", COLOURS[finding.level])
+            out.print(Text.assemble(level, f"{finding.name:<13}", finding.found))
+            if finding.remedy:
+                out.print(Text(finding.remedy, style="dim"), style=None)
+    if failed:
+        raise typer.Exit(ANSWER_IS_NO)

@@ -1,0 +1,73 @@
+"""Show what takes time: a bar that moves in a terminal, a few plain lines elsewhere, nothing with `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from headrace.cli.output import err
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Where a command sends its news.
+
+    | call                   | for                                                |
+    |------------------------|----------------------------------------------------|
+    | event(part, sentence)  | `on_event` of the local stack                      |
+    | jar(name, done, total) | `on_progress` of the jar cache; total 0 is unknown |
+    """
+
+    event: Callable[[str, str], None]
+    jar: Callable[[str, int, int], None]
+
+
+@contextmanager
+def shown(*, json: bool) -> Iterator[Shown]:
+    """Yield the two callbacks for one command. Everything goes to standard error: results own the output."""
+    if json:
+        yield Shown(lambda _part, _sentence: None, lambda _jar, _done, _total: None)
+    elif err.is_terminal:
+        yield from _moving()
+    else:
+        yield _plain()
+
+
+def _moving() -> Iterator[Shown]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("", visible=False)
+
+        def event(part: str, sentence: str) -> None:
+            progress.update(task, description=f"[bold]{part}[/] {sentence}", total=None, visible=True)
+            progress.console.print(f"[bold]{part}[/] {sentence}")
+
+        def jar(name: str, done: int, total: int) -> None:
+            progress.update(
+                task, description=f"[bold]jars[/] {name}", completed=done, total=total or None, visible=True
+            )
+
+        yield Shown(event, jar)
+
+
+def _plain() -> Shown:
+    """Ten lines for a download, however many jars it has: a log is read afterwards."""
+    tenth = -1
+
+    def jar(name: str, done: int, total: int) -> None:
+        nonlocal tenth
+        now = 10 * done // total if total else done // 10
+        if now != tenth:
+            tenth = now
+            err.print(f"jars {done}/{total or '?'} {name}", markup=False)
+
+    return Shown(lambda part, sentence: err.print(f"{part} {sentence}", markup=False), jar)
