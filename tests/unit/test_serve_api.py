@@ -66,6 +66,13 @@ def client(board: CityBoard) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def idle() -> Iterator[httpx.Client]:
+    """A server with an empty board, shared by the tests that only look at how it answers."""
+    with serving(create_app(CityBoard(), pace=QUICK)) as url, httpx.Client(base_url=url, timeout=10) as client:
+        yield client
+
+
 class Stream:
     """The events of one connection, one after the other."""
 
@@ -107,8 +114,8 @@ def listening(client: httpx.Client) -> Iterator[Stream]:
 # ---- cities
 
 
-def test_cities_are_an_empty_list_before_the_first_row(client: httpx.Client) -> None:
-    answer = client.get("/api/v1/cities").json()
+def test_cities_are_an_empty_list_before_the_first_row(idle: httpx.Client) -> None:
+    answer = idle.get("/api/v1/cities").json()
     assert answer["cities"] == []
     assert answer["as_of"] is None
     assert answer["freshness_seconds"] is None
@@ -165,8 +172,8 @@ def test_an_unknown_city_is_answered_with_the_name_that_was_meant(board: CityBoa
     assert "Did you mean 'Lisbon'?" in body["remedy"]
 
 
-def test_a_city_on_an_empty_board_is_answered_with_what_to_do(client: httpx.Client) -> None:
-    body = client.get("/api/v1/cities/Lisbon/history").json()
+def test_a_city_on_an_empty_board_is_answered_with_what_to_do(idle: httpx.Client) -> None:
+    body = idle.get("/api/v1/cities/Lisbon/history").json()
     assert body["nearest"] is None
     assert "Start the ride analytics flows" in body["remedy"]
 
@@ -222,8 +229,8 @@ def test_a_client_that_reads_late_gets_the_last_state_and_not_every_step(board: 
         assert len(seen) < 20
 
 
-def test_a_quiet_stream_sends_heartbeats(client: httpx.Client) -> None:
-    with listening(client) as stream:
+def test_a_quiet_stream_sends_heartbeats(idle: httpx.Client) -> None:
+    with listening(idle) as stream:
         stream.next("snapshot")
         stream.next("feed")
         block = stream.block()
@@ -274,8 +281,8 @@ def test_health_says_whether_the_data_is_current(board: CityBoard, feed: FeedSta
 # ---- documents and files
 
 
-def test_the_openapi_document_describes_every_call_and_every_field_type(client: httpx.Client) -> None:
-    document = client.get("/api/v1/openapi.json").json()
+def test_the_openapi_document_describes_every_call_and_every_field_type(idle: httpx.Client) -> None:
+    document = idle.get("/api/v1/openapi.json").json()
     assert set(document["paths"]) == {
         "/api/v1/cities",
         "/api/v1/cities/{city}/history",
@@ -288,8 +295,8 @@ def test_the_openapi_document_describes_every_call_and_every_field_type(client: 
 
 
 @pytest.mark.parametrize("page", ["/", "/api/v1/docs"])
-def test_pages_name_no_foreign_address_and_hold_no_inline_script(client: httpx.Client, page: str) -> None:
-    html = client.get(page).text
+def test_pages_name_no_foreign_address_and_hold_no_inline_script(idle: httpx.Client, page: str) -> None:
+    html = idle.get(page).text
     assert "{{" not in html
     assert re.findall(r"""(?:src|href)=["'](?!/|#)""", html) == []
     assert re.findall(r"<script(?![^>]*\ssrc=)", html) == []
@@ -297,28 +304,28 @@ def test_pages_name_no_foreign_address_and_hold_no_inline_script(client: httpx.C
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/assets/x/app.js", "/assets/../app.py"])
-def test_nothing_else_is_served(client: httpx.Client, path: str) -> None:
-    assert client.get(path).status_code == 404
+def test_nothing_else_is_served(idle: httpx.Client, path: str) -> None:
+    assert idle.get(path).status_code == 404
 
 
-def test_files_of_the_page_are_compressed_and_kept_for_ever(client: httpx.Client) -> None:
-    html = client.get("/")
+def test_files_of_the_page_are_compressed_and_kept_for_ever(idle: httpx.Client) -> None:
+    html = idle.get("/")
     assert html.headers["cache-control"] == "no-cache"
     paths = re.findall(r'"(/assets/[^"]+)"', html.text)
     assert any(path.endswith("app.js") for path in paths)
     for path in paths:
-        answer = client.get(path)
+        answer = idle.get(path)
         assert answer.status_code == 200
         assert answer.headers["content-encoding"] == "gzip"
         assert "immutable" in answer.headers["cache-control"]
-        unpacked = client.get(path, headers={"accept-encoding": "identity"})
+        unpacked = idle.get(path, headers={"accept-encoding": "identity"})
         assert unpacked.content == answer.content
         assert "content-encoding" not in unpacked.headers
 
 
-def test_an_unchanged_page_is_not_sent_again(client: httpx.Client) -> None:
-    etag = client.get("/").headers["etag"]
-    again = client.get("/", headers={"if-none-match": etag})
+def test_an_unchanged_page_is_not_sent_again(idle: httpx.Client) -> None:
+    etag = idle.get("/").headers["etag"]
+    again = idle.get("/", headers={"if-none-match": etag})
     assert (again.status_code, again.content) == (304, b"")
 
 
@@ -326,8 +333,8 @@ def test_an_unchanged_page_is_not_sent_again(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/cities", "/api/v1/cities/Nowhere/history", "/nothing"])
-def test_every_answer_carries_the_security_headers(client: httpx.Client, path: str) -> None:
-    headers = client.get(path).headers
+def test_every_answer_carries_the_security_headers(idle: httpx.Client, path: str) -> None:
+    headers = idle.get(path).headers
     policy = headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "frame-ancestors 'none'" in policy
@@ -337,21 +344,21 @@ def test_every_answer_carries_the_security_headers(client: httpx.Client, path: s
     assert "server" not in headers
 
 
-def test_numbers_are_never_cached(client: httpx.Client) -> None:
-    assert client.get("/api/v1/cities").headers["cache-control"] == "no-store"
+def test_numbers_are_never_cached(idle: httpx.Client) -> None:
+    assert idle.get("/api/v1/cities").headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil"])
-def test_a_foreign_host_name_is_refused(client: httpx.Client, host: str) -> None:
-    answer = client.get("/api/v1/cities", headers={"host": host})
+def test_a_foreign_host_name_is_refused(idle: httpx.Client, host: str) -> None:
+    answer = idle.get("/api/v1/cities", headers={"host": host})
     assert answer.status_code == 421
     assert "--allow-host" in answer.json()["remedy"]
     assert "content-security-policy" in answer.headers
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:9", "[::1]:8080"])
-def test_names_of_loopback_are_answered(client: httpx.Client, host: str) -> None:
-    assert client.get("/api/v1/health", headers={"host": host}).status_code == 200
+def test_names_of_loopback_are_answered(idle: httpx.Client, host: str) -> None:
+    assert idle.get("/api/v1/health", headers={"host": host}).status_code == 200
 
 
 def test_an_allowed_name_is_answered(board: CityBoard) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -84,12 +84,18 @@ class Feed:
         self._topics = topics or Topics()
         self._stop = threading.Event()
         self._status = FeedStatus("connecting")
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="city-feed", daemon=True)
 
     @property
     def status(self) -> FeedStatus:
         """Return how the feed is doing now."""
         return self._status
+
+    def wait_until(self, wanted: Callable[[FeedStatus], bool], timeout: float) -> bool:
+        """Wait until the status is as wanted; return whether it is, after `timeout` seconds at the latest."""
+        with self._changed:
+            return self._changed.wait_for(lambda: wanted(self._status), timeout)
 
     def start(self) -> None:
         """Begin reading. Call it once."""
@@ -221,7 +227,9 @@ class Feed:
 
     def _set(self, **changes: object) -> None:
         # Only the feed's own thread comes here: client callbacks run inside poll and consume.
-        self._status = replace(self._status, **changes)  # type: ignore[arg-type]
+        with self._changed:
+            self._status = replace(self._status, **changes)  # type: ignore[arg-type]
+            self._changed.notify_all()
 
 
 def _published(message: Message) -> datetime:

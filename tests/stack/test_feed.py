@@ -1,0 +1,169 @@
+"""The feed against a real broker."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from threading import Event
+from typing import Protocol
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from headrace.serve import feed as feed_module
+from headrace.serve.board import CityBoard, Snapshot
+from headrace.serve.feed import Feed, Topics
+
+pytestmark = pytest.mark.stack
+
+PATIENCE = 30.0  # seconds: a busy machine is slow, a broken feed is slower
+
+
+class Broker(Protocol):
+    """What these tests need to know of the shared broker."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+
+class Pipe:
+    """Two topics of this test's own, the board behind them, and the means to write."""
+
+    def __init__(self, bootstrap: str) -> None:
+        name = uuid.uuid4().hex[:8]
+        self.bootstrap = bootstrap
+        self.topics = Topics(f"metrics-{name}", f"surge-{name}")
+        self.board = CityBoard()
+        self.feed = Feed(self.board, bootstrap, topics=self.topics)
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self.producer = Producer({"bootstrap.servers": bootstrap})
+
+    def create(self, *names: str, partitions: int = 2) -> None:
+        for future in self.admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
+            future.result(PATIENCE)
+
+    def send(self, topic: str, value: bytes | None, *, key: str = "Lisbon", partition: int = -1) -> None:
+        self.producer.produce(topic, value, key=key, partition=partition)
+        assert self.producer.flush(PATIENCE) == 0
+
+    def until(self, holds: str, count: int) -> Snapshot:
+        """Wait until the newest window of a city has this many rides."""
+        reached = Event()
+
+        def look() -> None:
+            city = self.board.snapshot().cities.get(holds)
+            if city and city.latest.rides.ride_count == count:
+                reached.set()
+
+        end = self.board.listen(look)
+        look()
+        assert reached.wait(PATIENCE), f"{holds} did not reach {count} rides: {self.feed.status}"
+        end()
+        return self.board.snapshot()
+
+
+def metrics(city: str, count: int, window: int = 0) -> bytes:
+    start = datetime(2026, 11, 16, 4, 20, tzinfo=UTC) + window * timedelta(minutes=5)
+    row = {
+        "window_start": start.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+        "window_end": (start + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+        "city": city,
+        "ride_count": count,
+        "completed_rides": count // 2,
+        "avg_fare": 12.345678,
+        "active_drivers": 37,
+        "completion_rate": 0.5,
+    }
+    return json.dumps(row).encode()
+
+
+def surge(city: str, multiplier: float) -> bytes:
+    row = json.loads(metrics(city, 0)) | {
+        "total_requests": 9,
+        "active_rides": 5,
+        "available_drivers": 2,
+        "surge_multiplier": multiplier,
+    }
+    return json.dumps(row).encode()
+
+
+@pytest.fixture
+def pipe(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    monkeypatch.setattr(feed_module, "_LOOK_AGAIN", 0.2)
+    monkeypatch.setattr(feed_module, "_LOOK_AGAIN_SOON", 0.2)
+    pipe = Pipe(broker.bootstrap)
+    yield pipe
+    assert pipe.feed.stop(PATIENCE)
+    pipe.admin.delete_topics([pipe.topics.metrics, pipe.topics.surge])
+
+
+def test_rows_written_before_and_after_the_start_reach_the_board(pipe: Pipe) -> None:
+    pipe.create(pipe.topics.metrics, pipe.topics.surge)
+    pipe.send(pipe.topics.metrics, metrics("Lisbon", 100))
+    pipe.send(pipe.topics.surge, surge("Lisbon", 2.0))
+    pipe.feed.start()
+    assert pipe.feed.wait_until(lambda status: status.state == "live" and status.rows == 2, PATIENCE)
+    snapshot = pipe.until("Lisbon", 100)
+    assert snapshot.cities["Lisbon"].latest.multiplier == 2.0
+    assert snapshot.as_of is not None
+    pipe.send(pipe.topics.metrics, metrics("Lisbon", 120))
+    assert len(pipe.until("Lisbon", 120).cities["Lisbon"].windows) == 1
+
+
+def test_topics_that_appear_later_are_found(pipe: Pipe) -> None:
+    pipe.feed.start()
+    both = tuple(sorted((pipe.topics.metrics, pipe.topics.surge)))
+    assert pipe.feed.wait_until(lambda s: s.state == "waiting" and s.missing_topics == both, PATIENCE)
+    assert pipe.topics.metrics not in pipe.admin.list_topics(timeout=10).topics, "the feed made the topic"
+    pipe.create(pipe.topics.metrics)
+    assert pipe.feed.wait_until(lambda s: s.missing_topics == (pipe.topics.surge,), PATIENCE)
+    pipe.send(pipe.topics.metrics, metrics("Lisbon", 7))
+    pipe.until("Lisbon", 7)
+    pipe.create(pipe.topics.surge)
+    assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE)
+
+
+@pytest.mark.parametrize("poison", [b"{", b"\xff\xfe", b"[]", b'{"city": "Lisbon"}', None])
+def test_a_malformed_message_is_counted_and_the_next_one_is_read(pipe: Pipe, poison: bytes | None) -> None:
+    pipe.create(pipe.topics.metrics, pipe.topics.surge)
+    pipe.send(pipe.topics.metrics, poison)
+    pipe.send(pipe.topics.metrics, metrics("Lisbon", 11))
+    pipe.feed.start()
+    pipe.until("Lisbon", 11)
+    assert pipe.feed.wait_until(lambda status: (status.rows, status.malformed) == (1, 1), PATIENCE)
+
+
+def test_rows_of_an_aborted_transaction_are_never_shown(pipe: Pipe) -> None:
+    pipe.create(pipe.topics.metrics, pipe.topics.surge, partitions=1)
+    writer = Producer({"bootstrap.servers": pipe.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex[:8]}"})
+    writer.init_transactions(PATIENCE)
+    writer.begin_transaction()
+    writer.produce(pipe.topics.metrics, metrics("Lisbon", 666), key="Lisbon")
+    writer.flush(PATIENCE)
+    writer.abort_transaction(PATIENCE)
+    pipe.send(pipe.topics.metrics, metrics("Porto", 5), key="Porto")
+    pipe.feed.start()
+    assert "Lisbon" not in pipe.until("Porto", 5).cities
+
+
+def test_a_partition_that_is_added_later_is_read_from_its_beginning(pipe: Pipe) -> None:
+    pipe.create(pipe.topics.metrics, pipe.topics.surge, partitions=1)
+    pipe.feed.start()
+    assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE)
+    for future in pipe.admin.create_partitions([NewPartitions(pipe.topics.metrics, 2)]).values():
+        future.result(PATIENCE)
+    pipe.producer = Producer({"bootstrap.servers": pipe.bootstrap})
+    pipe.send(pipe.topics.metrics, metrics("Lisbon", 42), partition=1)
+    pipe.until("Lisbon", 42)
+
+
+def test_a_feed_without_a_broker_says_so_and_still_stops(pipe: Pipe) -> None:
+    lost = Feed(pipe.board, "127.0.0.1:1")
+    lost.start()
+    assert lost.wait_until(lambda status: status.state == "unreachable", PATIENCE)
+    assert lost.stop(PATIENCE)
+    assert lost.status.state == "stopped"
