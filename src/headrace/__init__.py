@@ -1,0 +1,73 @@
+"""Streaming pipelines on PySpark whose trigger, state, watermark and sink are declared, checked and proven.
+
+What a project imports stands here; everything else is how the house is built.
+"""
+
+from headrace.errors import (
+    ConfigError,
+    DataError,
+    FlowError,
+    HeadraceError,
+    PartUnavailable,
+    RecoveryError,
+    StackError,
+    Terminal,
+    Transient,
+)
+from headrace.flow.check import Finding, Severity, check
+from headrace.flow.flow import Flow
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.inputs import Input
+from headrace.flow.levers import (
+    AsFastAsPossible,
+    AvailableNow,
+    Continuous,
+    Every,
+    InMemory,
+    OutputMode,
+    RealTime,
+    RocksDB,
+    Watermark,
+)
+from headrace.flow.target import Target
+from headrace.sinks.console import Console
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.fan_out import FanOut, Only
+from headrace.sinks.files import Files
+from headrace.sinks.kafka import KafkaTopic
+from headrace.sources.kafka import Kafka
+
+__all__ = [
+    "AsFastAsPossible",
+    "AvailableNow",
+    "ConfigError",
+    "Console",
+    "Continuous",
+    "DataError",
+    "DeltaAppend",
+    "Every",
+    "FanOut",
+    "Files",
+    "Finding",
+    "Flow",
+    "FlowError",
+    "Guarantee",
+    "HeadraceError",
+    "InMemory",
+    "Input",
+    "Kafka",
+    "KafkaTopic",
+    "Only",
+    "OutputMode",
+    "PartUnavailable",
+    "RealTime",
+    "RecoveryError",
+    "RocksDB",
+    "Severity",
+    "StackError",
+    "Target",
+    "Terminal",
+    "Transient",
+    "Watermark",
+    "check",
+]

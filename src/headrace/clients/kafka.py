@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace.errors import ConfigError, DataError, PartUnavailable
@@ -33,7 +34,7 @@ def require_topics(target: Target, topics: list[str]) -> None:
             f"Target '{target.name}' does not say where Kafka is.",
             why="A flow reads or writes a topic, and kafka.bootstrap.servers is not set.",
             state="Nothing was started.",
-            remedy="Set targets.<name>.kafka.bootstrap.servers in headrace.yml, or run `headrace up` for a local broker.",
+            remedy="Set kafka.bootstrap.servers of the target in headrace.yml, or run `headrace up` for a local broker.",
             code="HR-110",
         )
     admin = AdminClient({key: revealed(value) for key, value in target.kafka.items()}, logger=_QUIET)
@@ -57,3 +58,39 @@ def require_topics(target: Target, topics: list[str]) -> None:
             remedy=f"Create it with `headrace topics create {missing[0]}`, or correct the name in the flow.",
             code="HR-501",
         )
+
+
+def read_topic(target: Target, topic: str) -> Iterator[Message]:
+    """Yield every committed record that a topic holds now, partition by partition, and end there.
+
+    Nothing is remembered on the broker: no group, no offsets. For comparisons and tests, not for pipelines.
+    """
+    consumer = Consumer(
+        {key: revealed(value) for key, value in target.kafka.items()}
+        | {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True},
+        logger=_QUIET,
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=_ANSWER_WITHIN_SECONDS).topics[topic].partitions
+        for partition in sorted(partitions):
+            first, end = consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=_ANSWER_WITHIN_SECONDS
+            )
+            consumer.assign([TopicPartition(topic, partition, first)])
+            yield from _until(consumer, end)
+    finally:
+        consumer.close()
+
+
+def _until(consumer: Consumer, end: int) -> Iterator[Message]:
+    """Yield the records of the assigned partition below `end`. Its end event also covers a tail of markers."""
+    while True:
+        # A call waits for its full number of records or its timeout, so at the end of a partition it waits in vain.
+        for message in consumer.consume(num_messages=5_000, timeout=0.1):
+            error = message.error()
+            if error is None and (message.offset() or 0) < end:
+                yield message
+            elif error is None or error.code() == KafkaError._PARTITION_EOF:
+                return
+            else:
+                raise KafkaException(error)

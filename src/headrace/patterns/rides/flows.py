@@ -5,7 +5,7 @@ Three flows over one topic of ride events. The transforms are plain functions of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from pyspark.sql import Column, DataFrame
@@ -68,10 +68,10 @@ class RideSettings:
     topic: str = "ride-events"
     city_window: str = "5 minutes"
     city_watermark: str = "10 minutes"
-    city_trigger: Trigger = Every("30 seconds")
+    city_trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
     driver_window: str = "15 minutes"
     driver_watermark: str = "30 minutes"
-    driver_trigger: Trigger = Every("5 minutes")
+    driver_trigger: Trigger = field(default_factory=lambda: Every("5 minutes"))
     max_offsets: int = 500_000
 
 

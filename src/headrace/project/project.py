@@ -1,0 +1,133 @@
+"""A project opened: its targets ready to use, its flows imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import ConfigError, nearest
+from headrace.flow.flow import Flow
+from headrace.flow.secret import Secret
+from headrace.flow.target import Target
+from headrace.project.secrets import resolved
+from headrace.project.settings import LOCAL, ProjectSettings, read_settings
+from headrace.runtime.filesystem import is_local
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with a headrace.yml."""
+
+    folder: Path
+    settings: ProjectSettings
+
+    @classmethod
+    def open(cls, folder: Path) -> Project:
+        """Read the settings. Nothing is imported yet."""
+        return cls(folder.absolute(), read_settings(folder))
+
+    @property
+    def home(self) -> Path:
+        """Where the project's local state lies: stack, logs, and by default lake and checkpoints."""
+        return self.folder / ".headrace"
+
+    def target(self, name: str | None, local_broker: Callable[[], str | None]) -> Target:
+        """Return a target with its secrets resolved. `local_broker` is asked only when the target says `local`."""
+        name = name or self.settings.default_target
+        known = self.settings.targets
+        if name not in known:
+            raise ConfigError(
+                f"There is no target '{name}'.",
+                why=f"headrace.yml has the targets {', '.join(known)}.{nearest(name, known)}",
+                state="Nothing was started.",
+                remedy="Name one of them with --target.",
+                code="HR-105",
+            )
+        chosen = known[name]
+        kafka: dict[str, str | Secret] = {
+            key: resolved(value, f"targets.{name}.kafka.{key}") for key, value in chosen.kafka.items()
+        }
+        if kafka.get("bootstrap.servers") == LOCAL:
+            address = local_broker()
+            if address:
+                kafka["bootstrap.servers"] = address
+            else:
+                del kafka["bootstrap.servers"]
+        return Target(
+            name=name,
+            master=chosen.master,
+            lake=self._located(chosen.lake),
+            checkpoints=self._located(chosen.checkpoints),
+            kafka=kafka,
+            spark=dict(chosen.spark),
+        )
+
+    def flows(self, names: Sequence[str] = ()) -> list[Flow]:
+        """Import the project's files and return the flows at their top level, or only those named."""
+        found: dict[int, Flow] = {}
+        for file in self.settings.flows:
+            for flow in _flows_of(self.folder, file):
+                found[id(flow)] = flow
+        flows = list(found.values())
+        known = [flow.name for flow in flows]
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"There is no flow '{name}'.",
+                    why=f"The project has {', '.join(known) or 'none'}.{nearest(name, known)}",
+                    state="Nothing was started.",
+                    remedy="`headrace check` lists the flows.",
+                    code="HR-106",
+                )
+        return [flow for flow in flows if not names or flow.name in names]
+
+    def _located(self, root: str) -> str:
+        return str((self.folder / root).absolute()) if is_local(root) and not root.startswith("file:") else root
+
+
+def _flows_of(folder: Path, file: str) -> Iterator[Flow]:
+    path = folder / file
+    if not path.is_file():
+        raise ConfigError(
+            f"headrace.yml names the file {file}.",
+            why=f"{path} is not there.",
+            state="Nothing was started.",
+            remedy="Correct `flows:` in headrace.yml.",
+            code="HR-107",
+        )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # noqa: S101 - a path that ends in .py always has one
+    assert spec.loader is not None  # noqa: S101
+    module = importlib.util.module_from_spec(spec)
+    # Under its own name, as a test imports it, so that Python workers can unpickle its functions.
+    sys.modules[path.stem] = module
+    with _importable(folder):
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"{file} cannot be imported.",
+                why=f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}).",
+                state="Nothing was started.",
+                remedy="Correct the file.",
+                code="HR-108",
+            ) from error
+    for value in vars(module).values():
+        if isinstance(value, Flow):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (each for each in value if isinstance(each, Flow))
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let the files of a project import each other, as Python does for a script."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    yield

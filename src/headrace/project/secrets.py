@@ -1,0 +1,53 @@
+"""Secrets by reference: `${env:NAME}` and `${file:/path}`, resolved when a target is made, printed never."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from headrace.errors import ConfigError
+from headrace.flow.secret import Secret
+
+_REFERENCE = re.compile(r"^\$\{(env|file):([^}]+)\}$")
+
+
+def resolved(text: str, place: str) -> str | Secret:
+    """Return a setting: itself, or the secret that it refers to. `place` names the setting in messages."""
+    reference = _REFERENCE.match(text.strip())
+    if reference is None:
+        return text
+    kind, name = reference.groups()
+    value = os.environ.get(name) if kind == "env" else _from_file(Path(name), place)
+    if value is None:
+        raise ConfigError(
+            f"{place} refers to the environment variable {name}.",
+            why="The variable is not set.",
+            state="Nothing was started.",
+            remedy=f"Set {name} for this process.",
+            code="HR-103",
+        )
+    return Secret(text.strip(), value)
+
+
+def _from_file(path: Path, place: str) -> str:
+    try:
+        mode = path.stat().st_mode
+        value = path.read_text().rstrip("\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{place} refers to the file {path}.",
+            why=f"It cannot be read: {os.strerror(error.errno or 0)}.",
+            state="Nothing was started.",
+            remedy="Correct the path, or make the file readable for this user.",
+            code="HR-103",
+        ) from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{place} refers to the file {path}.",
+            why="Other users of this machine can read it.",
+            state="Nothing was started.",
+            remedy=f"Run `chmod 600 {path}`.",
+            code="HR-104",
+        )
+    return value

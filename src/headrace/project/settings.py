@@ -1,0 +1,122 @@
+"""headrace.yml as typed values. Unknown keys are refused, with the nearest known one.
+
+name: shop
+flows: [flows.py]
+default_target: dev
+targets:
+  dev:
+    lake: .headrace/lake
+    checkpoints: .headrace/checkpoints
+    kafka: {bootstrap.servers: local}
+  prod:
+    master: spark://spark.example.org:7077
+    lake: s3a://shop/lake
+    checkpoints: s3a://shop/checkpoints
+    kafka:
+      bootstrap.servers: ${env:KAFKA}
+      sasl.password: ${file:/run/secrets/kafka}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headrace.errors import ConfigError, nearest
+
+FILE = "headrace.yml"
+
+# The word that stands for the broker of the local stack.
+LOCAL = "local"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetSettings(_Strict):
+    """One place to run flows."""
+
+    master: str = Field("local[*]", description="The Spark master, handed to Spark as it is.")
+    lake: str = Field(
+        ".headrace/lake", description="Root of the tables: a folder, or any URI that Hadoop's filesystems know."
+    )
+    checkpoints: str = Field(".headrace/checkpoints", description="Root of the checkpoints: a folder or a URI.")
+    kafka: dict[str, str] = Field(
+        default_factory=lambda: {"bootstrap.servers": LOCAL},
+        description="Settings of Kafka clients. 'local' as bootstrap.servers is the broker of `headrace up`. "
+        "Values may be references: ${env:NAME} or ${file:/path}.",
+    )
+    spark: dict[str, str] = Field(default_factory=dict, description="Settings of the Spark application.")
+
+
+class ProjectSettings(_Strict):
+    """A project: its flows and where they can run."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", description="The name of the project.")]
+    flows: list[str] = Field(
+        default_factory=lambda: ["flows.py"], description="Python files, relative to headrace.yml, that hold flows."
+    )
+    default_target: str = Field("dev", description="The target that is used when none is named.")
+    targets: dict[str, TargetSettings] = Field(
+        default_factory=lambda: {"dev": TargetSettings.model_validate({})}, description="Places to run flows, by name."
+    )
+
+    @model_validator(mode="after")
+    def _default_exists(self) -> ProjectSettings:
+        if self.default_target not in self.targets:
+            message = f"default_target '{self.default_target}' is not among the targets {', '.join(self.targets)}"
+            raise ValueError(message)
+        return self
+
+
+def read_settings(folder: Path) -> ProjectSettings:
+    """Read headrace.yml of a project folder, or say everything that is wrong with it at once."""
+    path = folder / FILE
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"There is no {FILE} in {folder.absolute()}.",
+            why="The command needs a project.",
+            state="Nothing was started.",
+            remedy="Go to the folder of a project, name it with --project, or make one with `headrace init NAME`.",
+            code="HR-101",
+        ) from error
+    try:
+        read = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _wrong(path, f"It is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(read, dict):
+        raise _wrong(path, "It holds no settings.")
+    try:
+        return ProjectSettings.model_validate(read)
+    except ValidationError as error:
+        raise _wrong(path, " ".join(_sentence(problem) for problem in error.errors())) from error
+
+
+def _wrong(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be used.",
+        why=why,
+        state="Nothing was started.",
+        remedy="Correct the file. `headrace schema` prints its JSON schema for your editor.",
+        code="HR-102",
+    )
+
+
+def _sentence(problem: object) -> str:
+    """Say one problem that pydantic found in words, with the nearest known key."""
+    assert isinstance(problem, dict)  # noqa: S101 - the shape of pydantic's ErrorDetails
+    place = [str(part) for part in problem["loc"]]
+    where = ".".join(place)
+    if problem["type"] == "extra_forbidden":
+        known = TargetSettings.model_fields if "targets" in place[:-1] else ProjectSettings.model_fields
+        return f"The key '{where}' is unknown.{nearest(place[-1], known)}"
+    if problem["type"] == "missing":
+        return f"The key '{where}' is missing."
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}." if where else f"{message}."
