@@ -246,6 +246,8 @@ def test_an_open_history_follows_the_stream(page: Page, url: str, scene: Scene) 
     expect(rows.first).to_contain_text("777")
     scene.publish("Lisbon", 3, window=1)
     expect(rows).to_have_count(14)
+    scene.publish("Lisbon", 4321, window=-5)
+    expect(rows.nth(6)).to_contain_text("4,321")
 
 
 def test_a_lost_server_is_shown_and_found_again(page: Page, scene: Scene) -> None:

@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from threading import Event
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from headrace.serve import feed as feed_module
 from headrace.serve.board import CityBoard, Snapshot
 from headrace.serve.feed import Feed, Topics
+from headrace.stack.local import LocalStack
 
 pytestmark = pytest.mark.stack
 
@@ -167,3 +169,22 @@ def test_a_feed_without_a_broker_says_so_and_still_stops(pipe: Pipe) -> None:
     assert lost.wait_until(lambda status: status.state == "unreachable", PATIENCE)
     assert lost.stop(PATIENCE)
     assert lost.status.state == "stopped"
+
+
+def test_a_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path)
+    try:
+        pipe = Pipe(stack.up().bootstrap)
+        pipe.create(pipe.topics.metrics, pipe.topics.surge)
+        pipe.send(pipe.topics.metrics, metrics("Lisbon", 1))
+        with pipe.feed as feed:
+            pipe.until("Lisbon", 1)
+            stack.down()
+            assert feed.wait_until(lambda status: status.state == "unreachable", PATIENCE)
+            assert pipe.until("Lisbon", 1).cities, "the board keeps its last rows"
+            assert stack.up().bootstrap == pipe.bootstrap
+            assert feed.wait_until(lambda status: status.state == "live", PATIENCE)
+            pipe.send(pipe.topics.metrics, metrics("Lisbon", 2))
+            pipe.until("Lisbon", 2)
+    finally:
+        stack.wipe()

@@ -75,7 +75,7 @@ function take(answer, whole) {
   state.heardAt = performance.now();
   state.answered = true;
   schedule();
-  if (detail.city) followDetail(answer.cities.find((c) => c.city === detail.city));
+  if (detail.city && answer.cities.some((c) => c.city === detail.city)) followDetail();
 }
 
 // ---------------------------------------------------------------- the surge badge
@@ -219,7 +219,9 @@ function drawTotals() {
   setText(byId("total-completion-sub"), `${whole.format(totals.completed_rides)} completed`);
   setText(byId("total-fare"), fare(totals.avg_fare));
   setText(byId("total-surging"), whole.format(totals.surging_cities));
-  const surging = [...state.cities.values()].filter((c) => c.surge_multiplier > 1);
+  // The same rule as the server's count: a surge holds for one window more.
+  const since = Date.parse(totals.window_start) - length(totals);
+  const surging = [...state.cities.values()].filter((c) => c.surge_multiplier > 1 && Date.parse(c.window_start) >= since);
   surging.sort(ORDERS.surge);
   setText(byId("total-surging-sub"), totals.surging_cities ? names(surging.map((c) => c.city)) : "every city is calm");
   setText(byId("lede"), `Window ${windowText(totals)}${isOpen(totals) ? ", still counting" : ""}`);
@@ -296,7 +298,7 @@ function schedule() {
 
 // ---------------------------------------------------------------- detail
 
-const detail = { city: null, windows: [] };
+const detail = { city: null, windows: [], loading: false, again: false };
 
 function drawDetail() {
   const city = state.cities.get(detail.city);
@@ -358,13 +360,18 @@ function openDetail(name) {
   loadDetail();
 }
 
-/** Bring the newest window of the open city into the detail; a gap means loading it again. */
-function followDetail(city) {
-  if (!city) return;
-  const newest = detail.windows.at(-1);
-  if (newest && newest.window_start === city.window_start) detail.windows[detail.windows.length - 1] = city;
-  else loadDetail();
-  drawDetail();
+/** Load the open city again after a change: a late row may have corrected any of its windows. */
+async function followDetail() {
+  if (detail.loading) {
+    detail.again = true;
+    return;
+  }
+  detail.loading = true;
+  do {
+    detail.again = false;
+    await loadDetail();
+  } while (detail.again && detail.city);
+  detail.loading = false;
 }
 
 // ---------------------------------------------------------------- the event stream
@@ -388,8 +395,6 @@ function connect() {
     state.link = "open";
     delay = 1000;
     take(answer, true);
-    // Windows may have passed unseen.
-    if (detail.city) loadDetail();
   });
   on("change", (answer) => take(answer, false));
   on("feed", (answer) => {
