@@ -60,6 +60,11 @@ share.coordinator.state.topic.num.partitions=4
 # A second consumer is not waited for: a local group usually has one.
 group.initial.rebalance.delay.ms=0
 
+# After a crash the controller refuses the new broker until the old one's session is over: 9 s by default.
+# Not shorter than this: a busy laptop must not be taken for a dead broker.
+broker.session.timeout.ms=5000
+broker.heartbeat.interval.ms=1000
+
 message.max.bytes={MESSAGE_MAX_BYTES}
 
 # Records stay until somebody says otherwise. A flow that was stopped over a weekend must find its offsets,
@@ -76,7 +81,7 @@ status=error
 appender.out.type=Console
 appender.out.name=out
 appender.out.layout.type=PatternLayout
-appender.out.layout.pattern=%d{yyyy-MM-dd HH:mm:ss} %p %m (%c{1})%n%throwable{12}
+appender.out.layout.pattern=%d{yyyy-MM-dd HH:mm:ss} %p %m (%c{1})%n%throwable
 rootLogger.level=warn
 rootLogger.appenderRef.out.ref=out
 """

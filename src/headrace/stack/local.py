@@ -206,9 +206,11 @@ class LocalStack:
                 self._stop(part, place, started)
                 raise failures.no_answer(part.name, part.address(place), part.patience, place.log)
             place.record.unlink(missing_ok=True)
-            lines = process.tail(place.log, since=said_before)
-            if attempt == STARTS or not any(PORT_LOST.search(line) for line in lines):
-                raise failures.died(part.name, place.log, lines)
+            said = process.tail(place.log, lines=1000, since=said_before)
+            if attempt == STARTS or not any(PORT_LOST.search(line) for line in said):
+                # Frames of a stack trace name no cause; the lines between them do.
+                words = [line for line in said if not line.lstrip().startswith(("at ", "... "))]
+                raise failures.died(part.name, place.log, words[-12:])
             on_event(part.name, "its port was taken meanwhile: choosing another")
 
     def _stop_all(self, on_event: OnEvent) -> tuple[str, ...]:

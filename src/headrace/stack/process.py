@@ -131,7 +131,7 @@ def tail(log: Path, lines: int = 15, since: int = 0) -> list[str]:
     try:
         with log.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(since, size - 16_384))  # a stack trace fits; a log of gigabytes is not read
+            stream.seek(max(since, size - 65_536))  # several stack traces fit; a log of gigabytes is not read
             text = stream.read().decode(errors="replace")
     except FileNotFoundError:
         return []
