@@ -11,8 +11,10 @@ All times are whole milliseconds since the epoch, UTC. A replay takes these step
 5. Add the others to the group of their window and key.
 6. Update mode puts out every group that step 5 touched. Append mode puts out every group whose window ends at or
    before W[N]. Both then forget the groups whose window ends at or before W[N].
-7. W[N+1] is the highest event time of the batch's valid rides, less the delay, or W[N] if that is higher. Rides that
-   step 3 left out count here, because the watermark is declared on the input; bad records never do.
+7. W[N+1] is the highest event time of the batch's rides, less the delay, or W[N] if that is higher. Bad records never
+   count. Rides that step 3 left out do not count either, although the watermark is declared before the filter: Spark's
+   optimizer moves a filter that does not read the event time below the watermark. Where the plan keeps it above (an
+   `observe` between the two does that), set `watermark_sees_all`.
 """
 
 from __future__ import annotations
@@ -311,6 +313,8 @@ class RideFlow(Generic[Row]):
     key: Callable[[Ride], str]
     row: Callable[[int, int, str, Sequence[Ride]], Row]
     append: bool
+    watermark_sees_all: bool = False
+    """Whether rides of other statuses move the watermark too: step 7."""
 
 
 _COUNTED = frozenset({"completed", "cancelled", "in_progress"})
@@ -358,7 +362,7 @@ def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: RideFlow
         return [flow.row(start, start + flow.window_ms, key, groups[start, key]) for start, key in sorted(keys)]
 
     for batch in batches:
-        # 1. the records of the batch, judged
+        # 1. the records, judged
         offsets = ((partition, n) for partition, span in sorted(batch.items()) for n in range(*span))
         judged = [judge(log[at]) for at in offsets if at in log]
         rides = [ride for ride in judged if isinstance(ride, Ride)]
@@ -370,9 +374,8 @@ def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: RideFlow
         # 3.-5. into windows, late ones apart
         late: list[tuple[int, int]] = []
         touched: set[tuple[int, str]] = set()
-        for ride in rides:
-            if ride.status not in flow.statuses:
-                continue
+        counted = [ride for ride in rides if ride.status in flow.statuses]
+        for ride in counted:
             start = ride.event_time_ms // flow.window_ms * flow.window_ms
             if start + flow.window_ms <= watermark_before:
                 late.append((ride.partition, ride.offset))
@@ -389,7 +392,8 @@ def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: RideFlow
             del groups[group]
 
         # 7. the next watermark
-        highest = max((ride.event_time_ms for ride in rides), default=0)
+        seen = rides if flow.watermark_sees_all else counted
+        highest = max((ride.event_time_ms for ride in seen), default=0)
         watermark_before, watermark = watermark, max(watermark, highest - flow.delay_ms)
 
     outcome.open.extend(rows(groups))
