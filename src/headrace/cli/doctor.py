@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from textwrap import indent
 
 import typer
 from rich.text import Text
@@ -25,6 +26,6 @@ def doctor_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False)
             level = (f"{finding.level:<5}", COLOURS[finding.level])
             out.print(Text.assemble(level, f"{finding.name:<13}", finding.found))
             if finding.remedy:
-                out.print(Text(finding.remedy, style="dim"), style=None)
+                out.print(Text(indent(finding.remedy, " " * 18), style="dim"))
     if failed:
         raise typer.Exit(ANSWER_IS_NO)

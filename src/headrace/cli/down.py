@@ -41,7 +41,7 @@ def down_command(
 def _ask(stack: LocalStack, *, json: bool) -> None:
     """Name what would be deleted and let a person decide; a machine has to say `--yes`."""
     if json:
-        err.print("`down --wipe --json` deletes data and cannot ask: add --yes.")
+        emit({"ok": False, "error": "`down --wipe --json` deletes data and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
     megabytes = sum(part.data_bytes for part in stack.ps()) / 1e6
     err.print(f"This deletes every topic and record in {stack.folder} ({megabytes:.1f} MB). Flows lose their input.")

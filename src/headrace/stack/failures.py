@@ -169,18 +169,13 @@ def held(path: Path, seconds: float) -> StackError:
 
 @contextmanager
 def told_as_stack_errors(path: Path) -> Iterator[None]:
-    """Turn the system's refusals while writing below `path` into HR-405 and HR-406."""
+    """Turn every refusal of the system while working below `path` into HR-406 (full) or HR-405 (the rest)."""
     try:
         yield
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(path, 0) from problem
-        if isinstance(problem, PermissionError | NotADirectoryError | FileExistsError) or problem.errno in (
-            errno.EROFS,
-            errno.ENAMETOOLONG,
-        ):
-            raise not_writable(path, problem) from problem
-        raise
+        raise not_writable(path, problem) from problem
 
 
 def _first(items: Sequence[str], most: int = 3) -> str:

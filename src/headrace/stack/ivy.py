@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -118,6 +119,8 @@ class Ivy:
                 ivy.kill()
                 raise
         if ivy.returncode != 0:
+            if any("No space left" in line for line in said):
+                raise failures.disk_full(self.cache, shutil.disk_usage(target.parent).free)
             complaints = list(dict.fromkeys(line.strip(" \t:") for line in said if COMPLAINT.search(line)))
             raise failures.fetch_failed(
                 complaints[:3] or ["Ivy stopped"], f"Ivy ended with exit code {ivy.returncode}."
