@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.demo import demo_command
 from headrace.cli.doctor import doctor_command
 from headrace.cli.down import down_command
 from headrace.cli.generate import generate_command
@@ -41,6 +42,7 @@ def _root(
     """Hold the options that stand before a command."""
 
 
+app.command("demo")(demo_command)
 app.command("generate")(generate_command)
 app.command("up")(up_command)
 app.command("down")(down_command)

@@ -25,9 +25,7 @@ from headrace.errors import HeadraceError, Transient
 
 OK, ANSWER_IS_NO, USAGE, TERMINAL, TRANSIENT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on the last line instead of text.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line instead of text.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 
 out = Console(highlight=False, soft_wrap=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -34,7 +36,7 @@ def require_topics(target: Target, topics: list[str]) -> None:
             f"Target '{target.name}' does not say where Kafka is.",
             why="A flow reads or writes a topic, and kafka.bootstrap.servers is not set.",
             state="Nothing was started.",
-            remedy="Set kafka.bootstrap.servers of the target in headrace.yml, or run `headrace up` for a local broker.",
+            remedy="Set kafka.bootstrap.servers of the target in headrace.yml, or run `headrace up`.",
             code="HR-110",
         )
     admin = AdminClient({key: revealed(value) for key, value in target.kafka.items()}, logger=_QUIET)
@@ -60,26 +62,58 @@ def require_topics(target: Target, topics: list[str]) -> None:
         )
 
 
+def newest_timestamp(target: Target, topic: str) -> datetime | None:
+    """Return the time of the newest record at the ends of a topic's partitions, or None when it has none."""
+    consumer = _reader(target)
+    try:
+        newest = -1
+        for partition in _partitions(consumer, topic):
+            first, end = _bounds(consumer, partition)
+            if end > first:
+                consumer.assign([TopicPartition(topic, partition.partition, end - 1)])
+                newest = max([newest, *(message.timestamp()[1] for message in _until(consumer, end))])
+    finally:
+        consumer.close()
+    return datetime.fromtimestamp(newest / 1000, UTC) if newest >= 0 else None
+
+
 def read_topic(target: Target, topic: str) -> Iterator[Message]:
     """Yield every committed record that a topic holds now, partition by partition, and end there.
 
     Nothing is remembered on the broker: no group, no offsets. For comparisons and tests, not for pipelines.
     """
-    consumer = Consumer(
-        {key: revealed(value) for key, value in target.kafka.items()}
-        | {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True},
-        logger=_QUIET,
-    )
+    consumer = _reader(target)
     try:
-        partitions = consumer.list_topics(topic, timeout=_ANSWER_WITHIN_SECONDS).topics[topic].partitions
-        for partition in sorted(partitions):
-            first, end = consumer.get_watermark_offsets(
-                TopicPartition(topic, partition), timeout=_ANSWER_WITHIN_SECONDS
-            )
-            consumer.assign([TopicPartition(topic, partition, first)])
+        for partition in _partitions(consumer, topic):
+            first, end = _bounds(consumer, partition)
+            consumer.assign([TopicPartition(topic, partition.partition, first)])
             yield from _until(consumer, end)
     finally:
         consumer.close()
+
+
+def _reader(target: Target) -> Consumer:
+    settings = {key: revealed(value) for key, value in target.kafka.items()}
+    group = {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True}
+    return Consumer(settings | group, logger=_QUIET)
+
+
+def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
+    found = consumer.list_topics(topic, timeout=_ANSWER_WITHIN_SECONDS).topics[topic].partitions
+    return [TopicPartition(topic, number) for number in sorted(found)]
+
+
+def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """Return the first offset of a partition and the one after its last."""
+    deadline = time.monotonic() + _ANSWER_WITHIN_SECONDS
+    while True:
+        try:
+            return consumer.get_watermark_offsets(partition, timeout=_ANSWER_WITHIN_SECONDS)
+        except KafkaException as error:
+            # The controller names a leader a moment before the broker knows that it is one. The protocol asks clients
+            # to try again; librdkafka does so for reads and writes, and leaves this call to us.
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise
 
 
 def _until(consumer: Consumer, end: int) -> Iterator[Message]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,6 +41,10 @@ class Comparison:
     rows: dict[str, int] = field(default_factory=dict)
     repeated: dict[str, int] = field(default_factory=dict)
     """Rows that an at-least-once sink holds once too often. Only a crash makes these, and they are no difference."""
+
+    def rows_of_sinks(self) -> dict[str, int]:
+        """Return how many rows each sink holds: `kafka:TOPIC`, `delta:PATH`. Places without a colon are no sinks."""
+        return {place: count for place, count in self.rows.items() if ":" in place}
 
     @property
     def equal(self) -> bool:
@@ -137,8 +141,3 @@ def _plain(value: object) -> object:
 
 def _shown(key: _Key) -> str:
     return ", ".join(f"{name}={value}" for name, value in key)
-
-
-def counted(rows: Iterable[Row], column: str) -> dict[str, int]:
-    """Return how many rows there are of each value of a column."""
-    return dict(sorted(Counter(str(row[column]) for row in rows).items()))

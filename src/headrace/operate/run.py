@@ -16,7 +16,7 @@ from headrace.runtime.events import BatchCommitted, Event, EventBus
 from headrace.runtime.session import open_session
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
-from headrace.stack.jars import JarCache, cache_root
+from headrace.stack.jars import JarCache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,14 +100,14 @@ def open_application(
     log: Path | None = None,
     backoff: Backoff | None = None,
     on_step: Callable[[str], None] = lambda _step: None,
-) -> Application:
-    """Check everything, start Spark, and return the application, ready to run."""
+) -> tuple[Application, SparkSession]:
+    """Check everything, start Spark, and return the application, ready to run, with its session."""
     on_step("checking the flows")
     preflight(flows, target)
-    jars = JarCache(cache_root()).verify("spark")
+    jars = JarCache().verify("spark")
     on_step("starting Spark")
     spark = open_session(target, jars, log=log)
-    return Application(spark, target, flows, backoff=backoff)
+    return Application(spark, target, flows, backoff=backoff), spark
 
 
 def _add(figures: FlowFigures, tally: Tally) -> None:

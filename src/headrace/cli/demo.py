@@ -1,0 +1,135 @@
+"""`headrace demo`: a whole system on this machine, with its page and the comparison with its model."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from headrace.cli.flow_events import told
+from headrace.cli.generate import length
+from headrace.cli.home import DEFAULT_HOME, HomeOption
+from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
+from headrace.cli.progress import shown
+from headrace.operate.demo import DemoResult, DemoSettings, Watch, find_demo, find_demos, run_demo
+
+# Long enough to see windows close, short enough for a script. Only used when nobody sits at a terminal.
+_UNATTENDED = timedelta(seconds=90)
+
+
+def demo_command(  # noqa: PLR0913 - one parameter for each option of the command
+    name: Annotated[str | None, typer.Argument(help="The demo to run, for example rides.")] = None,
+    *,
+    list_: Annotated[bool, typer.Option("--list", help="Name the demos and end.")] = False,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="TIME", help="End after this long. Default: at Ctrl-C, or 90s without a terminal."
+        ),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Records per second.")] = 40.0,
+    backfill: Annotated[str, typer.Option(metavar="TIME", help="The past to begin with.")] = "90 minutes",
+    seed: Annotated[int, typer.Option(help="Another seed gives other records.")] = 7,
+    port: Annotated[int, typer.Option(help="Port of the page, or the next free one.")] = 8080,
+    home: HomeOption = DEFAULT_HOME,
+    json: JsonOption = False,
+) -> None:
+    """Run a whole system on this machine: broker, generated records, flows, live page, comparison with its model.
+
+    Ctrl-C ends it: every flow commits the batch that it is in, then everything stops. The data stays, and the next run
+    goes on from there.
+    """
+    if list_ or name is None:
+        _list(json=json)
+        return
+    find_demo(name)
+    attended = sys.stdin.isatty() and sys.stdout.isatty()
+    run_for = length("--for", for_) if for_ else (None if attended else _UNATTENDED)
+    settings = DemoSettings(home, run_for, rate, length("--backfill", backfill), seed, port)
+    with shown(json=json) as show, _interruptible() as (stop, interrupted):
+        watch = Watch(
+            step=lambda step: show.event("demo", step),
+            part=show.event,
+            jar=show.jar,
+            page=lambda url: say(
+                f"\nThe cities, live: [bold link={url}]{url}[/]  (figures follow in about a minute)\n"
+            ),
+            event=lambda event: None if json else told(event),
+        )
+        result = run_demo(name, settings, watch, stop, forced=interrupted)
+    if json:
+        emit(result.as_dict())
+    else:
+        _print(result, home=str(home), name=name)
+    if interrupted.is_set() and run_for is not None:
+        raise typer.Exit(INTERRUPTED)
+    if not result.ok:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+@contextmanager
+def _interruptible() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Turn the first Ctrl-C or SIGTERM into an orderly end; a second one ends the process at once."""
+    stop, interrupted = threading.Event(), threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if interrupted.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        interrupted.set()
+        stop.set()
+        err.print("\nStopping: each flow commits the batch that it is in. Press Ctrl-C again to stop at once.")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop, interrupted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _announce(url: str) -> None:
+    err.print(f"\nThe cities, live: [bold link={url}]{url}[/]  (the first figures follow within a minute)\n")
+
+
+def _list(*, json: bool) -> None:
+    titles = {name: demo.title for name, demo in find_demos().items()}
+    if json:
+        emit({"ok": True, "demos": titles})
+        return
+    for name, title in titles.items():
+        out.print(f"[bold]{name}[/]  {title}")
+    out.print("\nRun one with `headrace demo NAME`.")
+
+
+def _print(result: DemoResult, *, home: str, name: str) -> None:
+    table = Table(title=f"{name}, {result.seconds:.0f} seconds", title_justify="left")
+    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad"):
+        table.add_column(heading, justify="left" if heading == "flow" else "right")
+    for flow, figures in result.flows.items():
+        table.add_row(
+            flow,
+            f"{figures.rows_in:,}",
+            f"{figures.rows_out:,}",
+            str(figures.batches),
+            f"{figures.late:,}",
+            f"{sum(figures.bad.values()):,}",
+        )
+    out.print(table)
+    if result.comparison is not None:
+        rows = sum(result.comparison.rows.values())
+        if result.comparison.equal:
+            out.print(f"[green]Equal to the model[/]: {rows:,} rows of every sink, late and bad ones included.")
+        else:
+            out.print(f"[bold red]{len(result.comparison.differences)} differences from the model[/]:")
+            for difference in result.comparison.differences[:20]:
+                out.print(f"  {difference}", markup=False)
+    out.print(f"The data is kept in {home}/demo/{name}; `headrace demo {name}` goes on from there.")

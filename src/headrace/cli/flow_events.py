@@ -1,0 +1,39 @@
+"""What happens to flows, as lines for a person. Always on standard error: results own the output."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from headrace.cli.output import err
+from headrace.runtime.events import BatchCommitted, Event, FlowFailed, FlowStarted, FlowStopped
+
+
+def told(event: Event) -> None:
+    """Print one event."""
+    match event:
+        case FlowStarted():
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
+        case BatchCommitted():
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), " ", _figures(event)))
+        case FlowFailed():
+            _tell_failure(event)
+        case FlowStopped():
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), " stopped"))
+
+
+def _figures(event: BatchCommitted) -> str:
+    words = [f"batch {event.batch_id}: {event.rows_in:,} in, {event.rows_out:,} out, {event.duration_ms / 1000:.1f} s"]
+    bad = sum(event.bad.values())
+    if bad:
+        words.append(f"{bad:,} bad")
+    if event.dropped:
+        words.append("late rows dropped")
+    return ", ".join(words)
+
+
+def _tell_failure(event: FlowFailed) -> None:
+    error = event.error
+    err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {error.code} ", "bold red"), error.what))
+    then = f"Starting again in {event.retry_in:.0f} s." if event.retry_in is not None else error.remedy
+    for label, sentence in (("why", error.why), ("data", error.state), ("do", then)):
+        err.print(Text.assemble((f"  {label:<5}", "dim"), sentence))
