@@ -59,9 +59,7 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
             step=lambda step: show.event("demo", step),
             part=show.event,
             jar=show.jar,
-            page=lambda url: say(
-                f"\nThe cities, live: [bold link={url}]{url}[/]  (figures follow in about a minute)\n"
-            ),
+            page=lambda url: None if json else _announce(url),
             event=lambda event: None if json else told(event),
         )
         result = run_demo(name, settings, watch, stop, forced=interrupted)
