@@ -184,14 +184,16 @@ def generate(
         counts[record.kind] += 1
         if not counts.total() % 1000:  # serve the reports of failed records, which pacing serves only when it waits
             producer.poll(0)
-    # A record that the broker does not take is reported as failed by then, so nothing is left behind a flush.
-    producer.flush(2 * _ACKNOWLEDGED_WITHIN_MS / 1000)
+    # A record that the broker does not take is reported as failed before this long flush ends.
+    left = producer.flush(2 * _ACKNOWLEDGED_WITHIN_MS / 1000)
     raise_if_refused()
+    if left:
+        raise _failure(KafkaError(KafkaError._TIMED_OUT), "a record", topic=topic, taken=counts.total())
     return Sent(counts.total(), dict(counts), time.monotonic() - started)
 
 
 def _failure(error: KafkaError, record: str, *, topic: str, taken: int) -> HeadraceError:
-    state = f"Of {taken:,} records handed over, those before it are in the topic, and some after it may be."
+    state = f"{taken:,} records were handed over; those that Kafka did not acknowledge by then may be missing."
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return DataError(
             f"Topic '{topic}' refused {record}.",
