@@ -17,6 +17,8 @@ from headrace.flow.target import Target
 # How long a start waits for a broker that does not answer, before it says so.
 _ANSWER_WITHIN_SECONDS = 10.0
 
+_NO_LEADER_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+
 # librdkafka reports every refused connection by itself; the errors below say it once, and what to do.
 _QUIET = logging.getLogger("headrace.librdkafka")
 _QUIET.addHandler(logging.NullHandler())
@@ -112,8 +114,9 @@ def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
         except KafkaException as error:
             # The controller names a leader a moment before the broker knows that it is one. The protocol asks clients
             # to try again; librdkafka does so for reads and writes, and leaves this call to us.
-            if not error.args[0].retriable() or time.monotonic() > deadline:
+            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
                 raise
+            time.sleep(0.05)
 
 
 def _until(consumer: Consumer, end: int) -> Iterator[Message]:

@@ -124,6 +124,9 @@ class RunningQuery:
             raise
 
     def _on_progress(self, progress: StreamingQueryProgress) -> None:
+        # A trigger that finds nothing to do reports progress too, under the number of the batch that is still to come.
+        if "addBatch" not in progress.durationMs:
+            return
         with self._hearing:
             if progress.batchId <= self._last_heard:
                 return
