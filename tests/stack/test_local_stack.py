@@ -16,7 +16,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.errors import PartUnavailable, StackError
 from headrace.stack import ports, topics
-from headrace.stack.kafka import Kafka, create_topics
+from headrace.clients.topics import create_topics
+from headrace.stack.kafka import Kafka
 from headrace.stack.local import LocalStack
 
 pytestmark = pytest.mark.stack
@@ -64,7 +65,7 @@ def test_a_broker_outlives_its_parents_crash_and_the_next_up_adopts_it(home: Pat
     running = stack.up()
     assert running.adopted == ("kafka",)
     assert kafka_pid(home) == before
-    create_topics(running.bootstrap, {"works": 1})
+    create_topics({"bootstrap.servers": running.bootstrap}, {"works": 1})
 
     # As if the parent had been killed between the start of the process and the writing of its record.
     (home / "stack" / "kafka" / "process.json").unlink()
@@ -76,7 +77,7 @@ def test_a_broker_outlives_its_parents_crash_and_the_next_up_adopts_it(home: Pat
 def test_a_killed_broker_is_shown_as_crashed_and_up_brings_it_back_with_its_data(home: Path) -> None:
     stack = LocalStack(home)
     running = stack.up()
-    create_topics(running.bootstrap, {"rides": 1})
+    create_topics({"bootstrap.servers": running.bootstrap}, {"rides": 1})
     send(running.bootstrap, "rides", b"one", b"two")
     killed = psutil.Process(kafka_pid(home))
     killed.kill()
@@ -94,7 +95,7 @@ def test_a_killed_broker_is_shown_as_crashed_and_up_brings_it_back_with_its_data
 def test_down_keeps_the_data_up_returns_to_the_port_or_past_it_and_wipe_deletes_all(home: Path) -> None:
     stack = LocalStack(home)
     first = stack.up()
-    create_topics(first.bootstrap, {"kept": 1})
+    create_topics({"bootstrap.servers": first.bootstrap}, {"kept": 1})
     send(first.bootstrap, "kept", b"still here")
 
     assert stack.down() == ("kafka",)
@@ -157,15 +158,15 @@ def test_an_unknown_part_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_topics_are_created_once_and_never_changed_in_silence(broker) -> None:  # type: ignore[no-untyped-def]
-    assert set(create_topics(broker.bootstrap, {"stack-a": 3, "stack-b": 1})) == {"stack-a", "stack-b"}
-    assert create_topics(broker.bootstrap, {"stack-a": 3, "stack-b": 1}) == ()
+    assert set(create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1})) == {"stack-a", "stack-b"}
+    assert create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1}) == ()
     with pytest.raises(StackError, match=r"3 partition\(s\) and 4 were asked for") as caught:
-        create_topics(broker.bootstrap, {"stack-a": 4})
-    assert caught.value.code == "HR-410"
+        create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 4})
+    assert caught.value.code == "HR-503"
 
 
 def test_a_record_of_five_megabytes_goes_through(broker) -> None:  # type: ignore[no-untyped-def]
-    create_topics(broker.bootstrap, {"stack-large": 1})
+    create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-large": 1})
     large = os.urandom(5_000_000)
     send(broker.bootstrap, "stack-large", large)
     assert read(broker.bootstrap, "stack-large", 1) == [large]
@@ -174,5 +175,5 @@ def test_a_record_of_five_megabytes_goes_through(broker) -> None:  # type: ignor
 def test_a_broker_that_is_not_there_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "ANSWER_SECONDS", 1.0)
     with pytest.raises(PartUnavailable) as caught:
-        create_topics(f"{ports.LOOPBACK}:1", {"nowhere": 1})
+        create_topics({"bootstrap.servers": f"{ports.LOOPBACK}:1"}, {"nowhere": 1})
     assert caught.value.code == "HR-601"

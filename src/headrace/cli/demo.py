@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,6 +14,7 @@ from headrace.cli.generate import length
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
 from headrace.cli.progress import shown
+from headrace.cli.signals import stopping
 from headrace.operate.demo import DemoResult, DemoSettings, Watch, find_demo, find_demos, run_demo
 
 # Long enough to see windows close, short enough for a script. Only used when nobody sits at a terminal.
@@ -54,44 +50,24 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
     attended = sys.stdin.isatty() and sys.stdout.isatty()
     run_for = length("--for", for_) if for_ else (None if attended else _UNATTENDED)
     settings = DemoSettings(home, run_for, rate, length("--backfill", backfill), seed, port)
-    with shown(json=json) as show, _interruptible() as (stop, interrupted):
+    with shown(json=json) as show, stopping() as stop:
         watch = Watch(
             step=lambda step: show.event("demo", step),
+            running=stop.flows_run,
             part=show.event,
             jar=show.jar,
             page=lambda url: None if json else _announce(url),
             event=lambda event: None if json else told(event),
         )
-        result = run_demo(name, settings, watch, stop, forced=interrupted)
+        result = run_demo(name, settings, watch, stop)
     if json:
         emit(result.as_dict())
     else:
         _print(result, home=str(home), name=name)
-    if interrupted.is_set() and run_for is not None:
+    if stop.is_set() and run_for is not None:
         raise typer.Exit(INTERRUPTED)
     if not result.ok:
         raise typer.Exit(ANSWER_IS_NO)
-
-
-@contextmanager
-def _interruptible() -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Turn the first Ctrl-C or SIGTERM into an orderly end; a second one ends the process at once."""
-    stop, interrupted = threading.Event(), threading.Event()
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if interrupted.is_set():
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        interrupted.set()
-        stop.set()
-        err.print("\nStopping: each flow commits the batch that it is in. Press Ctrl-C again to stop at once.")
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop, interrupted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _announce(url: str) -> None:

@@ -8,13 +8,18 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.check import check_command
 from headrace.cli.demo import demo_command
 from headrace.cli.doctor import doctor_command
 from headrace.cli.down import down_command
 from headrace.cli.generate import generate_command
+from headrace.cli.init import init_command
 from headrace.cli.jars import jars_app
 from headrace.cli.output import INTERRUPTED, err, report
 from headrace.cli.ps import ps_command
+from headrace.cli.run import run_command
+from headrace.cli.schema import schema_command
+from headrace.cli.topics import topics_app
 from headrace.cli.up import up_command
 from headrace.errors import HeadraceError
 
@@ -42,13 +47,20 @@ def _root(
     """Hold the options that stand before a command."""
 
 
-app.command("demo")(demo_command)
-app.command("generate")(generate_command)
-app.command("up")(up_command)
-app.command("down")(down_command)
-app.command("ps")(ps_command)
-app.command("doctor")(doctor_command)
-app.add_typer(jars_app, name="jars")
+_PROJECT, _STACK, _TRY = "A project", "The local stack", "Try it"
+
+app.command("demo", rich_help_panel=_TRY)(demo_command)
+app.command("generate", rich_help_panel=_TRY)(generate_command)
+app.command("init", rich_help_panel=_PROJECT)(init_command)
+app.command("check", rich_help_panel=_PROJECT)(check_command)
+app.command("run", rich_help_panel=_PROJECT)(run_command)
+app.command("schema", rich_help_panel=_PROJECT)(schema_command)
+app.command("up", rich_help_panel=_STACK)(up_command)
+app.command("down", rich_help_panel=_STACK)(down_command)
+app.command("ps", rich_help_panel=_STACK)(ps_command)
+app.command("doctor", rich_help_panel=_STACK)(doctor_command)
+app.add_typer(topics_app, name="topics", rich_help_panel=_STACK)
+app.add_typer(jars_app, name="jars", rich_help_panel=_STACK)
 
 
 def main() -> None:

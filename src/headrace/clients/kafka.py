@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace.errors import ConfigError, DataError, PartUnavailable
-from headrace.flow.secret import revealed
+from headrace.errors import ConfigError, DataError, PartUnavailable, nearest
+from headrace.flow.secret import Secret, revealed
 from headrace.flow.target import Target
 
 # How long a start waits for a broker that does not answer, before it says so.
@@ -30,34 +30,48 @@ def connector_options(target: Target) -> dict[str, str]:
     return {f"kafka.{key}": revealed(value) for key, value in target.kafka.items()}
 
 
-def require_topics(target: Target, topics: list[str]) -> None:
-    """Raise unless the broker answers and has every topic."""
+def admin(kafka: Mapping[str, str | Secret]) -> AdminClient:
+    """Return an admin client for a target's Kafka settings. It connects when it is first asked something."""
+    return AdminClient({key: revealed(value) for key, value in kafka.items()}, logger=_QUIET)
+
+
+def list_topics(target: Target) -> dict[str, int]:
+    """Return the topics of the target's broker with their numbers of partitions, Kafka's own left out."""
     address = target.kafka.get("bootstrap.servers")
     if not address:
         raise ConfigError(
             f"Target '{target.name}' does not say where Kafka is.",
-            why="A flow reads or writes a topic, and kafka.bootstrap.servers is not set.",
+            why="A topic is asked for, and kafka.bootstrap.servers is not set or the local broker is not running.",
             state="Nothing was started.",
-            remedy="Set kafka.bootstrap.servers of the target in headrace.yml, or run `headrace up`.",
+            remedy="Run `headrace up`, or set kafka.bootstrap.servers of the target in headrace.yml.",
             code="HR-110",
         )
-    admin = AdminClient({key: revealed(value) for key, value in target.kafka.items()}, logger=_QUIET)
     try:
-        present = admin.list_topics(timeout=_ANSWER_WITHIN_SECONDS).topics
+        found = admin(target.kafka).list_topics(timeout=_ANSWER_WITHIN_SECONDS).topics
     except KafkaException as error:
-        raise PartUnavailable(
-            f"Kafka at {address} does not answer.",
-            why=f"{error.args[0].str()}.",
-            state="Nothing was started.",
-            remedy="Start the broker (`headrace up` for the local one), or correct kafka.bootstrap.servers.",
-            code="HR-601",
-        ) from error
+        raise no_broker(str(address), error.args[0]) from error
+    return {name: len(found[name].partitions) for name in sorted(found) if not name.startswith("__")}
+
+
+def no_broker(address: str, error: KafkaError) -> PartUnavailable:
+    """Return the error for a broker that does not answer."""
+    return PartUnavailable(
+        f"Kafka at {address} does not answer.",
+        why=f"{error.str()}.",
+        state="Nothing was started.",
+        remedy="Start the broker (`headrace up` for the local one), or correct kafka.bootstrap.servers.",
+        code="HR-601",
+    )
+
+
+def require_topics(target: Target, topics: list[str]) -> None:
+    """Raise unless the broker answers and has every topic."""
+    present = list_topics(target)
     missing = [topic for topic in topics if topic not in present]
     if missing:
-        have = ", ".join(sorted(name for name in present if not name.startswith("__"))) or "none"
         raise DataError(
-            f"Kafka at {address} has no topic {', '.join(repr(topic) for topic in missing)}.",
-            why=f"The topics there are: {have}.",
+            f"Kafka at {target.kafka['bootstrap.servers']} has no topic {', '.join(map(repr, missing))}.",
+            why=f"The topics there are: {', '.join(present) or 'none'}.{nearest(missing[0], present)}",
             state="Nothing was started.",
             remedy=f"Create it with `headrace topics create {missing[0]}`, or correct the name in the flow.",
             code="HR-501",

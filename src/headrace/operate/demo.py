@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from headrace.clients.kafka import newest_timestamp
+from headrace.clients.topics import create_topics
 from headrace.errors import ConfigError, HeadraceError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
@@ -37,7 +38,6 @@ from headrace.runtime.events import Event
 from headrace.runtime.failures import mapped
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack
-from headrace.stack.topics import create_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,6 +130,7 @@ class Watch:
     step: Callable[[str], None] = lambda _step: None
     part: Callable[[str, str], None] = lambda _part, _event: None
     jar: Callable[[str, int, int], None] = lambda _jar, _done, _total: None
+    running: Callable[[], None] = lambda: None
     page: Callable[[str], None] = lambda _url: None
     event: Callable[[Event], None] = lambda _event: None
 
@@ -165,9 +166,7 @@ def find_demo(name: str) -> Demo:
     return known[name]
 
 
-def run_demo(
-    name: str, settings: DemoSettings, watch: Watch, stop: threading.Event, *, forced: threading.Event | None = None
-) -> DemoResult:
+def run_demo(name: str, settings: DemoSettings, watch: Watch, stop: threading.Event) -> DemoResult:
     """Run a demo until its time is over or `stop` is set. Raises what kept it from starting.
 
     The comparison is made when the demo had a time to run for: who ends it by hand wants it to end.
@@ -182,7 +181,7 @@ def run_demo(
         if not running.adopted:
             cleanup.callback(stack.down, watch.part)
         target = _target(folder, running.bootstrap)
-        create_topics(running.bootstrap, demo.topics())
+        create_topics(target.kafka, demo.topics())
         generation = _Generation()
         sender = threading.Thread(target=_send, args=(demo, settings, target, generation, stop), name="generator")
         sender.start()
@@ -202,7 +201,7 @@ def run_demo(
         if generation.error is not None:
             raise generation.error
         comparison = None
-        if settings.run_for is not None and not (forced and forced.is_set()):
+        if settings.run_for is not None and not stop.is_set():
             watch.step("comparing every row with the model")
             comparison = demo.compare(spark, target)
         return DemoResult(seconds, generation.sent, flows, page, comparison)
@@ -243,6 +242,7 @@ def _run(
     """Run the flows until the time is over, `stop` is set, or all of them have ended by themselves."""
     application.bus.subscribe(watch.event)
     watch.step("running")
+    watch.running()
     over = threading.Event()
 
     def end() -> None:

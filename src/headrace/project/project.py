@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
-from headrace.flow.secret import Secret
+from headrace.flow.secret import Secret, revealed
 from headrace.flow.target import Target
 from headrace.project.secrets import resolved
 from headrace.project.settings import LOCAL, ProjectSettings, read_settings
@@ -58,13 +58,17 @@ class Project:
                 kafka["bootstrap.servers"] = address
             else:
                 del kafka["bootstrap.servers"]
+
+        def plain(key: str, value: str) -> str:
+            return revealed(resolved(value, f"targets.{name}.{key}"))
+
         return Target(
             name=name,
-            master=chosen.master,
-            lake=self._located(chosen.lake),
-            checkpoints=self._located(chosen.checkpoints),
+            master=plain("master", chosen.master),
+            lake=self._located(plain("lake", chosen.lake)),
+            checkpoints=self._located(plain("checkpoints", chosen.checkpoints)),
             kafka=kafka,
-            spark=dict(chosen.spark),
+            spark={key: plain(f"spark.{key}", value) for key, value in chosen.spark.items()},
         )
 
     def flows(self, names: Sequence[str] = ()) -> list[Flow]:

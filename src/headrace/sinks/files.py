@@ -49,16 +49,16 @@ class Files:
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the files of the batch and commit their names to the folder's log."""
         session = rows.sparkSession
-        jvm = session._jvm  # noqa: SLF001
+        jvm = session._jvm
         assert jvm is not None  # noqa: S101 - a classic session always has its JVM
         execution = jvm.org.apache.spark.sql.execution
         file_format = execution.datasources.parquet.ParquetFileFormat()
         columns = jvm.PythonUtils.toSeq(list(self.partition_by))
         sink = execution.streaming.sinks.FileStreamSink(
-            session._jsparkSession,  # noqa: SLF001
+            session._jsparkSession,
             batch.target.table(self.path),
             file_format,
             columns,
             jvm.PythonUtils.toScalaMap({"path": batch.target.table(self.path)}),
         )
-        sink.addBatch(batch.id, rows._jdf)  # noqa: SLF001
+        sink.addBatch(batch.id, rows._jdf)

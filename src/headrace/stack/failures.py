@@ -145,17 +145,6 @@ def will_not_stop(part: str, pid: int) -> StackError:
     )
 
 
-def topic_refused(topic: str, why: str) -> StackError:
-    """HR-410: the topic is not as asked, and was not changed."""
-    return StackError(
-        f"Topic '{topic}' cannot be had as declared.",
-        why=why,
-        state="The topic and its records are untouched.",
-        remedy="Declare the topic as it is, or start empty with `headrace down --wipe`.",
-        code="HR-410",
-    )
-
-
 def held(path: Path, seconds: float) -> StackError:
     """HR-411: somebody else's lock."""
     return StackError(

@@ -18,11 +18,9 @@ from pathlib import Path
 
 from confluent_kafka import KafkaException
 
+from headrace.clients.kafka import admin
 from headrace.stack import failures, ports
 from headrace.stack.part import Means, Place
-from headrace.stack.topics import admin, create_topics
-
-__all__ = ["Kafka", "cluster_id", "create_topics"]
 
 FIRST_PORTS = {"broker": 9092, "controller": 9093}
 
@@ -131,7 +129,7 @@ class Kafka:
         if port is None or ports.is_free(port):
             return False
         try:
-            metadata = admin(self.address(place)).list_topics(timeout=3)
+            metadata = admin({"bootstrap.servers": self.address(place)}).list_topics(timeout=3)
         except KafkaException:
             return False
         return bool(metadata.brokers) and metadata.cluster_id == cluster_id(place.data)

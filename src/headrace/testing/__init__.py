@@ -1,0 +1,1 @@
+"""The public test kit: what the tests of a project use."""

@@ -1,46 +1,34 @@
-"""Make topics on a broker, once.
-
-Called by whoever starts flows on the local stack, before they read. Works against any broker that
-allows it; never changes and never deletes a topic that is there.
-"""
+"""Make topics on a broker, once. Never changes and never deletes a topic that is there."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.errors import PartUnavailable
-from headrace.stack import failures
+from headrace.clients.kafka import admin, no_broker
+from headrace.errors import DataError
+from headrace.flow.secret import Secret
 
 # One local broker answers in milliseconds; a remote one that elects a controller needs several seconds.
 ANSWER_SECONDS = 30.0
 
-_SILENT = logging.Logger("headrace.stack.admin", level=logging.CRITICAL)
-
-
-def admin(bootstrap: str) -> AdminClient:
-    """Return an admin client that keeps its connection troubles to itself: callers see them as exceptions."""
-    # A logger of its own with no handler: librdkafka would print every refused connection to the terminal.
-    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}, logger=_SILENT)
-
 
 def create_topics(
-    bootstrap: str, topics: Mapping[str, int], config: Mapping[str, str] | None = None
+    kafka: Mapping[str, str | Secret], topics: Mapping[str, int], config: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """Create the topics that are not there, wait until they can be used, and return their names.
 
-    `topics` gives each name its number of partitions, `config` is for all of them (`cleanup.policy`, ...).
-    Calling again does nothing. Raises HR-410 for a topic with another number of partitions: records of a
+    `kafka` holds a target's settings. `topics` gives each name its number of partitions, `config` is for all of them.
+    Calling again does nothing. Raises HR-503 for a topic with another number of partitions: records of a
     key would move to another partition, so this is never changed in silence. Raises HR-601 when the broker
     does not answer.
     """
-    client = admin(bootstrap)
+    client = admin(kafka)
+    address = str(kafka["bootstrap.servers"])
     wanted = [NewTopic(name, num_partitions=count, config=dict(config or {})) for name, count in topics.items()]
     if not wanted:
         return ()
@@ -54,24 +42,24 @@ def create_topics(
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
             if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
-                raise _no_broker(bootstrap, error) from problem
-            raise failures.topic_refused(name, f"The broker says: {error.str()}.") from problem
+                raise no_broker(address, error) from problem
+            raise _refused(name, f"The broker says: {error.str()}.") from problem
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         try:
             metadata = client.list_topics(timeout=ANSWER_SECONDS)
         except KafkaException as problem:
-            raise _no_broker(bootstrap, problem.args[0]) from problem
+            raise no_broker(address, problem.args[0]) from problem
         waiting = [name for name in topics if not _usable(metadata, name)]
         if not waiting:
             break
         if time.monotonic() > deadline:
-            raise failures.topic_refused(waiting[0], "It has no leader: the broker is overloaded or broken.")
+            raise _refused(waiting[0], "It has no leader: the broker is overloaded or broken.")
         time.sleep(0.05)  # metadata follows the controller within milliseconds
     for name, count in topics.items():
         there = len(metadata.topics[name].partitions)
         if there != count:
-            raise failures.topic_refused(name, f"It has {there} partition(s) and {count} were asked for.")
+            raise _refused(name, f"It has {there} partition(s) and {count} were asked for.")
     return tuple(created)
 
 
@@ -86,11 +74,11 @@ def _usable(metadata: ClusterMetadata, name: str) -> bool:
     )
 
 
-def _no_broker(bootstrap: str, error: KafkaError) -> PartUnavailable:
-    return PartUnavailable(
-        f"The broker at {bootstrap} does not answer.",
-        why=f"Kafka says: {error.str()}.",
-        state="No topic was changed.",
-        remedy="Run `headrace ps` to see the local broker, and `headrace up` to start it.",
-        code="HR-601",
+def _refused(topic: str, why: str) -> DataError:
+    return DataError(
+        f"Topic '{topic}' cannot be had as declared.",
+        why=why,
+        state="The topic and its records are untouched.",
+        remedy="Declare the topic as it is, or give it another name.",
+        code="HR-503",
     )

@@ -1,0 +1,40 @@
+"""`headrace check`: what is wrong with the flows, before they run."""
+
+from __future__ import annotations
+
+import typer
+from rich.text import Text
+
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
+from headrace.cli.project import HERE, FlowsArgument, ProjectOption
+from headrace.flow.check import Finding, Severity, check
+from headrace.project.project import Project
+
+_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+def check_command(flows: FlowsArgument = None, *, project: ProjectOption = HERE, json: JsonOption = False) -> None:
+    """Judge the flows of a project without starting anything. Exits with 1 when one of them could not run."""
+    chosen = Project.open(project).flows(flows or ())
+    findings = check(chosen)
+    wrong = [found for found in findings if found.severity is Severity.ERROR]
+    if json:
+        emit(
+            {
+                "ok": not wrong,
+                "flows": [flow.name for flow in chosen],
+                "findings": [found.as_dict() for found in findings],
+            }
+        )
+    else:
+        for found in findings:
+            _print(found)
+        out.print(f"{len(chosen)} flows, {len(wrong)} errors, {len(findings) - len(wrong)} other findings.")
+    if wrong:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _print(found: Finding) -> None:
+    out.print(Text.assemble((f"{found.code} {found.severity:<8}", _COLOURS[found.severity]), (found.place, "bold")))
+    out.print(f"  {found.reason}", markup=False)
+    out.print(f"  {found.remedy}", markup=False)

@@ -1,0 +1,34 @@
+"""`headrace init`: a small working project to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import JsonOption, emit, out
+from headrace.project.scaffold import make_project
+
+
+def init_command(
+    name: Annotated[str, typer.Argument(help="The name of the project, and of its folder.")],
+    *,
+    json: JsonOption = False,
+) -> None:
+    """Make a folder with a flow, headrace.yml and a test."""
+    folder = make_project(name, Path())
+    files = sorted(path.name for path in folder.iterdir())
+    if json:
+        emit({"ok": True, "folder": str(folder.absolute()), "files": files})
+        return
+    out.print(f"Made [bold]{name}[/] with {', '.join(files)}. Now:\n")
+    for command, reason in (
+        (f"cd {name}", ""),
+        ("pytest", "test the transform"),
+        ("headrace check", "judge the flow before it runs"),
+        ("headrace up", "start a local Kafka broker"),
+        ("headrace topics create orders", "make the topic that the flow reads"),
+        ("headrace run", "run the flow until Ctrl-C"),
+    ):
+        out.print(f"  {command:<32}[dim]{reason}[/]")
