@@ -18,7 +18,7 @@ from headrace.cli.main import app
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.target import Target
 from headrace.operate.generate import find_generator, generate, generators, pace
-from headrace.patterns.rides.generator import Record, RideGenerator, RideSettings
+from headrace.patterns.rides.generator import Record, RideGenerator, RideTraffic
 
 runner = CliRunner()
 
@@ -129,5 +129,5 @@ def test_a_broker_that_is_down_is_named_and_nothing_is_sent(monkeypatch: pytest.
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         target = Target("test", lake=".", checkpoints=".", kafka={"bootstrap.servers": address})
         with pytest.raises(PartUnavailable, match="HR-601") as raised:
-            generate(RideGenerator(RideSettings(rate=1)), target, live=timedelta(0))
+            generate(RideGenerator(RideTraffic(rate=1)), target, live=timedelta(0))
     assert address in raised.value.what

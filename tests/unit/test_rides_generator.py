@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.patterns.rides.generator import CITIES, MALFORMED, Record, RideGenerator, RideSettings
+from headrace.patterns.rides.generator import CITIES, MALFORMED, Record, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import SURGE, Consumed, replay
 
 NOW = datetime(2024, 5, 6, 6, tzinfo=UTC)
-CLEAN = RideSettings(rate=50, late=0, duplicates=0, malformed=0)
+CLEAN = RideTraffic(rate=50, late=0, duplicates=0, malformed=0)
 GOOD = {"ride", "late", "duplicate"}
 
 
-def records(given: RideSettings, *, minutes: float) -> list[Record]:
+def records(given: RideTraffic, *, minutes: float) -> list[Record]:
     return list(RideGenerator(given).events(NOW, NOW + timedelta(minutes=minutes)))
 
 
@@ -43,10 +43,10 @@ def fields(record: Record) -> dict[str, Any]:
 def test_the_same_seed_gives_the_same_records_and_another_seed_gives_others(
     seed: int, late: float, duplicates: float, malformed: float, rate: float
 ) -> None:
-    given = RideSettings(rate, late, duplicates, malformed, seed)
+    given = RideTraffic(rate, late, duplicates, malformed, seed)
     first = records(given, minutes=1)
     assert records(given, minutes=1) == first
-    assert records(RideSettings(rate, late, duplicates, malformed, seed + 1), minutes=1) != first
+    assert records(RideTraffic(rate, late, duplicates, malformed, seed + 1), minutes=1) != first
 
 
 def test_a_longer_stream_begins_with_the_shorter_one() -> None:
@@ -66,7 +66,7 @@ def test_an_empty_span_and_a_span_that_ends_before_it_begins_have_no_records() -
 
 
 def test_the_shares_hold() -> None:
-    made = records(RideSettings(rate=100, late=0.02, duplicates=0.03, malformed=0.05), minutes=10)
+    made = records(RideTraffic(rate=100, late=0.02, duplicates=0.03, malformed=0.05), minutes=10)
     kinds = Counter("malformed" if record.kind in MALFORMED else record.kind for record in made)
     shares = {kind: number / len(made) for kind, number in kinds.items()}
     assert shares == {
@@ -78,7 +78,7 @@ def test_the_shares_hold() -> None:
 
 
 def test_malformed_records_go_through_every_kind_in_turn() -> None:
-    made = records(RideSettings(rate=1, late=0, duplicates=0, malformed=1), minutes=0.6)
+    made = records(RideTraffic(rate=1, late=0, duplicates=0, malformed=1), minutes=0.6)
     assert [record.kind for record in made] == [*MALFORMED, *MALFORMED, *list(MALFORMED)[:4]]
     assert all(record.event_time_ms is None for record in made)
 
@@ -137,7 +137,7 @@ def test_a_driver_has_one_ride_at_a_time() -> None:
 
 
 def test_events_come_out_of_order_but_within_five_minutes_unless_they_are_late() -> None:
-    made = records(RideSettings(rate=50, late=0.05), minutes=10)
+    made = records(RideTraffic(rate=50, late=0.05), minutes=10)
     behind = {kind: [r.arrival_ms - (r.event_time_ms or 0) for r in made if r.kind == kind] for kind in GOOD}
     times = [record.event_time_ms or 0 for record in made if record.kind == "ride"]
     assert times != sorted(times)
@@ -148,7 +148,7 @@ def test_events_come_out_of_order_but_within_five_minutes_unless_they_are_late()
 def test_a_duplicate_is_a_recent_record_byte_for_byte() -> None:
     seen: set[tuple[bytes | None, bytes | None, int | None]] = set()
     duplicates = 0
-    for record in records(RideSettings(rate=20, duplicates=0.2), minutes=2):
+    for record in records(RideTraffic(rate=20, duplicates=0.2), minutes=2):
         payload = (record.key, record.value, record.event_time_ms)
         if record.kind == "duplicate":
             duplicates += 1
@@ -179,7 +179,7 @@ def test_surges_pass_both_thresholds_and_most_windows_stay_calm() -> None:
 
 
 def test_the_oversized_record_comes_first_once_and_only_on_request() -> None:
-    first, *others = records(RideSettings(rate=10, oversized=True), minutes=1)
+    first, *others = records(RideTraffic(rate=10, oversized=True), minutes=1)
     assert first.kind == "oversized"
     assert len(first.value or b"") > 5 * 1024 * 1024
     assert fields(first)["status"]
@@ -200,11 +200,11 @@ def test_the_oversized_record_comes_first_once_and_only_on_request() -> None:
 )
 def test_settings_that_no_stream_can_have_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="HR-121"):
-        RideSettings(**wrong)
+        RideTraffic(**wrong)
 
 
 def test_one_city_alone_can_ride() -> None:
-    made = records(RideSettings(rate=5, cities=CITIES[:1]), minutes=1)
+    made = records(RideTraffic(rate=5, cities=CITIES[:1]), minutes=1)
     assert {record.key for record in made if record.kind in GOOD} == {b"New York"}
 
 

@@ -7,7 +7,9 @@ the same context, because a streaming query takes its settings (shuffle partitio
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +66,7 @@ def open_session(
     for key, value in (settings | dict(target.spark)).items():
         builder = builder.config(key, value)
     try:
-        with _stderr_into(log):
+        with _stderr_into(log), _own_interrupt_handler():
             spark = builder.getOrCreate()
     except Exception as error:
         raise ConfigError(
@@ -128,6 +130,19 @@ def _stderr_into(log: Path | None) -> Iterator[None]:
     finally:
         os.dup2(terminal, 2)
         os.close(terminal)
+
+
+@contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Keep PySpark from taking Ctrl-C over: its handler cancels the jobs of batches that are about to commit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _log_settings() -> str:

@@ -17,10 +17,13 @@ Reasons, in their order of precedence:
 
 Spark's own reading is stricter in some places and looser in others than the schema says; what is done about it:
 - A JSON array is read as its first element. Only objects are let through.
+- Reading ends with the first object: what follows it, be it another event, is lost unseen. The payload is read as the
+  one field of an object that is put around it, so that anything after it breaks the whole.
 - A number is read into a timestamp as seconds, a word of digits as a year. Timestamps are read as text and have to
   begin like `2026-01-`.
 - Single quotes and NaN are read as JSON. Both options are off.
-- Any scalar is read into a text field. This is kept: `"id": 7` gives the text `7`.
+- Any value is read into a text field, and a number in quotes into a decimal one. Both are kept: `"id": 7` gives the
+  text `7`, and many producers quote money to keep it exact.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from collections.abc import Iterator
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DateType, MapType, StringType, StructField, StructType, TimestampType
 
 from headrace.flow.inputs import Input
 
@@ -38,6 +41,7 @@ from headrace.flow.inputs import Input
 BAD = "_headrace_bad"
 PARSED = "_headrace_parsed"
 _CORRUPT = "_headrace_corrupt"
+_PAYLOAD = "payload"
 _JSON = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _CORRUPT,
@@ -49,8 +53,7 @@ _JSON = {
 def judged(raw: DataFrame, given: Input) -> DataFrame:
     """Add the parsed payload and whether the row is bad. `raw` has key, value and timestamp."""
     schema = _schema(given)
-    text = F.col("value").cast("string")
-    parsed = raw.withColumn(PARSED, F.from_json(text, _as_read(schema), _JSON))
+    parsed = raw.withColumn(PARSED, F.from_json(_wrapped(), _as_read(schema), _JSON))
     return parsed.withColumn(BAD, F.coalesce(_is_bad(given, schema), F.lit(True)))
 
 
@@ -74,7 +77,12 @@ def _as_read(schema: StructType) -> StructType:
     fields = [
         StructField(field.name, StringType() if _is_time(field) else field.dataType, nullable=True) for field in schema
     ]
-    return StructType([*fields, StructField(_CORRUPT, StringType())])
+    return StructType([StructField(_PAYLOAD, StructType(fields)), StructField(_CORRUPT, StringType())])
+
+
+def _wrapped() -> Column:
+    """Return the payload as the one field of an object, as `_as_read` expects it."""
+    return F.concat(F.lit(f'{{"{_PAYLOAD}":'), F.col("value").cast("string"), F.lit("}"))
 
 
 def _is_time(field: StructField) -> bool:
@@ -82,7 +90,7 @@ def _is_time(field: StructField) -> bool:
 
 
 def _read(field: StructField) -> Column:
-    return F.col(PARSED).getField(field.name)
+    return F.col(PARSED).getField(_PAYLOAD).getField(field.name)
 
 
 def _typed(field: StructField) -> Column:
@@ -139,9 +147,10 @@ def _causes(given: Input, schema: StructType, text: Column) -> Iterator[tuple[Co
     yield F.octet_length("value") > given.max_bytes, "too_large"
     if given.key_required:
         yield F.col("key").isNull(), "null_key"
-    whole = F.get_json_object(text, "$")
-    yield ~F.is_valid_utf8(text) | ~_is_object(text) | whole.isNull(), "malformed_json"
-    present = {field.name: F.get_json_object(text, f"$['{field.name}']").isNotNull() for field in schema}
+    as_texts = StructType([StructField(_PAYLOAD, MapType(StringType(), StringType()))])
+    given_fields = F.from_json(_wrapped(), as_texts, _JSON).getField(_PAYLOAD)
+    yield ~F.is_valid_utf8(text) | ~_is_object(text) | given_fields.isNull(), "malformed_json"
+    present = {field.name: F.try_element_at(given_fields, F.lit(field.name)).isNotNull() for field in schema}
     for field in schema:
         if not field.nullable:
             yield ~present[field.name], f"missing:{field.name}"

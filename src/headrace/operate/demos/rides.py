@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.clients.kafka import read_topic
 from headrace.flow.flow import Flow
@@ -54,7 +54,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
     for flow in flows:
         outcome = model.replay(records, boundaries(spark, target, flow.name), _MODELS[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
-        _compare_sinks(found, spark, target, flow.name, rows)
+        _compare_sinks(found, _Where(spark, target, settings), flow.name, rows)
         found.add(
             f"quarantine of {flow.name}",
             [asdict(bad) for bad in outcome.bad],
@@ -81,18 +81,25 @@ def _span(offsets: tuple[str, str] | None) -> model.Batch:
     return {int(partition): (start.get(partition, 0), last) for partition, last in end.items()}
 
 
-def _compare_sinks(found: Comparison, spark: SparkSession, target: Target, flow: str, expected: list[Row]) -> None:
+def _compare_sinks(found: Comparison, where: _Where, flow: str, expected: list[Row]) -> None:
+    settings, target = where.settings, where.target
     match flow:
         case "city_rides":
-            topic = pattern.CITY_METRICS_TOPIC
+            topic = settings.city_topic
             found.add(f"kafka:{topic}", expected, topic_rows(target, topic), repeats_allowed=True, tolerance=_DRIVERS)
         case "surge":
             alerts = [row for row in expected if row["surge_multiplier"] != 1.0]
-            for topic, rows in ((pattern.SURGE_TOPIC, expected), (pattern.SURGE_ALERTS_TOPIC, alerts)):
+            for topic, rows in ((settings.surge_topic, expected), (settings.alerts_topic, alerts)):
                 found.add(f"kafka:{topic}", rows, topic_rows(target, topic), repeats_allowed=True)
         case _:
-            for kind, path in (("delta", pattern.DRIVER_METRICS_TABLE), ("parquet", pattern.DRIVER_METRICS_FILES)):
-                found.add(f"{kind}:{path}", expected, table_rows(spark, kind, target.table(path)))
+            for kind, path in (("delta", settings.driver_table), ("parquet", settings.driver_files)):
+                found.add(f"{kind}:{path}", expected, table_rows(where.spark, kind, target.table(path)))
+
+
+class _Where(NamedTuple):
+    spark: SparkSession
+    target: Target
+    settings: pattern.RideSettings
 
 
 def _columns(rows: Sequence[Row], *names: str) -> list[Row]:
@@ -111,7 +118,7 @@ class RidesDemo:
 
     def topics(self) -> Mapping[str, int]:
         """Return the four topics of the pattern, two partitions each: one per core of a small machine."""
-        return dict.fromkeys(pattern.topics(self.settings), 2)
+        return dict.fromkeys(self.settings.topics, 2)
 
     def flows(self) -> Sequence[Flow]:
         """Return city rides, surge and driver metrics."""

@@ -63,6 +63,11 @@ class RideSettings:
     | driver_watermark    | 30 minutes         | how late a ride may be for a driver                   |
     | driver_trigger      | every 5 minutes    | freshness of the drivers' tables                      |
     | max_offsets         | 500,000            | the most records of one batch                         |
+    | city_topic          | city-ride-metrics  | where city rides go                                   |
+    | surge_topic         | city-surge         | where every multiplier goes                           |
+    | alerts_topic        | surge-alerts       | where multipliers above 1.0 go                        |
+    | driver_table        | gold/driver_metrics | where driver metrics go, as a Delta table            |
+    | driver_files        | gold/driver_metrics_parquet | the same, as Parquet files                   |
     """
 
     topic: str = "ride-events"
@@ -73,18 +78,16 @@ class RideSettings:
     driver_watermark: str = "30 minutes"
     driver_trigger: Trigger = field(default_factory=lambda: Every("5 minutes"))
     max_offsets: int = 500_000
+    city_topic: str = "city-ride-metrics"
+    surge_topic: str = "city-surge"
+    alerts_topic: str = "surge-alerts"
+    driver_table: str = "gold/driver_metrics"
+    driver_files: str = "gold/driver_metrics_parquet"
 
-
-CITY_METRICS_TOPIC = "city-ride-metrics"
-SURGE_TOPIC = "city-surge"
-SURGE_ALERTS_TOPIC = "surge-alerts"
-DRIVER_METRICS_TABLE = "gold/driver_metrics"
-DRIVER_METRICS_FILES = "gold/driver_metrics_parquet"
-
-
-def topics(settings: RideSettings) -> list[str]:
-    """Return every topic that the flows read or write."""
-    return [settings.topic, CITY_METRICS_TOPIC, SURGE_TOPIC, SURGE_ALERTS_TOPIC]
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that the flows read or write."""
+        return self.topic, self.city_topic, self.surge_topic, self.alerts_topic
 
 
 def known_rides(rides: DataFrame) -> DataFrame:
@@ -190,7 +193,7 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             description="Rides, fares and drivers per city",
             inputs=rides(settings.city_watermark),
             transform=partial(city_rides, window=settings.city_window),
-            sink=KafkaTopic(CITY_METRICS_TOPIC, key="city"),
+            sink=KafkaTopic(settings.city_topic, key="city"),
             output_mode=OutputMode.UPDATE,
             trigger=settings.city_trigger,
         ),
@@ -200,8 +203,8 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             inputs=rides(settings.city_watermark),
             transform=partial(surge, window=settings.city_window),
             sink=FanOut(
-                KafkaTopic(SURGE_TOPIC, key="city"),
-                Only(surging, KafkaTopic(SURGE_ALERTS_TOPIC, key="city")),
+                KafkaTopic(settings.surge_topic, key="city"),
+                Only(surging, KafkaTopic(settings.alerts_topic, key="city")),
                 Only(surging, Console(rows=5)),
             ),
             output_mode=OutputMode.UPDATE,
@@ -212,7 +215,7 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             description="Completed rides, fares and riders per driver",
             inputs=rides(settings.driver_watermark),
             transform=partial(driver_metrics, window=settings.driver_window),
-            sink=FanOut(DeltaAppend(DRIVER_METRICS_TABLE), Files(DRIVER_METRICS_FILES)),
+            sink=FanOut(DeltaAppend(settings.driver_table), Files(settings.driver_files)),
             output_mode=OutputMode.APPEND,
             trigger=settings.driver_trigger,
         ),

@@ -101,7 +101,7 @@ _NO_DROPOFF = ',"dropoff_lat":null,"dropoff_lon":null,"fare_amount":null'
 
 
 @dataclass(frozen=True)
-class RideSettings:
+class RideTraffic:
     """How a stream of rides looks.
 
     | setting    | means                                                                  |
@@ -153,7 +153,7 @@ class RideGenerator:
 
     topic: ClassVar[str] = "ride-events"
 
-    settings: RideSettings = RideSettings()
+    settings: RideTraffic = RideTraffic()
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
@@ -189,7 +189,7 @@ def generator(
     *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
 ) -> RideGenerator:
     """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return RideGenerator(RideSettings(rate, late, duplicates, malformed, seed, oversized=oversized))
+    return RideGenerator(RideTraffic(rate, late, duplicates, malformed, seed, oversized=oversized))
 
 
 class _Ride(NamedTuple):
@@ -286,7 +286,7 @@ class _Town:
 class _Simulation:
     """One stream, from its first moment on: makes one record at a time, never goes back."""
 
-    def __init__(self, settings: RideSettings, start_ms: int) -> None:
+    def __init__(self, settings: RideTraffic, start_ms: int) -> None:
         # Realistic, not secret.
         rng = random.Random(f"{settings.seed}/{start_ms}")  # noqa: S311
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
