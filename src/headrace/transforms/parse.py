@@ -17,8 +17,8 @@ Reasons, in their order of precedence:
 
 Spark's own reading is stricter in some places and looser in others than the schema says; what is done about it:
 - A JSON array is read as its first element. Only objects are let through.
-- Reading ends with the first object: what follows it, be it another event, is lost unseen. The payload is read as the
-  one field of an object that is put around it, so that anything after it breaks the whole.
+- Reading ends with the first object: what follows it, be it another event, is lost unseen. The payload is read as a
+  field of an object that is put around it, followed by an end mark that has to be read too.
 - A number is read into a timestamp as seconds, a word of digits as a year. Timestamps are read as text and have to
   begin like `2026-01-`.
 - Single quotes and NaN are read as JSON. Both options are off.
@@ -32,7 +32,16 @@ from collections.abc import Iterator
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, MapType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DateType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from headrace.flow.inputs import Input
 
@@ -41,7 +50,7 @@ from headrace.flow.inputs import Input
 BAD = "_headrace_bad"
 PARSED = "_headrace_parsed"
 _CORRUPT = "_headrace_corrupt"
-_PAYLOAD = "payload"
+_PAYLOAD, _END = "payload", "end"
 _JSON = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _CORRUPT,
@@ -77,12 +86,16 @@ def _as_read(schema: StructType) -> StructType:
     fields = [
         StructField(field.name, StringType() if _is_time(field) else field.dataType, nullable=True) for field in schema
     ]
-    return StructType([StructField(_PAYLOAD, StructType(fields)), StructField(_CORRUPT, StringType())])
+    return _around(StructType(fields)).add(_CORRUPT, StringType())
+
+
+def _around(payload: DataType) -> StructType:
+    """Return the schema of the object that `_wrapped` puts around a payload."""
+    return StructType([StructField(_PAYLOAD, payload), StructField(_END, BooleanType())])
 
 
 def _wrapped() -> Column:
-    """Return the payload as the one field of an object, as `_as_read` expects it."""
-    return F.concat(F.lit(f'{{"{_PAYLOAD}":'), F.col("value").cast("string"), F.lit("}"))
+    return F.concat(F.lit(f'{{"{_PAYLOAD}":'), F.col("value").cast("string"), F.lit(f',"{_END}":true}}'))
 
 
 def _is_time(field: StructField) -> bool:
@@ -113,7 +126,7 @@ def _is_bad(given: Input, schema: StructType) -> Column:
         F.col("key").isNull() if given.key_required else F.lit(False),
         ~F.is_valid_utf8(text),
         ~_is_object(text),
-        F.col(PARSED).getField(_CORRUPT).isNotNull(),
+        F.col(PARSED).getField(_CORRUPT).isNotNull() | F.col(PARSED).getField(_END).isNull(),
         *(_typed(field).isNull() for field in schema if not field.nullable),
         *(_read(field).isNotNull() & _typed(field).isNull() for field in schema if _is_time(field)),
         _in_future(given, schema),
@@ -147,10 +160,10 @@ def _causes(given: Input, schema: StructType, text: Column) -> Iterator[tuple[Co
     yield F.octet_length("value") > given.max_bytes, "too_large"
     if given.key_required:
         yield F.col("key").isNull(), "null_key"
-    as_texts = StructType([StructField(_PAYLOAD, MapType(StringType(), StringType()))])
-    given_fields = F.from_json(_wrapped(), as_texts, _JSON).getField(_PAYLOAD)
-    yield ~F.is_valid_utf8(text) | ~_is_object(text) | given_fields.isNull(), "malformed_json"
-    present = {field.name: F.try_element_at(given_fields, F.lit(field.name)).isNotNull() for field in schema}
+    read = F.from_json(_wrapped(), _around(MapType(StringType(), StringType())), _JSON)
+    fields, whole = read.getField(_PAYLOAD), read.getField(_END).isNotNull()
+    yield ~F.is_valid_utf8(text) | ~_is_object(text) | fields.isNull() | ~whole, "malformed_json"
+    present = {field.name: F.try_element_at(fields, F.lit(field.name)).isNotNull() for field in schema}
     for field in schema:
         if not field.nullable:
             yield ~present[field.name], f"missing:{field.name}"
