@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.flow.target import Target
+from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -28,3 +34,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield Broker(stack.up().bootstrap, home)
     finally:
         stack.wipe()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Start Spark once per run, as the application does. The JVM prints into `jvm.log` of pytest's own folder."""
+    from headrace.runtime.session import open_session
+
+    home = tmp_path_factory.mktemp("spark")
+    target = Target("tests", lake=str(home / "lake"), checkpoints=str(home / "checkpoints"), master="local[2]")
+    cache = JarCache()
+    cache.sync(("spark",))
+    session = open_session(target, cache.verify("spark"), app_name="headrace-tests", log=home / "jvm.log")
+    yield session
+    session.stop()
