@@ -33,7 +33,7 @@ from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import Continuous, OutputMode, RealTime
 
-_NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
 class Severity(StrEnum):
@@ -75,7 +75,7 @@ def require_clean(flows: Sequence[Flow]) -> list[Finding]:
     errors = [found for found in findings if found.severity is Severity.ERROR]
     if errors:
         first = errors[0]
-        more = f" And {len(errors) - 1} more errors." if len(errors) > 1 else ""
+        more = f" Errors besides this one: {len(errors) - 1}." if len(errors) > 1 else ""
         raise FlowError(
             f"{first.place}: {first.reason}",
             why=f"The check {first.code} stops a flow that could not run.{more}",
@@ -99,7 +99,7 @@ def _shared_names(flows: Sequence[Flow]) -> Iterator[Finding]:
 
 
 def _name(flow: Flow) -> Iterator[Finding]:
-    if not _NAME.match(flow.name):
+    if not _NAME.fullmatch(flow.name):
         yield Finding(
             "HRC-101",
             Severity.ERROR,
