@@ -1,0 +1,307 @@
+"""The house rules: which room may hold what, how large, under which name. A failure here says what is still to do."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace import errors
+from headrace.flow import check
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "headrace"
+MODULES = sorted(SRC.rglob("*.py"))
+PATTERNS = sorted(each.name for each in (SRC / "patterns").iterdir() if each.is_dir() and each.name[0] not in "_.")
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+LONGEST_MODULE = 400
+
+
+def place(path: Path) -> str:
+    return path.relative_to(SRC).as_posix()
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in MODULES:
+        yield place(path), ast.parse(path.read_text(), str(path))
+
+
+def mentions(tree: ast.Module, name: str) -> bool:
+    """Whether code, not a comment or a docstring, uses an attribute, a name or an import of this name."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == name)
+        or (isinstance(node, ast.Name) and node.id == name)
+        or (isinstance(node, ast.alias) and node.name.split(".")[-1] == name)
+        for node in ast.walk(tree)
+    )
+
+
+def places_that_mention(name: str) -> list[str]:
+    return [where for where, tree in trees() if mentions(tree, name)]
+
+
+def builds_a_session(tree: ast.Module) -> bool:
+    """Whether code uses `SparkSession.builder`, or makes a context by hand."""
+    return any(
+        (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("builder", "getOrCreate")
+            and "Spark" in ast.unparse(node.value)
+        )
+        or (isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "SparkContext")
+        for node in ast.walk(tree)
+    )
+
+
+# ---- who may do what ----
+
+
+def test_imports_keep_to_the_contracts_of_the_rooms() -> None:
+    run = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"Contracts: [1-9]\d* kept, 0 broken", run.stdout), run.stdout
+
+
+def test_streams_are_read_in_sources_only() -> None:
+    found = places_that_mention("readStream")
+    assert found
+    assert [each for each in found if not each.startswith("sources/")] == []
+
+
+def test_streams_are_written_in_one_module_only() -> None:
+    assert places_that_mention("writeStream") == ["runtime/query.py"]
+
+
+def test_sessions_are_built_in_one_module_only() -> None:
+    assert [where for where, tree in trees() if builds_a_session(tree)] == ["runtime/session.py"]
+
+
+def test_tables_are_changed_by_sinks_and_operations_only() -> None:
+    rooms = {each.split("/")[0] for each in places_that_mention("DeltaTable")}
+    assert rooms <= {"sinks", "operate"}
+
+
+@pytest.mark.parametrize(
+    ("code", "used"),
+    [
+        ("spark.readStream.format('kafka')", True),
+        ("from pyspark.sql.streaming import readStream", True),
+        ("'''Nothing of readStream'''  # readStream", False),
+    ],
+)
+def test_the_search_sees_code_and_no_prose(code: str, used: bool) -> None:
+    assert mentions(ast.parse(code), "readStream") is used
+
+
+@pytest.mark.parametrize(
+    ("code", "builds"),
+    [
+        ("SparkSession.builder.getOrCreate()", True),
+        ("pyspark.SparkContext('local')", True),
+        ("rows.sparkSession.newSession()", False),
+    ],
+)
+def test_the_search_sees_how_a_session_is_built(code: str, builds: bool) -> None:
+    assert builds_a_session(ast.parse(code)) is builds
+
+
+# ---- names and sizes ----
+
+
+def test_nothing_is_named_utils_or_the_like() -> None:
+    named = [place(path) for path in SRC.rglob("*") if FORBIDDEN_NAMES & set(path.stem.lower().split("_"))]
+    assert named == []
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    lengths = {place(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {where: lines for where, lines in lengths.items() if lines > LONGEST_MODULE} == {}
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    assert [where for where, tree in trees() if not ast.get_docstring(tree)] == []
+
+
+def test_an_init_only_exports() -> None:
+    def exports(node: ast.stmt) -> bool:
+        is_all = isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        return is_all or is_text or isinstance(node, ast.Import | ast.ImportFrom)
+
+    found = {
+        where: [ast.unparse(node) for node in tree.body if not exports(node)]
+        for where, tree in trees()
+        if where.endswith("__init__.py")
+    }
+    assert {where: rest for where, rest in found.items() if rest} == {}
+
+
+# ---- the public surface ----
+
+
+def test_the_public_names_are_these() -> None:
+    assert headrace.__all__ == [
+        "AsFastAsPossible",
+        "AvailableNow",
+        "ConfigError",
+        "Console",
+        "Continuous",
+        "DataError",
+        "DeltaAppend",
+        "Every",
+        "FanOut",
+        "Files",
+        "Finding",
+        "Flow",
+        "FlowError",
+        "Guarantee",
+        "HeadraceError",
+        "InMemory",
+        "Input",
+        "Kafka",
+        "KafkaTopic",
+        "Only",
+        "OutputMode",
+        "PartUnavailable",
+        "RealTime",
+        "RecoveryError",
+        "RocksDB",
+        "Severity",
+        "StackError",
+        "Target",
+        "Terminal",
+        "Transient",
+        "Watermark",
+        "check",
+    ]
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    bare = [name for name in headrace.__all__ if not inspect.getdoc(getattr(headrace, name))]
+    assert bare == []
+
+
+def test_importing_headrace_starts_no_jvm_and_brings_neither_the_server_nor_the_command_line() -> None:
+    probe = """
+import json, sys
+import headrace
+from pyspark import SparkContext
+heavy = ["fastapi", "uvicorn", "typer", "rich"]
+print(json.dumps({"loaded": [name for name in heavy if name in sys.modules],
+                  "jvm": SparkContext._gateway is not None or SparkContext._active_spark_context is not None}))
+"""
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout) == {"loaded": [], "jvm": False}
+
+
+# ---- errors and findings ----
+
+
+def drawn_tree() -> dict[str, str]:
+    """Read the drawing in the docstring of errors.py: each name and the one that it hangs under."""
+    parents: dict[str, str] = {}
+    path: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        drawn = re.match(r"^ {4}([│├└─ ]*)([A-Z]\w+) {2,}\S", line)
+        if drawn:
+            depth, name = len(drawn[1]), drawn[2]
+            path = [each for each in path if each[0] < depth]
+            parents[name] = path[-1][1] if path else "Exception"
+            path.append((depth, name))
+    return parents
+
+
+def test_every_error_is_drawn_in_the_tree_where_it_stands() -> None:
+    declared = {
+        name: kind.__bases__[0].__name__
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, Exception)
+    }
+    assert len(declared) > 3
+    assert drawn_tree() == declared
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    assert set(drawn_tree()) <= set(headrace.__all__)
+
+
+def test_the_tree_of_errors_grows_in_one_module_only() -> None:
+    kinds = set(drawn_tree())
+    found = {
+        where
+        for where, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and kinds & {ast.unparse(base).split(".")[-1] for base in node.bases}
+    }
+    assert found == {"errors.py"}
+
+
+def test_the_table_of_findings_holds_exactly_the_codes_that_are_found() -> None:
+    tree = ast.parse(inspect.getsource(check))
+    raised = {
+        node.value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Finding"
+        for node in ast.walk(call)
+        if isinstance(node, ast.Constant) and re.fullmatch(r"HRC-\d{3}", str(node.value))
+    }
+    documented = set(re.findall(r"^\| (HRC-\d{3}) \|", check.__doc__ or "", re.MULTILINE))
+    assert raised
+    assert raised == documented
+
+
+# ---- a pattern is whole ----
+
+
+def test_there_are_patterns() -> None:
+    assert "rides" in PATTERNS
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("part", ["flows.py", "generator.py", "model.py"])
+def test_a_pattern_has_flows_a_generator_and_a_model(pattern: str, part: str) -> None:
+    assert (SRC / "patterns" / pattern / part).is_file()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_model_of_a_pattern_knows_nothing_of_spark(pattern: str) -> None:
+    tree = ast.parse((SRC / "patterns" / pattern / "model.py").read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [each.name for each in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    assert imported & {"pyspark", "delta"} == set()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_has_an_example(pattern: str) -> None:
+    folder, file = ROOT / "examples" / pattern, ROOT / "examples" / f"{pattern}.py"
+    assert file.is_file() or (folder.is_dir() and any(folder.iterdir()))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_has_a_page(pattern: str) -> None:
+    page = ROOT / "docs" / "patterns" / f"{pattern}.md"
+    assert page.is_file()
+    assert page.read_text().startswith("# ")

@@ -1,0 +1,168 @@
+"""Every finding provoked, and clean flows left in peace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType, TimestampNTZType, TimestampType
+
+from headrace import (
+    Console,
+    Continuous,
+    DeltaAppend,
+    FanOut,
+    Flow,
+    FlowError,
+    Input,
+    Kafka,
+    KafkaTopic,
+    RealTime,
+    Severity,
+    Watermark,
+    check,
+)
+from headrace.flow.check import require_clean
+from headrace.patterns.rides.flows import flows as ride_flows
+
+SCHEMA = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("at", TimestampType(), nullable=False),
+        StructField("maybe_at", TimestampType()),
+        StructField("local_at", TimestampNTZType(), nullable=False),
+    ]
+)
+AT = Watermark("at", "1 minute")
+
+
+class Table(Kafka):
+    """A source with a schema of its own."""
+
+    @property
+    def carries_payload(self) -> bool:
+        return False
+
+
+def same(rows: object) -> object:
+    return rows
+
+
+def join(left: object, right: object, how: str = "inner") -> object:
+    return (left, right, how)
+
+
+def flow(**changes: object) -> Flow:
+    given: dict[str, object] = {
+        "name": "rides",
+        "inputs": Input(Kafka("t"), schema=SCHEMA, watermark=AT),
+        "transform": same,
+        "sink": DeltaAppend("rides"),
+    }
+    return Flow(**(given | changes))  # type: ignore[arg-type]
+
+
+def on(column: str) -> Input:
+    return Input(Kafka("t"), schema=SCHEMA, watermark=Watermark(column, "1 minute"))
+
+
+BARE = Input(Kafka("t"), schema=SCHEMA)
+MARKED = Input(Kafka("t"), schema=SCHEMA, watermark=AT)
+
+
+def codes(flows: Iterable[Flow]) -> list[str]:
+    return [found.code for found in check(flows)]
+
+
+@pytest.mark.parametrize(
+    ("made", "code", "severity"),
+    [
+        (flow(name="City Rides"), "HRC-101", Severity.ERROR),
+        (flow(name="../rides"), "HRC-101", Severity.ERROR),
+        (flow(name="1st"), "HRC-101", Severity.ERROR),
+        (flow(name="rides\n"), "HRC-101", Severity.ERROR),
+        (flow(name=""), "HRC-101", Severity.ERROR),
+        (flow(name="r" * 64), "HRC-101", Severity.ERROR),
+        (flow(inputs={}, transform=lambda: None), "HRC-103", Severity.ERROR),
+        (flow(output_mode="update"), "HRC-104", Severity.ERROR),
+        (flow(inputs=Input(Kafka("t"))), "HRC-105", Severity.ERROR),
+        (flow(inputs=Input(Table("t"), schema=SCHEMA)), "HRC-105", Severity.ERROR),
+        (flow(inputs=on("absent")), "HRC-106", Severity.ERROR),
+        (flow(inputs=on("id")), "HRC-106", Severity.ERROR),
+        (flow(inputs=on("local_at")), "HRC-106", Severity.ERROR),
+        (flow(transform=lambda: None), "HRC-107", Severity.ERROR),
+        (flow(transform=join), "HRC-107", Severity.ERROR),
+        (flow(inputs={"left": MARKED, "wrong": MARKED}, transform=join), "HRC-107", Severity.ERROR),
+        (flow(trigger=Continuous()), "HRC-108", Severity.ERROR),
+        (flow(trigger=RealTime()), "HRC-108", Severity.ERROR),
+        (flow(inputs=BARE, output_mode="update", sink=FanOut(Console())), "HRC-201", Severity.WARNING),
+        (flow(inputs=on("maybe_at")), "HRC-202", Severity.WARNING),
+        (flow(inputs={"left": MARKED, "right": BARE}, transform=join), "HRC-203", Severity.WARNING),
+        (flow(sink=KafkaTopic("out")), "HRC-301", Severity.INFO),
+        (flow(sink=FanOut(DeltaAppend("rides"), Console())), "HRC-301", Severity.INFO),
+    ],
+)
+def test_what_is_wrong_with_a_flow_is_found(made: Flow, code: str, severity: Severity) -> None:
+    findings = [found for found in check([made]) if found.code != "HRC-301" or code == "HRC-301"]
+    assert [(found.code, found.severity) for found in findings] == [(code, severity)]
+    assert f"'{made.name}'" in findings[0].place
+    assert findings[0].reason.endswith(".")
+    assert findings[0].remedy
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        flow(),
+        flow(name="r" * 63),
+        flow(inputs=BARE),
+        flow(inputs=Input(Table("t"))),
+        flow(inputs={"left": MARKED, "right": MARKED}, transform=join),
+        flow(transform=partial(join, right=None)),
+        flow(transform=lambda rows, *more, window="5 minutes", **settings: rows),
+    ],
+)
+def test_a_clean_exactly_once_flow_has_no_findings(made: Flow) -> None:
+    assert check([made]) == []
+
+
+def test_two_flows_of_one_name_are_found_once_and_flows_of_other_names_are_not() -> None:
+    assert codes([flow(), flow(), flow(), flow(name="other")]) == ["HRC-102"]
+
+
+def test_errors_come_before_warnings_and_warnings_before_remarks() -> None:
+    findings = check([flow(sink=KafkaTopic("out"), inputs=on("maybe_at")), flow(name="Bad")])
+    assert [found.code for found in findings] == ["HRC-101", "HRC-202", "HRC-301"]
+
+
+def test_the_flows_of_ride_analytics_are_clean_and_say_which_sinks_may_repeat() -> None:
+    findings = check(ride_flows())
+    assert [(found.code, found.place.split("'")[1]) for found in findings] == [
+        ("HRC-301", "city_rides"),
+        ("HRC-301", "surge"),
+    ]
+
+
+def test_a_start_with_an_error_is_refused_and_counts_the_others() -> None:
+    with pytest.raises(FlowError) as refused:
+        require_clean([flow(name="Bad"), flow(trigger=RealTime()), flow(name="fine", sink=Console())])
+    assert refused.value.code == "HR-203"
+    assert "'Bad'" in refused.value.what
+    assert "HRC-101" in refused.value.why
+    assert "besides this one: 1." in refused.value.why
+
+
+def test_a_start_with_warnings_goes_on_and_hands_them_over() -> None:
+    assert [found.code for found in require_clean([flow(inputs=on("maybe_at"))])] == ["HRC-202"]
+
+
+def test_a_finding_is_plain_text_for_machines() -> None:
+    (found,) = check([flow(sink=Console())])
+    assert found.as_dict() == {
+        "code": "HRC-301",
+        "severity": "info",
+        "place": "flow 'rides', sink console",
+        "reason": found.reason,
+        "remedy": found.remedy,
+    }
