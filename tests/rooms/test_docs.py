@@ -1,0 +1,217 @@
+"""The documentation cannot lag behind the code: each test walks one of the two and looks for it in the other."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.core import TyperCommand
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+from headrace import patterns
+from headrace.cli import output
+from headrace.cli.main import app
+from headrace.patterns.rides.flows import RideSettings
+from headrace.project.settings import ProjectSettings, TargetSettings
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "headrace"
+OPERATE = ROOT / "docs" / "operate"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_INLINE = re.compile(r"`(headrace [a-z][^`]*)`")
+# Where a command line ends for the shell: what follows belongs to another program.
+_SHELL = {"|", ">", ">>", "&&", ";", "&"}
+
+COMMAND = get_command(app)
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def fences(page: Path, *languages: str) -> Iterator[str]:
+    return (text for language, text in _FENCE.findall(page.read_text()) if language in languages)
+
+
+def without_fences(page: Path) -> str:
+    return _FENCE.sub("", page.read_text())
+
+
+def commands(group: object = COMMAND, words: tuple[str, ...] = ("headrace",)) -> Iterator[tuple[str, TyperCommand]]:
+    """Yield every command that can be run, hidden ones included, with the words that call it."""
+    for name, command in getattr(group, "commands", {}).items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name))
+        else:
+            yield " ".join((*words, name)), command
+
+
+def section(page: Path, heading: str) -> str:
+    """Return what stands below a heading, up to the next one."""
+    _, found, rest = page.read_text().partition(f"# `{heading}`\n")
+    assert found, f"{named(page)} has no heading `{heading}`"
+    return re.split(r"^#", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def in_sources(pattern: str) -> set[str]:
+    files = [path for path in SRC.rglob("*") if path.suffix in (".py", ".properties", ".xml", ".tmpl")]
+    return {found for path in files for found in re.findall(pattern, path.read_text())}
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that a page's headings get: lower case, without punctuation, dashes for spaces."""
+    headings = _HEADING.findall(without_fences(page))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Yield every headrace command in a shell fence, with the page it stands on."""
+    for page in PAGES:
+        for text in fences(page, "sh", "console"):
+            for line in text.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["headrace"]:
+                    end = next((number for number, word in enumerate(words) if word in _SHELL), len(words))
+                    yield named(page), words[1:end]
+
+
+def parse(words: list[str], *, whole: bool) -> None:
+    """Find the command and its options, or raise LookupError. With `whole`, parse as the command line would."""
+    command, rest = COMMAND, list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command = command.commands[rest.pop(0)]
+    is_group = hasattr(command, "commands")
+    if is_group and rest and not rest[0].startswith("-"):
+        raise LookupError(f"there is no command {shlex.join(words)}")
+    options = {"--help"} | {text for option in command.params for text in option.opts}
+    for word in rest:
+        if word.startswith("-") and word.partition("=")[0] not in options:
+            raise LookupError(f"there is no option {word} in {shlex.join(words)}")
+    if whole and not is_group:
+        command.make_context(command.name, rest).close()
+
+
+@pytest.mark.parametrize(("words", "command"), [pytest.param(*each, id=each[0]) for each in commands()])
+def test_every_command_has_a_section_that_names_each_of_its_options(words: str, command: TyperCommand):
+    below = section(OPERATE / "cli.md", words)
+
+    options = [text for option in command.params for text in option.opts if text.startswith("-")]
+    assert [text for text in options if not re.search(rf"`{text}\b", below)] == []
+
+
+def test_every_section_of_a_command_names_a_command_that_exists():
+    headings = re.findall(r"^### `(headrace .+)`$", (OPERATE / "cli.md").read_text(), re.MULTILINE)
+
+    assert sorted(headings) == sorted(words for words, _ in commands())
+
+
+def test_every_exit_code_is_documented():
+    page = (OPERATE / "cli.md").read_text()
+
+    codes = (output.OK, output.ANSWER_IS_NO, output.USAGE, output.TERMINAL, output.TRANSIENT, output.INTERRUPTED)
+    assert [code for code in codes if f"\n| {code} |" not in page] == []
+
+
+def test_every_environment_variable_is_documented():
+    page = (OPERATE / "cli.md").read_text()
+
+    variables = in_sources(r"\bHEADRACE_[A-Z_]+\b")
+    assert {name for name in variables if f"\n| `{name}` |" not in page} == set()
+
+
+def test_every_error_code_is_documented():
+    page = (OPERATE / "errors.md").read_text()
+
+    assert {code for code in in_sources(r"\bHR-\d{3}\b") if code not in page} == set()
+
+
+def test_every_finding_of_the_check_is_documented():
+    page = (OPERATE / "errors.md").read_text()
+
+    assert {code for code in in_sources(r"\bHRC-\d{3}\b") if f"\n| {code} |" not in page} == set()
+
+
+def test_no_code_is_documented_that_nothing_knows():
+    known = in_sources(r"\bHRC?-\d{3}\b")
+
+    written = {code for page in PAGES for code in re.findall(r"\bHRC?-\d{3}\b", page.read_text())}
+    assert written - known == set()
+
+
+@pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings])
+def test_every_key_of_headrace_yml_is_documented(settings: type[ProjectSettings | TargetSettings]):
+    page = (OPERATE / "project.md").read_text()
+
+    assert [key for key in settings.model_fields if f"\n| `{key}` |" not in page] == []
+
+
+@pytest.mark.parametrize("pattern", [module.name for module in pkgutil.iter_modules(patterns.__path__)])
+def test_every_pattern_has_a_page_and_an_example(pattern: str):
+    assert (ROOT / "docs" / "patterns" / f"{pattern}.md").is_file()
+    assert (ROOT / "examples" / pattern / "headrace.yml").is_file()
+
+
+def test_every_setting_of_ride_analytics_is_on_its_page():
+    page = (ROOT / "docs" / "patterns" / "rides.md").read_text()
+
+    assert [field.name for field in dataclasses.fields(RideSettings) if f"\n| `{field.name}` |" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_leads_somewhere(page: Path):
+    broken = []
+    for link in _LINK.findall(without_fences(page)):
+        path, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=f"{page}: {shlex.join(words)}") for page, words in command_lines()]
+)
+def test_every_command_in_a_shell_fence_parses(words: list[str]):
+    parse(words, whole=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_command_within_a_sentence_exists(page: Path):
+    for line in _INLINE.findall(without_fences(page)):
+        parse(shlex.split(line)[1:], whole=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_python_fence_compiles_and_imports_what_exists(page: Path):
+    for text in fences(page, "python"):
+        tree = ast.parse(text, filename=str(page))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headrace":
+                module = importlib.import_module(str(node.module))
+                assert [each.name for each in node.names if not hasattr(module, each.name)] == []
+
+
+@pytest.mark.parametrize("line", ["jars burn", "ps --colour", "init --jsn", "wash"])
+def test_a_command_or_an_option_that_does_not_exist_is_noticed(line: str):
+    with pytest.raises(LookupError):
+        parse(line.split(), whole=False)
+
+
+@pytest.mark.parametrize("line", ["init", "topics create x --partitions none"])
+def test_a_command_that_lacks_an_argument_or_has_a_wrong_one_is_noticed(line: str):
+    with pytest.raises(TyperException):
+        parse(line.split(), whole=True)
