@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
@@ -96,14 +97,26 @@ class Project:
 
 def _flows_of(folder: Path, file: str) -> Iterator[Flow]:
     path = folder / file
-    if not path.is_file():
+    if not path.is_file() or path.suffix != ".py":
         raise ConfigError(
             f"headrace.yml names the file {file}.",
-            why=f"{path} is not there.",
+            why=f"{path} is {'not a Python file' if path.is_file() else 'not there'}.",
             state="Nothing was started.",
             remedy="Correct `flows:` in headrace.yml.",
             code="HR-107",
         )
+    # A file that another one has imported already holds the same flows: a second import would make them twice.
+    module = sys.modules.get(path.stem)
+    if module is None or getattr(module, "__file__", None) != str(path):
+        module = _imported(folder, file, path)
+    for value in vars(module).values():
+        if isinstance(value, Flow):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (each for each in value if isinstance(each, Flow))
+
+
+def _imported(folder: Path, file: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # noqa: S101 - a path that ends in .py always has one
     assert spec.loader is not None  # noqa: S101
@@ -114,6 +127,7 @@ def _flows_of(folder: Path, file: str) -> Iterator[Flow]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
+            del sys.modules[path.stem]
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
                 f"{file} cannot be imported.",
@@ -122,11 +136,7 @@ def _flows_of(folder: Path, file: str) -> Iterator[Flow]:
                 remedy="Correct the file.",
                 code="HR-108",
             ) from error
-    for value in vars(module).values():
-        if isinstance(value, Flow):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, Flow))
+    return module
 
 
 @contextmanager
