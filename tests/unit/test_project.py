@@ -1,0 +1,175 @@
+"""A project opened: its targets, and the flows that its files hold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.flow.secret import revealed
+from headrace.project.project import Project
+
+FLOW = """
+from headrace import Console, Flow, Input, Kafka
+
+def made(name):
+    return Flow(name=name, inputs=Input(Kafka("t")), transform=lambda rows: rows, sink=Console())
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget_the_modules_of_projects() -> Iterator[None]:
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def project(folder: Path, settings: str = "name: shop\n", **files: str) -> Project:
+    (folder / "headrace.yml").write_text(settings)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return Project.open(folder)
+
+
+def no_broker() -> None:
+    return None
+
+
+def never() -> str:
+    raise AssertionError("the local broker was asked for")
+
+
+# ---- flows ----
+
+
+def test_flows_are_found_at_the_top_level_of_a_file_alone_or_in_lists(tmp_path: Path) -> None:
+    opened = project(
+        tmp_path,
+        flows=FLOW + "a = made('a')\nmore = [made('b'), 3]\nothers = (made('c'),)\nagain = a\nhidden = {1: a}\n",
+    )
+    assert [flow.name for flow in opened.flows()] == ["a", "b", "c"]
+
+
+def test_two_flows_of_one_name_are_both_returned_so_that_the_check_can_find_them(tmp_path: Path) -> None:
+    opened = project(tmp_path, flows=FLOW + "a = made('a')\nb = made('a')\n")
+    assert [flow.name for flow in opened.flows()] == ["a", "a"]
+
+
+@pytest.mark.parametrize("order", ["shop_base.py, shop_more.py", "shop_more.py, shop_base.py"])
+def test_files_of_a_project_import_each_other_and_a_flow_imported_twice_is_one(tmp_path: Path, order: str) -> None:
+    opened = project(
+        tmp_path,
+        f"name: shop\nflows: [{order}]\n",
+        shop_base=FLOW + "a = made('a')\n",
+        shop_more="from shop_base import a, made\nb = made('b')\n",
+    )
+    assert [flow.name for flow in opened.flows()] == ["a", "b"]
+
+
+def test_projects_in_two_folders_may_use_the_same_names_of_files(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        opened = project(tmp_path / name, flows=FLOW + f"a = made('{name}')\n")
+        assert [flow.name for flow in opened.flows()] == [name]
+
+
+def test_named_flows_are_returned_in_the_order_of_the_project(tmp_path: Path) -> None:
+    opened = project(tmp_path, flows=FLOW + "a, b, c = made('a'), made('b'), made('c')\n")
+    assert [flow.name for flow in opened.flows(["c", "a"])] == ["a", "c"]
+
+
+def test_an_unknown_flow_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    opened = project(tmp_path, flows=FLOW + "a = made('city_rides')\n")
+    with pytest.raises(ConfigError, match="Did you mean 'city_rides'") as refused:
+        opened.flows(["city_ride"])
+    assert refused.value.code == "HR-106"
+
+
+def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "flows.txt").write_text("a = 1\n")
+    with pytest.raises(ConfigError, match="not a Python file") as refused:
+        project(tmp_path, "name: shop\nflows: [flows.txt]\n").flows()
+    assert refused.value.code == "HR-107"
+
+
+def test_a_file_that_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=str(tmp_path / "flows.py")) as refused:
+        project(tmp_path).flows()
+    assert refused.value.code == "HR-107"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import no_such_module\n", "ModuleNotFoundError"),
+        ("\n\nraise RuntimeError('boom')\n", "flows.py:3"),
+        ("def broken(:\n", "SyntaxError"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_refused_with_its_error_and_line(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        project(tmp_path, flows=text).flows()
+    assert refused.value.code == "HR-108"
+    assert says in refused.value.why
+
+
+def test_a_file_that_failed_is_not_left_half_imported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        project(tmp_path, flows="value = 1\nraise RuntimeError('boom')\n").flows()
+    assert "flows" not in sys.modules
+
+
+# ---- targets ----
+
+
+def test_a_local_target_lies_in_the_folder_of_the_project_and_uses_the_local_broker(tmp_path: Path) -> None:
+    target = project(tmp_path).target(None, lambda: "127.0.0.1:19092")
+    assert (target.name, target.lake) == ("dev", str(tmp_path / ".headrace/lake"))
+    assert target.checkpoints == str(tmp_path / ".headrace/checkpoints")
+    assert dict(target.kafka) == {"bootstrap.servers": "127.0.0.1:19092"}
+
+
+def test_a_target_that_wants_the_local_broker_has_no_address_while_it_is_down(tmp_path: Path) -> None:
+    assert dict(project(tmp_path).target(None, no_broker).kafka) == {}
+
+
+def test_another_target_keeps_its_locations_and_never_asks_for_the_local_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_KAFKA", "broker.example.org:9092")
+    settings = """
+name: shop
+targets:
+  dev: {}
+  prod:
+    lake: s3a://shop/lake
+    checkpoints: file:///data/checkpoints
+    kafka: {bootstrap.servers: "${env:SHOP_KAFKA}"}
+    spark: {spark.executor.memory: 4g}
+"""
+    target = project(tmp_path, settings).target("prod", never)
+    assert (target.lake, target.checkpoints) == ("s3a://shop/lake", "file:///data/checkpoints")
+    assert revealed(target.kafka["bootstrap.servers"]) == "broker.example.org:9092"
+    assert dict(target.spark) == {"spark.executor.memory": "4g"}
+
+
+def test_an_unknown_target_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'dev'") as refused:
+        project(tmp_path).target("devv", never)
+    assert refused.value.code == "HR-105"
+
+
+def test_the_secrets_of_other_targets_are_not_asked_for(tmp_path: Path) -> None:
+    settings = "name: shop\ntargets: {dev: {}, prod: {kafka: {sasl.password: '${env:SHOP_NOT_SET}'}}}\n"
+    opened = project(tmp_path, settings)
+    assert opened.target("dev", no_broker).name == "dev"
+    with pytest.raises(ConfigError, match=r"targets\.prod\.kafka\.sasl\.password") as refused:
+        opened.target("prod", never)
+    assert refused.value.code == "HR-103"
