@@ -56,8 +56,14 @@ class Checkpoint:
 
     def query_id(self) -> str | None:
         """Return the identity that Spark gave the checkpoint, or None before the first start."""
-        text = self.files.read(f"{self.location}/metadata")
-        return str(json.loads(text)["id"]) if text else None
+        path = f"{self.location}/metadata"
+        text = self.files.read(path)
+        if text is None:
+            return None
+        try:
+            return str(json.loads(text)["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(path, f"The metadata hold the identity of the checkpoint; here: {error}.") from error
 
     def planned(self) -> list[int]:
         """Return the batches in the offset log, oldest first."""
@@ -82,27 +88,39 @@ class Checkpoint:
                 timestamp_ms=int(read["batchTimestampMs"]),
                 offsets=tuple(None if line == "-" else line for line in offsets),
             )
-        except (ValueError, KeyError) as error:
-            raise RecoveryError(
-                f"Flow '{self.flow}': {path} cannot be read.",
-                why=f"An entry of the offset log holds a version, the settings and the offsets; here: {error}.",
-                state="Nothing was changed. The sinks hold every batch up to the last entry of the commit log.",
-                remedy="Restore the checkpoint from a backup, or start the flow under a new name.",
-                code="HR-301",
-            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."
+            raise self._damaged(path, why) from error
 
     def range(self, batch_id: int, source: int) -> tuple[str, str] | None:
         """Return the offsets that a batch read of one source, `end` excluded; None when it read nothing."""
-        end = self.entry(batch_id).offsets[source]
-        start = self.entry(batch_id - 1).offsets[source] if batch_id else None
+        end = self._end(batch_id, source)
+        start = self._end(batch_id - 1, source) if batch_id else None
         if start is None:
             start = self._first_offsets(source)
         return None if start is None or end is None or start == end else (start, end)
+
+    def _end(self, batch_id: int, source: int) -> str | None:
+        """Return the offsets after the last row that a batch read of one source."""
+        offsets = self.entry(batch_id).offsets
+        if source >= len(offsets):
+            why = f"It holds the offsets of {len(offsets)} sources, and the flow reads at least {source + 1}."
+            raise self._damaged(f"{self.location}/offsets/{batch_id}", why)
+        return offsets[source]
 
     def _first_offsets(self, source: int) -> str | None:
         """Return where the first batch began. Kafka's source writes it down once, as `v1` and the JSON."""
         text = self.files.read(f"{self.location}/sources/{source}/0")
         return text[text.index("{") :] if text and "{" in text else None
+
+    def _damaged(self, path: str, why: str) -> RecoveryError:
+        return RecoveryError(
+            f"Flow '{self.flow}': {path} cannot be read.",
+            why=why,
+            state="Nothing was changed. The sinks hold every batch up to the last entry of the commit log.",
+            remedy="Restore the checkpoint from a backup, or start the flow under a new name.",
+            code="HR-301",
+        )
 
 
 def _numbers(names: list[str]) -> list[int]:
