@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -86,14 +86,16 @@ class Comparison:
             elif surplus > 0:
                 self.repeated[place] = self.repeated.get(place, 0) + surplus
             if tolerance and expected_rows:
-                self._add_loose(place, key, tolerance, expected_rows[0], rows)
+                self._add_loose(place, key, tolerance, expected_rows, rows)
 
-    def _add_loose(self, place: str, key: _Key, tolerance: Tolerance, exact: Row, rows: list[Row]) -> None:
+    def _add_loose(self, place: str, key: _Key, tolerance: Tolerance, exact: list[Row], rows: list[Row]) -> None:
+        right = sorted(int(str(row[tolerance.column])) for row in exact)
         for row in rows:
-            right, found = int(str(exact[tolerance.column])), int(str(row[tolerance.column]))
-            if not tolerance.allows(right, found):
+            found = int(str(row[tolerance.column]))
+            if not any(tolerance.allows(each, found) for each in right):
+                about = " or ".join(map(str, right))
                 self.differences.append(
-                    f"{place} says {tolerance.column} {found} and not about {right} in {_shown(key)}"
+                    f"{place} says {tolerance.column} {found} and not about {about} in {_shown(key)}"
                 )
 
 
@@ -132,7 +134,8 @@ def _plain(value: object) -> object:
         case int() | float() | Decimal():
             return Decimal(str(value)).normalize()
         case datetime():
-            return Decimal(round(value.replace(tzinfo=value.tzinfo or UTC).timestamp() * 1000))
+            # PySpark hands times over without a zone, in that of the machine; `timestamp` reads them so.
+            return Decimal(round(value.timestamp() * 1000))
         case str() if len(value) == 24 and value.endswith("Z"):
             return _plain(datetime.fromisoformat(value))
         case _:
