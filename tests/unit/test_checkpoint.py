@@ -1,0 +1,133 @@
+"""Checkpoints read from files as Spark writes them, spelt out here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import RecoveryError
+from headrace.flow.target import Target
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.filesystem import LocalFiles
+
+SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{"spark.x":"2"}}'
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    target = Target("dev", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path))
+    return Checkpoint.of("rides", target, LocalFiles())
+
+
+def put(checkpoint: Checkpoint, name: str, text: str) -> None:
+    path = Path(checkpoint.location) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def offsets(checkpoint: Checkpoint, batch: int, *sources: str) -> None:
+    put(checkpoint, f"offsets/{batch}", "\n".join(["v1", SETTINGS, *sources]))
+
+
+def test_a_flow_that_never_ran_has_no_identity_and_no_batches(checkpoint: Checkpoint) -> None:
+    assert checkpoint.query_id() is None
+    assert checkpoint.planned() == []
+    assert checkpoint.committed() == []
+
+
+def test_the_identity_is_the_one_that_spark_wrote(checkpoint: Checkpoint) -> None:
+    put(checkpoint, "metadata", '{"id":"9f3c2c5e-0000-4000-8000-0123456789ab"}')
+    assert checkpoint.query_id() == "9f3c2c5e-0000-4000-8000-0123456789ab"
+
+
+def test_batches_are_listed_by_number_and_other_files_left_out(checkpoint: Checkpoint) -> None:
+    for name in ("10", "9", "2", ".10.crc", ".11.tmp", "12.compact"):
+        put(checkpoint, f"offsets/{name}", "")
+        put(checkpoint, f"commits/{name}", "")
+    assert checkpoint.planned() == [2, 9, 10]
+    assert checkpoint.committed() == [2, 9, 10]
+
+
+def test_an_entry_holds_the_watermark_the_time_and_the_offsets_of_each_source(checkpoint: Checkpoint) -> None:
+    offsets(checkpoint, 4, '{"rides":{"0":7,"1":9}}', "-", '{"drivers":{"0":3}}')
+    entry = checkpoint.entry(4)
+    assert (entry.batch_id, entry.watermark_ms, entry.timestamp_ms) == (4, 1714996800000, 1714997400123)
+    assert entry.offsets == ('{"rides":{"0":7,"1":9}}', None, '{"drivers":{"0":3}}')
+
+
+def test_the_range_of_a_batch_begins_where_the_batch_before_ended(checkpoint: Checkpoint) -> None:
+    offsets(checkpoint, 3, '{"rides":{"0":5}}')
+    offsets(checkpoint, 4, '{"rides":{"0":9}}')
+    assert checkpoint.range(4, 0) == ('{"rides":{"0":5}}', '{"rides":{"0":9}}')
+
+
+def test_the_first_batch_begins_where_the_source_wrote_down_that_it_began(checkpoint: Checkpoint) -> None:
+    put(checkpoint, "sources/0/0", '0v1\n{"rides":{"0":2}}')
+    offsets(checkpoint, 0, '{"rides":{"0":9}}')
+    assert checkpoint.range(0, 0) == ('{"rides":{"0":2}}', '{"rides":{"0":9}}')
+
+
+def test_a_source_that_had_nothing_before_begins_at_its_start(checkpoint: Checkpoint) -> None:
+    put(checkpoint, "sources/1/0", 'v1\n{"drivers":{"0":0}}')
+    offsets(checkpoint, 3, '{"rides":{"0":5}}', "-")
+    offsets(checkpoint, 4, '{"rides":{"0":5}}', '{"drivers":{"0":4}}')
+    assert checkpoint.range(4, 1) == ('{"drivers":{"0":0}}', '{"drivers":{"0":4}}')
+
+
+def test_a_batch_that_read_nothing_has_no_range(checkpoint: Checkpoint) -> None:
+    offsets(checkpoint, 3, '{"rides":{"0":5}}', "-")
+    offsets(checkpoint, 4, '{"rides":{"0":5}}', "-")
+    assert checkpoint.range(4, 0) is None
+    assert checkpoint.range(4, 1) is None
+
+
+def test_a_source_that_wrote_no_beginning_has_no_range_for_the_first_batch(checkpoint: Checkpoint) -> None:
+    offsets(checkpoint, 0, '{"rides":{"0":5}}')
+    assert checkpoint.range(0, 0) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "v1",
+        "v1\n",
+        f"v1\n{SETTINGS[:40]}",
+        'v1\n{"batchTimestampMs":1}\n{"rides":{"0":5}}',
+        'v1\n{"batchWatermarkMs":"soon","batchTimestampMs":1}\n{}',
+        "v1\nnull\n{}",
+        "v1\n[]\n{}",
+    ],
+    ids=["empty", "version only", "no settings", "torn", "no watermark", "watermark no number", "null", "list"],
+)
+def test_an_entry_that_is_torn_or_foreign_is_refused(checkpoint: Checkpoint, text: str) -> None:
+    put(checkpoint, "offsets/4", text)
+    with pytest.raises(RecoveryError, match="offsets/4") as refused:
+        checkpoint.entry(4)
+    assert refused.value.code == "HR-301"
+
+
+def test_an_entry_that_is_not_there_is_refused(checkpoint: Checkpoint) -> None:
+    offsets(checkpoint, 4, '{"rides":{"0":5}}')
+    with pytest.raises(RecoveryError, match="offsets/3 cannot be read") as refused:
+        checkpoint.range(4, 0)
+    assert refused.value.code == "HR-301"
+    assert "not there" in refused.value.why
+
+
+def test_an_entry_without_the_offsets_of_a_source_is_refused(checkpoint: Checkpoint) -> None:
+    """A torn file may well end after a whole line."""
+    offsets(checkpoint, 3, '{"rides":{"0":5}}')
+    offsets(checkpoint, 4)
+    with pytest.raises(RecoveryError) as refused:
+        checkpoint.range(4, 0)
+    assert refused.value.code == "HR-301"
+
+
+@pytest.mark.parametrize("text", ["", '{"id":', "{}", "null"])
+def test_metadata_that_is_torn_is_refused(checkpoint: Checkpoint, text: str) -> None:
+    put(checkpoint, "metadata", text)
+    with pytest.raises(RecoveryError, match="metadata") as refused:
+        checkpoint.query_id()
+    assert refused.value.code == "HR-301"

@@ -1,0 +1,106 @@
+"""Failures of Spark, Kafka and Delta as errors of the tree."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import (
+    DataError,
+    FlowError,
+    HeadraceError,
+    PartUnavailable,
+    RecoveryError,
+    StackError,
+    Terminal,
+    Transient,
+)
+from headrace.runtime.failures import mapped
+
+KNOWN = [
+    ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", DataError, "HR-502"),
+    ("org.apache.kafka.clients.consumer.OffsetOutOfRangeException: out of range", DataError, "HR-502"),
+    ("org.apache.kafka.common.errors.UnknownTopicOrPartitionException: no topic", DataError, "HR-501"),
+    ("org.apache.kafka.common.errors.UnknownTopicIdException: gone", DataError, "HR-501"),
+    ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema", RecoveryError, "HR-303"),
+    ("[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema", RecoveryError, "HR-303"),
+    ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", RecoveryError, "HR-304"),
+    ("io.delta.exceptions.ConcurrentTransactionException: same app id", RecoveryError, "HR-304"),
+    ("java.lang.IllegalStateException: Incomplete log file", RecoveryError, "HR-301"),
+    ("[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] missing", RecoveryError, "HR-301"),
+    ("java.io.IOException: No space left on device", PartUnavailable, "HR-602"),
+    ("java.io.IOException: Disk quota exceeded", PartUnavailable, "HR-602"),
+    ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node", PartUnavailable, "HR-601"),
+    ("org.apache.kafka.common.errors.DisconnectException", PartUnavailable, "HR-601"),
+    ("org.apache.kafka.common.errors.NotLeaderOrFollowerException", PartUnavailable, "HR-601"),
+    ("java.net.ConnectException: Connection refused", PartUnavailable, "HR-601"),
+    ("org.apache.kafka.common.KafkaException: Failed to create new KafkaAdminClient", PartUnavailable, "HR-601"),
+    ("ExecutorLostFailure (executor 1 exited)", PartUnavailable, "HR-603"),
+    ("org.apache.spark.shuffle.FetchFailedException: gone", PartUnavailable, "HR-603"),
+    ("[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] a file was added", PartUnavailable, "HR-603"),
+    ("org.apache.spark.api.python.PythonException: Traceback", FlowError, "HR-206"),
+    ("AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] no column `citty`", FlowError, "HR-205"),
+    ("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] not supported", FlowError, "HR-205"),
+    ("java.lang.NullPointerException", FlowError, "HR-299"),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "code"), KNOWN)
+def test_a_failure_becomes_the_error_that_it_is(text: str, kind: type[HeadraceError], code: str) -> None:
+    error = mapped("rides", f"org.apache.spark.SparkException: Job aborted\nCaused by: {text}\n\tat Some.scala:1")
+    assert (type(error), error.code) == (kind, code)
+    assert "'rides'" in error.what
+    assert text in error.why
+    assert error.state
+    assert error.remedy
+
+
+def test_an_exception_is_known_by_its_class_too() -> None:
+    class AnalysisException(Exception):
+        pass
+
+    assert mapped("rides", AnalysisException("no such column")).code == "HR-205"
+
+
+def test_loss_is_not_taken_for_an_outage_that_is_named_in_the_same_chain() -> None:
+    text = "Connection refused\nCaused by: [KAFKA_DATA_LOSS] Some data may have been lost"
+    assert isinstance(mapped("rides", text), Terminal)
+
+
+def test_a_full_disk_is_not_taken_for_a_fault_of_the_python_code_that_hit_it() -> None:
+    text = "PythonException: foreachBatch\nCaused by: java.io.IOException: No space left on device"
+    assert isinstance(mapped("rides", text), Transient)
+
+
+@pytest.mark.parametrize("error", [StackError, PartUnavailable])
+def test_an_error_of_the_tree_passes_through(error: type[HeadraceError]) -> None:
+    mine = error("What.", why="Why.", state="State.", remedy="Remedy.", code="HR-499")
+    assert mapped("rides", mine) is mine
+
+
+def test_the_innermost_cause_is_the_reason() -> None:
+    text = "Outer: failed\nCaused by: Middle: because\n\tat A.scala:1\nCaused by: Inner: the root.\n\tat B.scala:2"
+    assert mapped("rides", text).why == "Inner: the root."
+
+
+def test_without_a_cause_the_first_line_is_the_reason() -> None:
+    assert mapped("rides", "\n\nFirst line\nsecond line").why == "First line."
+    assert mapped("rides", "").why == "no message."
+
+
+def test_a_long_cause_is_capped() -> None:
+    why = mapped("rides", "x" * 5_000).why
+    assert why.startswith("x" * 400)
+    assert len(why) < 410
+
+
+def test_an_error_says_four_things_and_its_code() -> None:
+    error = PartUnavailable("What.", why="Why.", state="State.", remedy="Remedy.")
+    assert str(error) == "[HR-600] What. Why. State. Remedy."
+    assert error.as_dict() == {
+        "code": "HR-600",
+        "error": "PartUnavailable",
+        "what": "What.",
+        "why": "Why.",
+        "state": "State.",
+        "remedy": "Remedy.",
+    }
