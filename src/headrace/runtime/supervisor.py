@@ -52,7 +52,8 @@ class Backoff:
         """Return the delay after so many failures in a row, or None to give up."""
         if self.attempts is not None and failures > self.attempts:
             return None
-        return min(self.longest, self.first * 2.0 ** (failures - 1))
+        # Sixty doublings of any delay are longer than any outage, and a float overflows past a thousand.
+        return min(self.longest, self.first * 2.0 ** min(failures - 1, 60))
 
 
 class Supervisor:
