@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
@@ -120,18 +121,21 @@ def test_equal_values_of_spark_json_and_python_are_equal(left: object, right: ob
     assert compared([{"value": left}], [{"value": right}]).equal
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
-def test_a_time_that_pyspark_collected_is_the_same_instant_in_any_zone_of_the_machine(
-    zone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(params=["UTC", "America/New_York", "Asia/Kolkata"])
+def machine_in_another_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as machine:
-        machine.setenv("TZ", zone)
+        machine.setenv("TZ", request.param)
         time.tzset()
-        # 2024-11-03T05:30:00Z and an hour later are both 01:30 in New York.
-        times = [1_730_611_800_000, 1_730_615_400_000]
-        collected = [{"at": TimestampType().fromInternal(ms * 1000)} for ms in times]
-        assert compared([{"at": ms} for ms in times], collected).equal
+        yield
     time.tzset()
+
+
+@pytest.mark.usefixtures("machine_in_another_zone")
+def test_a_time_that_pyspark_collected_is_the_same_instant_in_any_zone_of_the_machine() -> None:
+    # 2024-11-03T05:30:00Z and an hour later are both 01:30 in New York.
+    times = [1_730_611_800_000, 1_730_615_400_000]
+    collected = [{"at": TimestampType().fromInternal(ms * 1000)} for ms in times]
+    assert compared([{"at": ms} for ms in times], collected).equal
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, None), ("1", 1), (1.5, Decimal("1.500001")), ("", None)])

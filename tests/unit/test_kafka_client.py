@@ -1,0 +1,58 @@
+"""What can be said of Kafka without a broker: that there is no address, and that nobody answers at one."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from headrace import Kafka, KafkaTopic, Target
+from headrace.clients import kafka as client
+from headrace.errors import ConfigError, PartUnavailable
+from headrace.flow.secret import Secret
+
+
+def target(**kafka: str | Secret) -> Target:
+    return Target("prod", lake="lake", checkpoints="checkpoints", kafka=kafka)
+
+
+@pytest.mark.parametrize("part", [Kafka("rides"), KafkaTopic("rides")])
+@pytest.mark.parametrize("kafka", [{}, {"bootstrap.servers": ""}])
+def test_a_target_that_does_not_say_where_kafka_is_is_refused(
+    part: Kafka | KafkaTopic, kafka: dict[str, str | Secret]
+) -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers") as refused:
+        part.preflight(target(**kafka))
+    assert refused.value.code == "HR-110"
+    assert "'prod'" in refused.value.what
+
+
+def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_of_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_ANSWER_WITHIN_SECONDS", 0.5)
+    with socket.socket() as bound:  # bound, never listening: connections are refused, and nobody else gets the port
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        secret = Secret("${env:SHOP_PASSWORD}", "canary-77aa")
+        with pytest.raises(PartUnavailable, match=address) as refused:
+            client.require_topics(target(**{"bootstrap.servers": address, "sasl.password": secret}), ["rides"])
+    assert refused.value.code == "HR-601"
+    assert "canary-77aa" not in str(refused.value)
+
+
+def test_an_address_that_is_a_secret_is_used_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_ANSWER_WITHIN_SECONDS", 0.2)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(PartUnavailable, match="SHOP_KAFKA") as refused:
+            client.require_topics(target(**{"bootstrap.servers": Secret("${env:SHOP_KAFKA}", address)}), ["rides"])
+    assert address not in refused.value.what
+
+
+def test_settings_reach_sparks_connector_under_its_prefix() -> None:
+    assert client.connector_options(target(**{"bootstrap.servers": "a:1,b:2", "security.protocol": "SSL"})) == {
+        "kafka.bootstrap.servers": "a:1,b:2",
+        "kafka.security.protocol": "SSL",
+    }
