@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 # Spark marks the columns that its window functions make with this key.
 _WINDOW_MARK = "spark.timeWindow"
 
+# The name of the window column in what is handed on. Spark calls it `window`, twice where windows follow windows.
+_WINDOW = "_headrace_window"
+
 
 def rows_before_windows(result: DataFrame) -> list[tuple[DataFrame, str]]:
-    """Return the rows that go into each windowed aggregation of a result, and the name of their window column."""
+    """Return the rows that go into each windowed aggregation of a result, and the name of the window column."""
     session = result.sparkSession
     jvm = session._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
@@ -32,8 +35,15 @@ def rows_before_windows(result: DataFrame) -> list[tuple[DataFrame, str]]:
             key = grouping.apply(index)
             if key.toAttribute().metadata().contains(_WINDOW_MARK):
                 frame = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, aggregate.child())
-                found.append((DataFrame(frame, session), str(key.name())))
+                found.append((_named(DataFrame(frame, session), aggregate.child(), key), _WINDOW))
     return found
+
+
+def _named(rows: DataFrame, plan: JavaObject, key: JavaObject) -> DataFrame:
+    """Give the column that a grouping key stands for a name of its own."""
+    output = plan.output()
+    same = [output.apply(index).exprId().equals(key.exprId()) for index in range(output.size())]
+    return rows.toDF(*(_WINDOW if is_key else name for is_key, name in zip(same, rows.columns, strict=True)))
 
 
 def late(rows: DataFrame, window: str, watermark_ms: int) -> DataFrame:
