@@ -34,6 +34,8 @@ _APPLICATION = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # Entries of the offset log are what audits and comparisons read; fewer than Spark's default would be too few.
     "spark.sql.streaming.minBatchesToRetain": "100",
+    # Spark's own INT96 is deprecated, and other readers take it for a time without a zone.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
     # Spark hides what looks like a secret in its UI and logs. Inline keys and JAAS lines do not match its own pattern.
     "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|keystore[.]key|jaas|credential",
