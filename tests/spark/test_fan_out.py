@@ -1,0 +1,165 @@
+"""One batch into several sinks, with a crash between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from headrace.errors import FlowError
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.levers import OutputMode
+from headrace.flow.sink import Batch, Sink
+from headrace.flow.target import Target
+from headrace.sinks.console import Console
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.fan_out import FanOut, Only
+from headrace.sinks.files import Files
+from headrace.sinks.kafka import KafkaTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+TABLE, FOLDER = DeltaAppend("table"), Files("folder")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+
+
+@dataclass
+class Recording:
+    """A sink that fails as often as it is told, and otherwise keeps what it is handed."""
+
+    failures: int = 0
+    seen: list[tuple[str, list[int]]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    guarantee: ClassVar[Guarantee] = Guarantee.BEST_EFFORT
+    output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND, OutputMode.UPDATE})
+    name: str = "recording"
+
+    def preflight(self, target: Target) -> None:
+        self.calls.append(f"preflight {target.name}")
+
+    def prepare(self, spark: SparkSession, target: Target) -> None:
+        self.calls.append(f"prepare {target.name}")
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("killed here")
+        self.seen.append((batch.step, sorted(row["id"] for row in rows.collect())))
+
+
+def rows(spark: SparkSession, *ids: int) -> DataFrame:
+    return spark.createDataFrame([(each,) for each in ids], "id long").coalesce(1)
+
+
+def held(spark: SparkSession, target: Target, sink: DeltaAppend | Files) -> list[int]:
+    kind = "delta" if isinstance(sink, DeltaAppend) else "parquet"
+    return sorted(row["id"] for row in spark.read.format(kind).load(target.table(sink.path)).collect())
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_crash_before_any_sink_and_the_batch_run_again_leaves_every_row_once(
+    spark: SparkSession, target: Target, position: int
+) -> None:
+    sinks: list[Sink] = [TABLE, FOLDER]
+    sinks.insert(position, Recording(failures=1))
+    fan_out, batch = FanOut(*sinks), Batch("rides", "q1", 0, target)
+    with pytest.raises(ConnectionError):
+        fan_out.write(rows(spark, 1, 2), batch)
+    fan_out.write(rows(spark, 1, 2), batch)
+    assert held(spark, target, TABLE) == held(spark, target, FOLDER) == [1, 2]
+
+
+def test_sinks_before_the_crash_have_the_batch_and_sinks_after_it_do_not(spark: SparkSession, target: Target) -> None:
+    later = Recording()
+    with pytest.raises(ConnectionError):
+        FanOut(TABLE, Recording(failures=1), later).write(rows(spark, 1), Batch("rides", "q1", 0, target))
+    assert held(spark, target, TABLE) == [1]
+    assert later.seen == []
+
+
+def test_two_sinks_of_one_table_both_write_because_their_steps_differ(spark: SparkSession, target: Target) -> None:
+    fan_out = FanOut(Only("id < 2", TABLE), Only("id >= 2", TABLE))
+    for _ in range(2):
+        fan_out.write(rows(spark, 1, 2, 3), Batch("rides", "q1", 0, target))
+    assert held(spark, target, TABLE) == [1, 2, 3]
+
+
+def test_every_sink_is_told_a_step_of_its_own_also_in_a_fan_out_of_fan_outs(
+    spark: SparkSession, target: Target
+) -> None:
+    recording = Recording()
+    FanOut(recording, FanOut(recording, recording), recording).write(rows(spark, 1), Batch("r", "q1", 0, target))
+    assert [step for step, _ in recording.seen] == ["0.0", "0.1.0", "0.1.1", "0.2"]
+
+
+def test_only_passes_on_the_rows_that_meet_its_condition(spark: SparkSession, target: Target) -> None:
+    all_rows, some, none = Recording(), Recording(), Recording()
+    fan_out = FanOut(all_rows, Only("id > 1 and id % 2 = 1", some), Only("id is null", none))
+    fan_out.write(rows(spark, 1, 2, 3, 5), Batch("rides", "q1", 0, target))
+    assert [sink.seen[0][1] for sink in (all_rows, some, none)] == [[1, 2, 3, 5], [3, 5], []]
+
+
+def test_a_batch_is_computed_once_for_all_sinks_and_let_go_afterwards(spark: SparkSession, target: Target) -> None:
+    counted = spark.sparkContext.accumulator(0)
+
+    def count(row: object) -> object:
+        counted.add(1)
+        return row
+
+    made = spark.createDataFrame(rows(spark, 1, 2, 3).rdd.map(count), "id long")
+    FanOut(Recording(), Recording(), Recording()).write(made, Batch("rides", "q1", 0, target))
+    assert counted.value == 3
+    assert not made.is_cached
+
+
+def test_a_batch_is_let_go_also_when_a_sink_fails(spark: SparkSession, target: Target) -> None:
+    made = rows(spark, 1)
+    with pytest.raises(ConnectionError):
+        FanOut(Recording(failures=1)).write(made, Batch("rides", "q1", 0, target))
+    assert not made.is_cached
+
+
+def test_every_sink_is_asked_and_prepared(spark: SparkSession, target: Target) -> None:
+    first, second = Recording(), Recording()
+    fan_out = FanOut(first, Only("true", second))
+    fan_out.preflight(target)
+    fan_out.prepare(spark, target)
+    assert first.calls == second.calls == ["preflight test", "prepare test"]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "weakest"),
+    [
+        ((TABLE, FOLDER), Guarantee.EXACTLY_ONCE),
+        ((TABLE, KafkaTopic("t")), Guarantee.AT_LEAST_ONCE),
+        ((Console(), KafkaTopic("t"), TABLE), Guarantee.BEST_EFFORT),
+        ((TABLE, Only("true", KafkaTopic("t"))), Guarantee.AT_LEAST_ONCE),
+        ((TABLE, FanOut(TABLE, Console())), Guarantee.BEST_EFFORT),
+    ],
+)
+def test_the_whole_is_as_good_as_its_weakest_sink(sinks: tuple[Sink, ...], weakest: Guarantee) -> None:
+    assert FanOut(*sinks).guarantee is weakest
+
+
+def test_the_modes_are_those_that_every_sink_takes() -> None:
+    assert FanOut(KafkaTopic("t"), Recording()).output_modes == {OutputMode.APPEND, OutputMode.UPDATE}
+    assert FanOut(KafkaTopic("t"), TABLE).output_modes == {OutputMode.APPEND}
+
+
+def test_the_name_is_made_of_the_names_of_all_sinks() -> None:
+    assert FanOut(TABLE, FanOut(FOLDER, KafkaTopic("t"))).name == "delta:table + parquet:folder + kafka:t"
+
+
+def test_a_fan_out_to_nowhere_is_refused() -> None:
+    with pytest.raises(FlowError) as refused:
+        FanOut()
+    assert refused.value.code == "HR-204"
