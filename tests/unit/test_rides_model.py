@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.patterns.rides.generator import MALFORMED, RideGenerator, RideSettings
+from headrace.patterns.rides.generator import MALFORMED, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import (
     CITY_RIDES,
     DRIVER_METRICS,
@@ -163,7 +163,7 @@ def test_a_fare_has_two_decimals_and_a_time_is_utc() -> None:
 
 def test_every_malformed_kind_of_the_generator_is_bad_and_everything_else_is_a_ride() -> None:
     reasons: dict[str, set[str]] = {}
-    stream = RideGenerator(RideSettings(rate=100, malformed=0.2, oversized=True))
+    stream = RideGenerator(RideTraffic(rate=100, malformed=0.2, oversized=True))
     for n, made in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
         verdict = judge(Consumed(0, n, made.arrival_ms, made.key, made.value))
         reasons.setdefault(made.kind, set()).add(verdict.reason if isinstance(verdict, Bad) else "good")
@@ -415,7 +415,7 @@ def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 300), max_size=8))
 def test_every_counted_row_is_either_late_or_in_exactly_one_group(seed: int, cuts: list[int]) -> None:
-    stream = RideGenerator(RideSettings(rate=0.1, late=0.2, malformed=0.1, seed=seed))
+    stream = RideGenerator(RideTraffic(rate=0.1, late=0.2, malformed=0.1, seed=seed))
     made = list(stream.events(NOW, NOW + timedelta(minutes=50)))
     records = [Consumed(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
     bounds = [0, *sorted(min(cut, len(made)) for cut in cuts), len(made)]
