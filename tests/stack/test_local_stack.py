@@ -14,9 +14,9 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from headrace.clients.topics import create_topics
 from headrace.errors import PartUnavailable, StackError
 from headrace.stack import ports, topics
-from headrace.clients.topics import create_topics
 from headrace.stack.kafka import Kafka
 from headrace.stack.local import LocalStack
 
@@ -158,7 +158,10 @@ def test_an_unknown_part_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_topics_are_created_once_and_never_changed_in_silence(broker) -> None:  # type: ignore[no-untyped-def]
-    assert set(create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1})) == {"stack-a", "stack-b"}
+    assert set(create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1})) == {
+        "stack-a",
+        "stack-b",
+    }
     assert create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1}) == ()
     with pytest.raises(StackError, match=r"3 partition\(s\) and 4 were asked for") as caught:
         create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 4})

@@ -7,9 +7,8 @@ from datetime import timedelta
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from headrace.cli.flow_events import told
+from headrace.cli.flow_events import figures_table, told
 from headrace.cli.generate import length
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
@@ -85,19 +84,7 @@ def _list(*, json: bool) -> None:
 
 
 def _print(result: DemoResult, *, home: str, name: str) -> None:
-    table = Table(title=f"{name}, {result.seconds:.0f} seconds", title_justify="left")
-    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad"):
-        table.add_column(heading, justify="left" if heading == "flow" else "right")
-    for flow, figures in result.flows.items():
-        table.add_row(
-            flow,
-            f"{figures.rows_in:,}",
-            f"{figures.rows_out:,}",
-            str(figures.batches),
-            f"{figures.late:,}",
-            f"{sum(figures.bad.values()):,}",
-        )
-    out.print(table)
+    out.print(figures_table(f"{name}, {result.seconds:.0f} seconds", result.flows))
     if result.comparison is not None:
         rows = sum(result.comparison.rows.values())
         if result.comparison.equal:
@@ -106,4 +93,4 @@ def _print(result: DemoResult, *, home: str, name: str) -> None:
             out.print(f"[bold red]{len(result.comparison.differences)} differences from the model[/]:")
             for difference in result.comparison.differences[:20]:
                 out.print(f"  {difference}", markup=False)
-    out.print(f"The data is kept in {home}/demo/{name}; `headrace demo {name}` goes on from there.")
+    out.print(f"The data is kept in {home}/demo/{name}; the next run goes on from there.")

@@ -9,6 +9,7 @@ import typer
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.progress import shown
+from headrace.operate.demo import forget_demos
 from headrace.stack.local import LocalStack
 
 WipeOption = Annotated[bool, typer.Option("--wipe", help="Delete the parts' data too. Asks first.")]
@@ -28,6 +29,8 @@ def down_command(
     with shown(json=json) as show:
         stopped = stack.down(show.event)
         wiped = stack.wipe(show.event) if wipe else ()
+        if wipe:
+            forget_demos(home)
     if json:
         emit({"ok": True, "stopped": list(stopped), "wiped": list(wiped)})
     elif wiped:
@@ -44,7 +47,9 @@ def _ask(stack: LocalStack, *, json: bool) -> None:
         emit({"ok": False, "error": "`down --wipe --json` deletes data and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
     megabytes = sum(part.data_bytes for part in stack.ps()) / 1e6
-    err.print(f"This deletes every topic and record in {stack.folder} ({megabytes:.1f} MB). Flows lose their input.")
+    err.print(
+        f"This deletes every topic and record in {stack.folder} ({megabytes:.1f} MB), and what demos made of them."
+    )
     if not typer.confirm("Delete it?", default=False, err=True):
         err.print("Nothing was deleted, nothing was stopped.")
         raise typer.Exit(ANSWER_IS_NO)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.output import err
-from headrace.runtime.events import BatchCommitted, Event, FlowFailed, FlowStarted, FlowStopped
+from headrace.operate.run import FlowFigures
+from headrace.runtime.events import AuditFailed, BatchCommitted, Event, FlowFailed, FlowStarted, FlowStopped
 
 
 def told(event: Event) -> None:
@@ -17,8 +21,21 @@ def told(event: Event) -> None:
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " ", _figures(event)))
         case FlowFailed():
             _tell_failure(event)
+        case AuditFailed():
+            _tell_failure(FlowFailed(event.flow, event.error, retry_in=None))
         case FlowStopped():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " stopped"))
+
+
+def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
+    """Return what flows did in a run, a line each."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad"):
+        table.add_column(heading, justify="left" if heading == "flow" else "right")
+    for flow, figures in flows.items():
+        numbers = (figures.rows_in, figures.rows_out, figures.batches, figures.late, sum(figures.bad.values()))
+        table.add_row(flow, *(f"{number:,}" for number in numbers))
+    return table
 
 
 def _figures(event: BatchCommitted) -> str:

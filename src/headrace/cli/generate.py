@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.home import DEFAULT_HOME, HomeOption, local_broker
 from headrace.cli.output import JsonOption, emit, err
 from headrace.errors import HeadraceError
 from headrace.flow.duration import Duration
@@ -59,8 +60,11 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
         str | None, typer.Option("--for", metavar="TIME", help="Stop after this long. Default: at Ctrl-C.")
     ] = None,
     backfill: Annotated[str, typer.Option(metavar="TIME", help="Send this much history first, at once.")] = "0s",
-    bootstrap: Annotated[str, typer.Option(help="Where Kafka is.")] = "127.0.0.1:9092",
+    bootstrap: Annotated[
+        str | None, typer.Option(help="Where Kafka is. Default: the broker of `headrace up` in this folder.")
+    ] = None,
     topic: Annotated[str | None, typer.Option(help="Where to send. Default: where the pattern reads.")] = None,
+    home: HomeOption = DEFAULT_HOME,
     stdout: Annotated[bool, typer.Option("--stdout", help="Print the values as lines instead.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -82,8 +86,9 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
         if stdout:
             sent, place = _print_values(span(generator, backfill=past, live=live), stop), "standard output"
         else:
-            place = f"topic {topic or generator.topic} at {bootstrap}"
-            target = Target("generate", lake=".", checkpoints=".", kafka={"bootstrap.servers": bootstrap})
+            address = bootstrap or local_broker(home) or ""
+            place = f"topic {topic or generator.topic} at {address}"
+            target = Target("generate", lake=".", checkpoints=".", kafka={"bootstrap.servers": address})
             if not json:
                 err.print(f"Sending {pattern} to {place}. Ctrl-C stops.")
             sent = generate(generator, target, topic=topic, backfill=past, live=live, stop=stop)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from headrace.cli.home import local_broker
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.project.project import Project
-from headrace.stack.local import LocalStack
 
 ProjectOption = Annotated[Path, typer.Option("--project", help="The folder with headrace.yml.")]
 TargetOption = Annotated[
@@ -24,11 +25,6 @@ HERE = Path()
 def opened(folder: Path, target: str | None, names: list[str] | None) -> tuple[Project, Target, list[Flow]]:
     """Return the project of a folder, the target and the flows that the command line names."""
     project = Project.open(folder)
-    chosen = project.target(target, lambda: _local_broker(project))
+    home = Path(os.environ.get("HEADRACE_HOME") or project.home)
+    chosen = project.target(target, lambda: local_broker(home))
     return project, chosen, project.flows(names or ())
-
-
-def _local_broker(project: Project) -> str | None:
-    """Return the address of the project's own broker, if `headrace up` has started it."""
-    running = {part.name: part for part in LocalStack(project.home).ps() if part.state == "running"}
-    return running["kafka"].address if "kafka" in running else None

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.flow_events import told
-from headrace.cli.output import TERMINAL, JsonOption, emit, err
+from headrace.cli.flow_events import figures_table, told
+from headrace.cli.output import TERMINAL, TRANSIENT, JsonOption, emit, err
 from headrace.cli.progress import shown
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
 from headrace.cli.signals import stopping
+from headrace.errors import Transient
 from headrace.flow.levers import AvailableNow
 from headrace.operate.run import Application, open_application
 from headrace.runtime.supervisor import Backoff
@@ -35,7 +36,7 @@ def run_command(
     """Check the flows of a project, then run them together until Ctrl-C.
 
     A flow that loses a part is started again by itself; one that cannot go on stays down and says why, while the others
-    run. The command exits with 3 when a flow ended with an error.
+    run. The command exits with 3 when a flow ended with an error, with 4 when waiting may help.
     """
     opened_project, chosen, found = opened(project, target, flows)
     if until_done:
@@ -57,11 +58,13 @@ def run_command(
         threading.Thread(target=_drain_at, args=(stop, application), daemon=True).start()
         figures = application.run()
     spark.stop()
-    failed = [name for name, figure in figures.items() if figure.error is not None]
+    errors = [figure.error for figure in figures.values() if figure.error is not None]
     if json:
-        emit({"ok": not failed, "flows": {name: figure.as_dict() for name, figure in figures.items()}})
-    if failed:
-        raise typer.Exit(TERMINAL)
+        emit({"ok": not errors, "flows": {name: figure.as_dict() for name, figure in figures.items()}})
+    else:
+        err.print(figures_table("This run", figures))
+    if errors:
+        raise typer.Exit(TRANSIENT if all(isinstance(error, Transient) for error in errors) else TERMINAL)
 
 
 def _drain_at(stop: threading.Event, application: Application) -> None:

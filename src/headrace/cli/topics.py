@@ -23,7 +23,7 @@ def create_command(
     target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make topics that are not there. Those that are stay as they are."""
+    """Make topics that are not there. One that is there is never changed; other partitions than asked are an error."""
     _project, chosen, _flows = opened(project, target, None)
     list_topics(chosen)  # says where the broker should be, when the target does not
     created = create_topics(chosen.kafka, dict.fromkeys(names, partitions))

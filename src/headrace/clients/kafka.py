@@ -57,7 +57,7 @@ def no_broker(address: str, error: KafkaError) -> PartUnavailable:
     """Return the error for a broker that does not answer."""
     return PartUnavailable(
         f"Kafka at {address} does not answer.",
-        why=f"{error.str()}.",
+        why=f"The client says: {error.str().rstrip('.')}.",
         state="Nothing was started.",
         remedy="Start the broker (`headrace up` for the local one), or correct kafka.bootstrap.servers.",
         code="HR-601",

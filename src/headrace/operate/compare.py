@@ -143,4 +143,4 @@ def _plain(value: object) -> object:
 
 
 def _shown(key: _Key) -> str:
-    return ", ".join(f"{name}={value}" for name, value in key)
+    return ", ".join(f"{name}={value:f}" if isinstance(value, Decimal) else f"{name}={value}" for name, value in key)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -161,7 +162,7 @@ def find_demo(name: str) -> Demo:
             why=f"The demos are: {', '.join(sorted(known))}.",
             state="Nothing was started.",
             remedy="`headrace demo --list` names them.",
-            code="HR-121",
+            code="HR-123",
         )
     return known[name]
 
@@ -205,6 +206,11 @@ def run_demo(name: str, settings: DemoSettings, watch: Watch, stop: threading.Ev
             watch.step("comparing every row with the model")
             comparison = demo.compare(spark, target)
         return DemoResult(seconds, generation.sent, flows, page, comparison)
+
+
+def forget_demos(home: Path) -> None:
+    """Delete what demos have stored. Without the broker's topics their checkpoints point at nothing."""
+    shutil.rmtree(home / "demo", ignore_errors=True)
 
 
 def _target(folder: Path, bootstrap: str) -> Target:

@@ -200,7 +200,7 @@ def _failure(error: KafkaError, record: str, *, topic: str, taken: int) -> Headr
             why=f"{error.str()}: it is larger than the topic's max.message.bytes.",
             state=state,
             remedy="Raise max.message.bytes of the topic, or generate without the oversized record.",
-            code="HR-502",
+            code="HR-504",
         )
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return DataError(

@@ -11,7 +11,8 @@ from headrace.errors import HeadraceError
 from headrace.flow.check import require_clean
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.observe.audit import Auditor, Tally
+from headrace.observe.audit import Auditor
+from headrace.observe.flow_audit import Tally
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 from headrace.runtime.session import open_session
 from headrace.runtime.supervisor import Backoff, Supervisor
@@ -62,10 +63,9 @@ class Application:
     def __init__(self, spark: SparkSession, target: Target, flows: Sequence[Flow], *, backoff: Backoff | None = None):
         self.bus = EventBus()
         self._figures = {flow.name: FlowFigures() for flow in flows}
-        self._auditor = Auditor(spark, target, flows, self._audit_failed)
+        self._auditor = Auditor(spark, target, flows, self.bus)
         self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff)
         self.bus.subscribe(self._count)
-        self.bus.subscribe(self._auditor.hear)
 
     def run(self) -> Mapping[str, FlowFigures]:
         """Run every flow to its end, file what is bad or late, and return the figures."""
@@ -75,7 +75,7 @@ class Application:
             tallies = self._auditor.close()
         for name, figures in self._figures.items():
             _add(figures, tallies[name])
-            figures.error = errors.get(name) or figures.error
+            figures.error = errors.get(name) or tallies[name].error
         return self._figures
 
     def drain(self) -> None:
@@ -88,9 +88,6 @@ class Application:
             figures.rows_in += event.rows_in
             figures.rows_out += event.rows_out
             figures.batches += 1
-
-    def _audit_failed(self, flow: str, error: HeadraceError) -> None:
-        self._figures[flow].error = error
 
 
 def open_application(
@@ -111,5 +108,5 @@ def open_application(
 
 
 def _add(figures: FlowFigures, tally: Tally) -> None:
-    figures.bad = {str(reason): count for reason, count in sorted(tally.bad.items(), key=str)}
+    figures.bad = tally.bad
     figures.late = tally.late

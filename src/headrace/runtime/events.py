@@ -52,7 +52,15 @@ class FlowStopped:
     flow: str
 
 
-Event = FlowStarted | BatchCommitted | FlowFailed | FlowStopped
+@dataclass(frozen=True)
+class AuditFailed:
+    """Bad and late rows of a flow could not be filed. Its batches are committed; the next audit files them."""
+
+    flow: str
+    error: HeadraceError
+
+
+Event = FlowStarted | BatchCommitted | FlowFailed | FlowStopped | AuditFailed
 
 
 class EventBus:

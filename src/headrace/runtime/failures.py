@@ -134,7 +134,7 @@ def mapped(flow: str, error: BaseException | str) -> HeadraceError:
         f"Flow '{flow}' failed.",
         why=_cause(text),
         state=_STATE_KEPT,
-        remedy="Correct the cause and start the flow again. HEADRACE_SPARK_LOG_LEVEL=WARN shows Spark's own log.",
+        remedy="Correct the cause and start the flow again. Spark's own log, spark.log, has the details.",
         code="HR-299",
     )
 

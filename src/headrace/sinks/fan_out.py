@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -109,10 +108,3 @@ class FanOut:
                 sink.write(kept, replace(batch, step=f"{batch.step}.{step}"))
         finally:
             kept.unpersist()
-
-
-def leaves(sink: Sink) -> Sequence[Sink]:
-    """Return the sinks that rows end in, for messages and figures."""
-    if isinstance(sink, FanOut):
-        return [leaf for each in sink.sinks for leaf in leaves(each)]
-    return [sink]

@@ -11,7 +11,6 @@
 | HR-407 | every port of a range is taken                                    |
 | HR-408 | a part died while starting                                        |
 | HR-409 | a part runs but does not answer, or does not stop                 |
-| HR-410 | a topic exists with another number of partitions, or is refused   |
 | HR-411 | another command holds the local stack for too long                |
 
 Each function builds the error and returns it; the caller raises it, with `from` where there is a cause.

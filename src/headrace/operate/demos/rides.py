@@ -11,7 +11,7 @@ from headrace.clients.kafka import read_topic
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
-from headrace.observe.audit import late_table, quarantine_table
+from headrace.observe.flow_audit import late_table, quarantine_table
 from headrace.operate.compare import Comparison, Row, Tolerance, table_rows, topic_rows
 from headrace.operate.generate import Generator
 from headrace.patterns.rides import flows as pattern

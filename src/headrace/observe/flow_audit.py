@@ -1,0 +1,219 @@
+"""The audit of one flow: which batches to read again, which rows to file, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from headrace.errors import HeadraceError
+from headrace.flow.flow import Flow
+from headrace.flow.target import Target
+from headrace.observe.lateness import late, rows_before_windows
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.filesystem import files_for
+from headrace.runtime.session import flow_session
+from headrace.transforms.parse import good, judged, with_reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The most batches of one step. Each adds a scan to one plan, and Spark plans a few dozen of them in a second.
+_STEP = 16
+
+
+def quarantine_table(target: Target, flow: str) -> str:
+    """Return where the bad rows of a flow are kept."""
+    return target.table(f"_headrace/{flow}/quarantine")
+
+
+def late_table(target: Target, flow: str) -> str:
+    """Return where the late rows of a flow are kept."""
+    return target.table(f"_headrace/{flow}/late")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known about a batch that was committed: whether it has bad rows, and whether it may have late ones.
+
+    Without a batch id: all batches that the checkpoint holds, of which nothing is known.
+    """
+
+    batch_id: int | None
+    bad: bool
+    late: bool
+
+
+@dataclass
+class Tally:
+    """What was filed for a flow: bad rows by reason, late rows, and the error that keeps the rest from being filed."""
+
+    bad: dict[str, int] = field(default_factory=dict)
+    late: int = 0
+    error: HeadraceError | None = None
+
+
+class FlowAudit:
+    """Used by the auditor's thread, and for `tally` after that has ended."""
+
+    def __init__(self, application: SparkSession, target: Target, flow: Flow) -> None:
+        self._flow, self._target = flow, target
+        self._session = flow_session(application, flow)
+        # Nobody prunes these tables by their columns' ranges, and collecting them costs a pass.
+        self._session.conf.set("spark.databricks.delta.stats.collect", "false")
+        self._checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, application))
+        self._note = f"{self._checkpoint.house}/audited.json"
+        self._first_here: int | None = None
+        self.error: HeadraceError | None = None
+
+    def take(self, steps: Sequence[Step]) -> None:
+        """Audit every batch up to the last one of `steps`. Called with all that wait, in the order of the batches."""
+        known = {step.batch_id: step for step in steps if step.batch_id is not None}
+        committed = self._checkpoint.committed()
+        last = max([*known, *committed[-1:]], default=-1)
+        done = self._audited()
+        if self._first_here is None:
+            self._first_here = done + 1
+        pending = list(range(self._first_readable(done), last + 1))
+        for start in range(0, len(pending), _STEP):
+            span = pending[start : start + _STEP]
+            self._file(
+                bad=[number for number in span if number not in known or known[number].bad],
+                late=[number for number in span if number not in known or known[number].late],
+            )
+            self._remember(span[-1])
+
+    def tally(self) -> Tally:
+        """Count what this process filed, from the tables themselves."""
+        found = Tally(error=self.error)
+        if self._first_here is None:
+            return found
+        since = (F.col("query_id") == self._checkpoint.query_id()) & (F.col("batch_id") >= self._first_here)
+        bad = self._table(quarantine_table(self._target, self._flow.name))
+        if bad is not None:
+            rows = bad.where(since).groupBy("reason").count().orderBy("reason").collect()
+            found.bad = {row["reason"]: row["count"] for row in rows}
+        dropped = self._table(late_table(self._target, self._flow.name))
+        if dropped is not None:
+            found.late = dropped.where(since).count()
+        return found
+
+    def _first_readable(self, done: int) -> int:
+        """Return the first batch to audit. It begins where the one before ended, and Spark forgets old entries."""
+        oldest = next(iter(self._checkpoint.planned()), 0)
+        return max(done + 1, oldest + 1 if oldest else 0)
+
+    def _audited(self) -> int:
+        text = self._checkpoint.files.read(self._note)
+        note = json.loads(text) if text else {}
+        # A note of another checkpoint says nothing about this one.
+        return int(note["batch"]) if note.get("query_id") == self._checkpoint.query_id() else -1
+
+    def _remember(self, batch_id: int) -> None:
+        note = {"query_id": self._checkpoint.query_id(), "batch": batch_id}
+        self._checkpoint.files.write(self._note, json.dumps(note))
+
+    def _file(self, *, bad: Sequence[int], late: Sequence[int]) -> None:
+        self._append(quarantine_table(self._target, self._flow.name), "quarantine", bad, self._bad_rows)
+        self._append(late_table(self._target, self._flow.name), "late", late, self._late_rows)
+
+    def _append(
+        self, table: str, kind: str, batches: Sequence[int], rows_of: Callable[[Sequence[int]], list[DataFrame]]
+    ) -> None:
+        """Append the rows of the batches that the table does not hold yet, in one commit that records the last one."""
+        app_id = f"{self._checkpoint.query_id()}:{kind}"
+        recorded = self._recorded(table, app_id) if batches else -1
+        parts = rows_of([number for number in batches if number > recorded])
+        if not parts:
+            return
+        (
+            reduce(DataFrame.unionByName, parts)
+            .withColumn("query_id", F.lit(self._checkpoint.query_id()))
+            .withColumn("filed_at", F.current_timestamp())
+            # Few rows from many scans: one file, not one per scan.
+            .repartition(1)
+            .write.format("delta")
+            .mode("append")
+            .option("txnAppId", app_id)
+            .option("txnVersion", str(batches[-1]))
+            .save(table)
+        )
+
+    def _bad_rows(self, batches: Sequence[int]) -> list[DataFrame]:
+        """Return the bad rows of the batches, one frame per input."""
+        parts = []
+        for name, given in self._flow.named_inputs.items():
+            scans = [scan for number in batches if (scan := self._scan(number, name)) is not None]
+            if scans and given.schema is not None:
+                bad = with_reason(judged(reduce(DataFrame.unionByName, scans), given), given)
+                parts.append(
+                    bad.select(
+                        F.lit(name).alias("input"),
+                        "topic",
+                        "partition",
+                        "offset",
+                        F.col("timestamp").alias("kafka_time"),
+                        "reason",
+                        "key",
+                        "value",
+                        "batch_id",
+                    )
+                )
+        return parts
+
+    def _late_rows(self, batches: Sequence[int]) -> list[DataFrame]:
+        """Return the late rows of the batches, one frame per batch and window: each has a watermark of its own."""
+        parts = []
+        # Nothing is late in batch 0: there is no watermark before it.
+        for number in (each for each in batches if each > 0):
+            frames = self._good_rows(number)
+            if frames is None:
+                return []
+            watermark_ms = self._checkpoint.entry(number - 1).watermark_ms
+            for rows, window in rows_before_windows(self._flow.apply(frames)):
+                found = late(rows, window, watermark_ms)
+                parts.append(found.withColumn("batch_id", F.lit(number).cast("long")))
+        return parts
+
+    def _good_rows(self, batch_id: int) -> dict[str, DataFrame] | None:
+        """Return what the transform was given in a batch, or None when it cannot be read again."""
+        frames = {}
+        for name, given in self._flow.named_inputs.items():
+            if given.schema is None:
+                return None
+            scan = self._scan(batch_id, name)
+            if scan is None:
+                frames[name] = self._session.createDataFrame([], given.schema)
+            else:
+                frames[name] = good(judged(scan, given), given)
+        return frames
+
+    def _scan(self, batch_id: int, name: str) -> DataFrame | None:
+        """Return the rows that a batch read of an input, as they came, or None when it read none."""
+        index = list(self._flow.named_inputs).index(name)
+        offsets = self._checkpoint.range(batch_id, index)
+        if offsets is None:
+            return None
+        rows = self._flow.named_inputs[name].source.batch(self._session, self._target, *offsets)
+        return rows.withColumn("batch_id", F.lit(batch_id).cast("long"))
+
+    def _table(self, location: str) -> DataFrame | None:
+        return self._session.read.format("delta").load(location) if self._is_table(location) else None
+
+    def _is_table(self, location: str) -> bool:
+        return bool(files_for(location, self._session).names(f"{location}/_delta_log"))
+
+    def _recorded(self, location: str, app_id: str) -> int:
+        """Return the last batch that a table records under an identity, or -1."""
+        if not self._is_table(location):
+            return -1
+        jvm = self._session._jvm
+        assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._session._jsparkSession, location)
+        found = log.unsafeVolatileSnapshot().transactions().get(app_id)
+        return int(found.get()) if found.isDefined() else -1

@@ -1,0 +1,114 @@
+"""Ride analytics on a real broker, every row of every sink against the plain-Python model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from ride_run import settings_for, target_for
+
+from headrace.clients.topics import create_topics
+from headrace.flow.target import Target
+from headrace.observe.flow_audit import late_table, quarantine_table
+from headrace.operate.demos.rides import compare
+from headrace.operate.generate import generate
+from headrace.operate.run import Application
+from headrace.patterns.rides.flows import RideSettings, flows
+from headrace.patterns.rides.generator import generator
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from conftest import Broker
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+# Fixed, so that a failure can be repeated. Windows of a day that is over.
+NOW = datetime(2026, 3, 2, 18, 0, tzinfo=UTC)
+
+
+class _PastRides:
+    """The generator's records of fixed hours, whatever the time of the run."""
+
+    topic = "unused"
+
+    def __init__(self, hours: float, rate: float, *, oversized: bool = False) -> None:
+        self._hours = hours
+        self._records = generator(rate=rate, late=0.03, duplicates=0.01, malformed=0.01, seed=11, oversized=oversized)
+
+    def events(self, _from: datetime, _until: datetime | None = None):
+        return self._records.events(NOW - timedelta(hours=self._hours), NOW)
+
+
+def filled(target: Target, settings: RideSettings, records: _PastRides) -> int:
+    """Make the topics, send the records, and return how many there are."""
+    # Large enough for the 5 MB record: the flow is to judge it, not the topic.
+    create_topics(target.kafka, dict.fromkeys(settings.topics, 2), {"max.message.bytes": "10485760"})
+    return generate(records, target, topic=settings.topic).records
+
+
+def test_every_row_of_every_sink_equals_the_model(broker: Broker, spark: SparkSession, tmp_path: Path):
+    # 1.5 hours at 5 records a second, in 8 batches of about 12 minutes: windows close, and late rows come after them.
+    settings = settings_for("to-the-end", max_offsets=3500)
+    target = target_for(tmp_path, broker.bootstrap)
+    sent = filled(target, settings, _PastRides(hours=1.5, rate=5, oversized=True))
+
+    figures = Application(spark, target, flows(settings)).run()
+
+    assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
+    assert {figure.rows_in for figure in figures.values()} == {sent}
+    found = compare(spark, target, flows(settings), settings)
+    assert found.differences == []
+    assert found.repeated == {}
+    # Equal and empty would prove nothing.
+    assert all(rows > 0 for rows in found.rows.values()), found.rows
+    reasons = {row.reason for row in spark.read.format("delta").load(quarantine_table(target, "surge")).collect()}
+    assert reasons >= {
+        "null_value",
+        "too_large",
+        "null_key",
+        "malformed_json",
+        "missing:ride_id",
+        "wrong_type:fare_amount",
+        "wrong_type:event_time",
+        "event_time_in_future",
+    }
+    late = spark.read.format("delta").load(late_table(target, "city_rides"))
+    assert figures["city_rides"].late == late.count()
+    assert late.where("window_end > watermark").count() == 0
+
+
+def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+):
+    settings = settings_for("killed", max_offsets=3000)
+    target = target_for(tmp_path, broker.bootstrap)
+    filled(target, settings, _PastRides(hours=1.5, rate=4))
+    command = [sys.executable, str(Path(__file__).with_name("ride_run.py"))]
+    arguments = ["killed", "3000", str(tmp_path), broker.bootstrap]
+
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
+        assert driver.stdout is not None
+        # Its second batch is in the table; the third, and those of the other flows, are under way.
+        reached = (json.loads(line) for line in driver.stdout)
+        assert any(event == {"flow": "driver_metrics", "batch": 1} for event in reached)
+        _kill_group(driver)
+
+    Application(spark, target, flows(settings)).run()
+
+    found = compare(spark, target, flows(settings), settings)
+    assert found.differences == []
+    assert all(rows > 0 for place, rows in found.rows.items() if not place.startswith("late rows")), found.rows
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill the driver with its JVM: the JVM is a child in the same process group."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
