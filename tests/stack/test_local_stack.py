@@ -14,9 +14,10 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from headrace.clients import topics
 from headrace.clients.topics import create_topics
-from headrace.errors import PartUnavailable, StackError
-from headrace.stack import ports, topics
+from headrace.errors import DataError, PartUnavailable, StackError
+from headrace.stack import ports
 from headrace.stack.kafka import Kafka
 from headrace.stack.local import LocalStack
 
@@ -163,7 +164,7 @@ def test_topics_are_created_once_and_never_changed_in_silence(broker) -> None:  
         "stack-b",
     }
     assert create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1}) == ()
-    with pytest.raises(StackError, match=r"3 partition\(s\) and 4 were asked for") as caught:
+    with pytest.raises(DataError, match=r"3 partition\(s\) and 4 were asked for") as caught:
         create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 4})
     assert caught.value.code == "HR-503"
 
