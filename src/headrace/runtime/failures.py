@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from headrace.errors import DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
 
 _STATE_KEPT = (
@@ -130,6 +133,14 @@ def mapped(flow: str, error: BaseException | str) -> HeadraceError:
                 remedy=known.remedy,
                 code=known.code,
             )
+    if isinstance(error, Exception) and not isinstance(error, PySparkException | Py4JError):
+        return FlowError(
+            f"Flow '{flow}': Python code of the flow or its sink raised an error.",
+            why=_cause(text),
+            state=_STATE_KEPT,
+            remedy="Correct the code and start the flow again; it goes on where it stopped.",
+            code="HR-206",
+        )
     return FlowError(
         f"Flow '{flow}' failed.",
         why=_cause(text),

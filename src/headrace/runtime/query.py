@@ -22,7 +22,6 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
@@ -51,7 +50,7 @@ class RunningQuery:
     def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, hear: Callable[[BatchCommitted], None]):
         self.flow = flow
         self._target, self._checkpoint, self._hear = target, checkpoint, hear
-        self._failure: HeadraceError | None = None
+        self._failure: Exception | None = None
         self._last_heard = -1
         self._hearing = threading.Lock()
         self._committed = threading.Event()
@@ -118,8 +117,8 @@ class RunningQuery:
         assert query_id is not None  # noqa: S101 - Spark writes the metadata before the first batch
         try:
             self.flow.sink.write(rows, Batch(self.flow.name, query_id, batch_id, self._target))
-        except HeadraceError as error:
-            # Spark passes only the text on; the supervisor wants the error itself.
+        except Exception as error:
+            # Spark passes only a text on that does not name the cause; the supervisor wants the error itself.
             self._failure = error
             raise
 

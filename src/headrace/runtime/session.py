@@ -6,6 +6,7 @@ the same context, because a streaming query takes its settings (shuffle partitio
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -49,8 +50,13 @@ def open_session(
 
     With `log`, everything that the JVM prints goes to that file and not to the terminal.
     """
-    # Python workers would otherwise start with the system's Python and fail on their imports.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Python workers would otherwise start with the system's Python and fail on their imports. On a cluster the workers'
+    # interpreter may lie elsewhere: what the user has set stands.
+    if target.master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    _keep_py4j_quiet(log)
     builder = SparkSession.builder.appName(app_name).master(target.master)
     settings = dict(_APPLICATION)
     if target.master.startswith("local"):
@@ -145,6 +151,15 @@ def _own_interrupt_handler() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def _keep_py4j_quiet(log: Path | None) -> None:
+    """Send py4j's own words into the log. The supervisor tells of a failed batch without a stack trace."""
+    logger = logging.getLogger("py4j")
+    if not logger.handlers:
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        logger.addHandler(logging.NullHandler() if log is None else logging.FileHandler(log, delay=True))
 
 
 def _log_settings() -> str:
