@@ -32,6 +32,8 @@ from headrace.flow.levers import (
 from headrace.flow.target import Target
 from headrace.sinks.console import Console
 from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta_overwrite import DeltaOverwrite
+from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
 from headrace.sinks.kafka import KafkaTopic
@@ -45,6 +47,8 @@ __all__ = [
     "Continuous",
     "DataError",
     "DeltaAppend",
+    "DeltaOverwrite",
+    "DeltaUpsert",
     "Every",
     "FanOut",
     "Files",

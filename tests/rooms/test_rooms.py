@@ -162,6 +162,8 @@ def test_the_public_names_are_these() -> None:
         "Continuous",
         "DataError",
         "DeltaAppend",
+        "DeltaOverwrite",
+        "DeltaUpsert",
         "Every",
         "FanOut",
         "Files",

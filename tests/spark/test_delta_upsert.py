@@ -1,0 +1,129 @@
+"""Batches merged into a Delta table by key, or replacing it: each once, however often it is attempted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.flow.sink import Batch, Sink
+from headrace.flow.target import Target
+from headrace.sinks.delta_overwrite import DeltaOverwrite
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.fan_out import FanOut
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+Row = tuple[str | None, int, int]
+UPSERT = DeltaUpsert("gold/stock", key=["item"], sequence="change")
+OVERWRITE = DeltaOverwrite("gold/stock")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+
+
+def stock(spark: SparkSession, *rows: Row) -> DataFrame:
+    return spark.createDataFrame(list(rows), "item string, pieces long, change long").coalesce(1)
+
+
+def held(spark: SparkSession, target: Target) -> list[Row]:
+    table = spark.read.format("delta").load(target.table("gold/stock"))
+    return sorted(((row.item, row.pieces, row.change) for row in table.collect()), key=str)
+
+
+def version(spark: SparkSession, target: Target) -> int:
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{target.table('gold/stock')}`")
+    return int(history.agg({"version": "max"}).collect()[0][0])
+
+
+def test_a_row_replaces_the_one_with_its_key_or_is_added(spark: SparkSession, target: Target):
+    UPSERT.write(stock(spark, ("nut", 5, 1), ("bolt", 7, 2)), Batch("stock", "q1", 0, target))
+    UPSERT.write(stock(spark, ("nut", 4, 3), ("gear", 1, 4)), Batch("stock", "q1", 1, target))
+
+    assert held(spark, target) == [("bolt", 7, 2), ("gear", 1, 4), ("nut", 4, 3)]
+
+
+def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, target: Target):
+    for number, rows in enumerate((stock(spark, ("nut", 5, 1)), stock(spark, ("nut", 4, 2)))):
+        UPSERT.write(rows, Batch("stock", "q1", number, target))
+    before = version(spark, target)
+
+    UPSERT.write(stock(spark, ("nut", 9, 9)), Batch("stock", "q1", 1, target))
+
+    assert held(spark, target) == [("nut", 4, 2)]
+    assert version(spark, target) == before
+
+
+def test_an_older_change_never_replaces_a_newer_one(spark: SparkSession, target: Target):
+    UPSERT.write(stock(spark, ("nut", 5, 8)), Batch("stock", "q1", 0, target))
+    UPSERT.write(stock(spark, ("nut", 1, 7)), Batch("stock", "q1", 1, target))
+
+    assert held(spark, target) == [("nut", 5, 8)]
+
+
+def test_of_several_changes_of_a_key_in_one_batch_the_newest_wins(spark: SparkSession, target: Target):
+    UPSERT.write(stock(spark, ("nut", 5, 1), ("nut", 3, 3), ("nut", 4, 2)), Batch("stock", "q1", 0, target))
+
+    assert held(spark, target) == [("nut", 3, 3)]
+
+
+def test_a_key_may_be_null(spark: SparkSession, target: Target):
+    UPSERT.write(stock(spark, (None, 5, 1)), Batch("stock", "q1", 0, target))
+    UPSERT.write(stock(spark, (None, 6, 2)), Batch("stock", "q1", 1, target))
+
+    assert held(spark, target) == [(None, 6, 2)]
+
+
+def test_the_identity_of_a_merge_is_not_left_to_the_next_write_of_the_session(spark: SparkSession, target: Target):
+    # A second sink of the same session that took over the first one's identity would skip its write.
+    both = FanOut(UPSERT, DeltaUpsert("gold/copy", key=["item"]))
+    both.write(stock(spark, ("nut", 5, 1)), Batch("stock", "q1", 0, target))
+
+    assert spark.read.format("delta").load(target.table("gold/copy")).count() == 1
+    assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
+
+
+def test_the_whole_result_replaces_the_table_once_per_batch(spark: SparkSession, target: Target):
+    OVERWRITE.write(stock(spark, ("nut", 5, 1), ("bolt", 1, 1)), Batch("stock", "q1", 0, target))
+    OVERWRITE.write(stock(spark, ("nut", 6, 2)), Batch("stock", "q1", 1, target))
+    OVERWRITE.write(stock(spark, ("nut", 9, 9)), Batch("stock", "q1", 1, target))
+
+    assert held(spark, target) == [("nut", 6, 2)]
+
+
+@pytest.mark.parametrize("sink", [UPSERT, OVERWRITE])
+def test_a_new_checkpoint_counts_from_zero_and_loses_nothing(spark: SparkSession, target: Target, sink: Sink):
+    sink.write(stock(spark, ("nut", 5, 1)), Batch("stock", "q1", 0, target))
+    sink.write(stock(spark, ("nut", 6, 2)), Batch("stock", "q2", 0, target))
+
+    assert held(spark, target) == [("nut", 6, 2)]
+
+
+CHANGES = st.lists(st.tuples(st.sampled_from(["nut", "bolt"]), st.integers(0, 9)), min_size=1, max_size=6)
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=CHANGES, cut=st.integers(0, 6), repeated=st.booleans())
+def test_any_split_and_any_repeat_of_batches_gives_the_same_table(
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    changes: list[tuple[str, int]],
+    cut: int,
+    repeated: bool,
+):
+    target = Target("test", lake=str(tmp_path_factory.mktemp("lake")), checkpoints="unused")
+    rows: list[Row] = [(item, pieces, number) for number, (item, pieces) in enumerate(changes)]
+    for number, part in enumerate((rows[:cut], rows[cut:])):
+        for _attempt in range(2 if repeated else 1):
+            UPSERT.write(stock(spark, *part), Batch("stock", "q1", number, target))
+
+    newest = {item: (item, pieces, number) for item, pieces, number in rows}
+    assert held(spark, target) == sorted(newest.values(), key=str)
