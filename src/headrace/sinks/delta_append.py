@@ -6,43 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
-from headrace.flow.target import Target
-from headrace.sinks.local_folder import require_writable
+from headrace.sinks.delta_table import DeltaTableSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
-class DeltaAppend:
-    """Append each micro-batch to a Delta table, below the lake unless `path` is absolute.
+class DeltaAppend(DeltaTableSink):
+    """Append each micro-batch to a Delta table. Exactly once, on the conditions of `DeltaTableSink`."""
 
-    Exactly once, while:
-      1. a batch that is run again has the same id; Spark keeps this through the offset log;
-      2. the identity changes whenever the checkpoint is discarded. A new checkpoint counts from 0, and Delta skips
-         ids that it has seen under one identity: silent loss. `Batch.app_id` holds the query id for this reason;
-      3. one process writes the table, on storage without an exclusive rename (a local disk).
-    """
-
-    path: str
     partition_by: Sequence[str] = ()
-    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
-
-    @property
-    def name(self) -> str:
-        """Return `delta:PATH`."""
-        return f"delta:{self.path}"
-
-    def preflight(self, target: Target) -> None:
-        """Prove that a local folder can be written."""
-        require_writable(target.table(self.path))
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing: the first write makes the table."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Append the rows in one Delta commit that also records the batch."""

@@ -11,11 +11,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
-from headrace.flow.target import Target
-from headrace.sinks.local_folder import require_writable
+from headrace.sinks.delta_table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,39 +24,21 @@ _VERSION = "spark.databricks.delta.write.txnVersion"
 
 
 @dataclass(frozen=True)
-class DeltaUpsert:
+class DeltaUpsert(DeltaTableSink):
     """Merge each micro-batch into a Delta table by key: a row replaces the one with its key, or is added.
 
     | field    | meaning                                                                                          |
     |----------|--------------------------------------------------------------------------------------------------|
-    | path     | the table, below the lake unless absolute                                                        |
     | key      | the columns that tell rows apart; null is a value like any other                                 |
     | sequence | a column that grows with each change: an older row never replaces a newer one, and of several rows |
     |          | of one key in a batch the newest wins. Without it a key may occur once per batch                 |
 
-    Exactly once, while:
-      1. a batch that is run again has the same id; Spark keeps this through the offset log;
-      2. the identity changes whenever the checkpoint is discarded: `Batch.app_id` holds the query id for this reason;
-      3. one process writes the table, on storage without an exclusive rename (a local disk).
+    Exactly once, on the conditions of `DeltaTableSink`.
     """
 
-    path: str
     key: Sequence[str]
     sequence: str | None = None
-    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND, OutputMode.UPDATE})
-
-    @property
-    def name(self) -> str:
-        """Return `delta:PATH`."""
-        return f"delta:{self.path}"
-
-    def preflight(self, target: Target) -> None:
-        """Prove that a local folder can be written."""
-        require_writable(target.table(self.path))
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing: the first write makes the table."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Merge the rows in one Delta commit that also records the batch."""
@@ -84,12 +64,11 @@ class DeltaUpsert:
         """Return one row per key: with a sequence, the newest."""
         if self.sequence is None:
             return rows
-        whole = F.max_by(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), F.col(f"`{self.sequence}`"))
-        return (
-            rows.groupBy(*(F.col(f"`{name}`") for name in self.key))
-            .agg(whole.alias("_headrace_row"))
-            .select("_headrace_row.*")
-        )
+        sequence = F.col(f"`{self.sequence}`")
+        # max_by passes over rows whose order is null; this order never is, and a row without a sequence is the oldest.
+        order = F.struct(sequence.isNotNull(), sequence)
+        whole = F.max_by(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), order).alias("_headrace_row")
+        return rows.groupBy(*(F.col(f"`{name}`") for name in self.key)).agg(whole).select("_headrace_row.*")
 
 
 @contextmanager
