@@ -37,7 +37,12 @@ from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
 from headrace.sinks.kafka import KafkaTopic
+from headrace.sources.delta import DeltaSource
+from headrace.sources.delta_changes import DeltaChanges
+from headrace.sources.files import FileSource
 from headrace.sources.kafka import Kafka
+from headrace.sources.rate import Rate
+from headrace.sources.socket import Socket
 
 __all__ = [
     "AsFastAsPossible",
@@ -47,10 +52,13 @@ __all__ = [
     "Continuous",
     "DataError",
     "DeltaAppend",
+    "DeltaChanges",
     "DeltaOverwrite",
+    "DeltaSource",
     "DeltaUpsert",
     "Every",
     "FanOut",
+    "FileSource",
     "Files",
     "Finding",
     "Flow",
@@ -64,10 +72,12 @@ __all__ = [
     "Only",
     "OutputMode",
     "PartUnavailable",
+    "Rate",
     "RealTime",
     "RecoveryError",
     "RocksDB",
     "Severity",
+    "Socket",
     "StackError",
     "Target",
     "Terminal",

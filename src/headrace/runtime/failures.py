@@ -47,6 +47,27 @@ _KNOWN = (
         "Create it with `headrace topics create NAME`, or correct the name in the flow.",
     ),
     _Known(
+        ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE"),
+        DataError,
+        "HR-512",
+        "Rows of the Delta table that the flow reads were updated or deleted.",
+        "Read the table with `DeltaChanges`, or start the flow under a new name to read the table as it is now.",
+    ),
+    _Known(
+        ("DELTA_MISSING_CHANGE_DATA",),
+        DataError,
+        "HR-513",
+        "A version of the Delta table that the flow reads has no change feed.",
+        "Set `delta.enableChangeDataFeed` on the table, and start at a version that was written after that.",
+    ),
+    _Known(
+        ("MALFORMED_RECORD_IN_PARSING", "MALFORMED_CSV_RECORD"),
+        DataError,
+        "HR-514",
+        "A line of a file cannot be read as its schema says.",
+        "Correct the file in place and start the flow again, or declare the schema as the files are.",
+    ),
+    _Known(
         (
             "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
             "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",

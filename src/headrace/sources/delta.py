@@ -1,0 +1,99 @@
+"""The rows that are appended to a Delta table, as a source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from headrace.flow.target import Target
+from headrace.sources.bounds import require_bound, require_version
+from headrace.sources.delta_log import offsets, version
+from headrace.sources.local_folder import require_readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class DeltaSource:
+    """Read a Delta table, then what is appended to it, below the lake unless `path` is absolute.
+
+    Each row is read exactly once, while:
+      1. the table is only appended to. An update or a delete stops the flow; `DeltaChanges` reads such tables.
+         OPTIMIZE moves rows and changes none: it is passed over;
+      2. the table keeps its log and its files for longer than the flow is ever down (by default 30 days and 7). What is
+         gone stops the flow: rows are never skipped unsaid.
+
+    Rows carry the columns of the table. A batch of appended rows can be read again. One of the table as it was at the
+    first start cannot: there `starting_version` helps.
+
+    | field                 | meaning                                                                          |
+    |-----------------------|----------------------------------------------------------------------------------|
+    | path                  | the table                                                                        |
+    | max_files_per_trigger | the most files of one batch                                                      |
+    | max_bytes_per_trigger | the bytes after which a batch takes no further file                              |
+    | starting_version      | the first version that is read; None reads the whole table first. Only the first |
+    |                       | start reads it, a checkpoint goes before                                         |
+
+    One of the two bounds is required; with both, the first that is reached ends the batch.
+    """
+
+    path: str
+    max_files_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    starting_version: int | None = None
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "max_files_per_trigger": self.max_files_per_trigger,
+            "max_bytes_per_trigger": self.max_bytes_per_trigger,
+        }
+        require_bound(self.name, bounds, both=True)
+        if self.starting_version is not None:
+            require_version(self.name, self.starting_version)
+
+    @property
+    def name(self) -> str:
+        """Return `delta:PATH`."""
+        return f"delta:{self.path}"
+
+    @property
+    def carries_payload(self) -> bool:
+        """A table has columns."""
+        return False
+
+    def preflight(self, target: Target) -> None:
+        """Prove that a local table is there."""
+        require_readable(target.table(self.path), within="_delta_log")
+
+    def stream(self, spark: SparkSession, target: Target) -> DataFrame:
+        """Return the endless frame of the table."""
+        reader = spark.readStream.format("delta")
+        if self.max_files_per_trigger is not None:
+            reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
+        if self.max_bytes_per_trigger is not None:
+            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
+        if self.starting_version is not None:
+            reader = reader.option("startingVersion", str(self.starting_version))
+        return reader.load(target.table(self.path))
+
+    def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
+        """Return the rows of the files that were appended between two offsets, from the versions that added them."""
+        table = target.table(self.path)
+        first, last = offsets(spark, self.name, table, start, end)
+        parts = []
+        # Nothing is read of the last version at an index of -1, and it may not have been written yet.
+        for number in range(first.version, last.version + (last.index >= 0)):
+            after = first.index if number == first.version else -1
+            added = version(spark, self.name, table, number).added
+            files = added[after + 1 : last.index + 1] if number == last.version else added[after + 1 :]
+            if files:
+                # As of its own version: a later OPTIMIZE takes a file out of the table.
+                rows = spark.read.format("delta").option("versionAsOf", str(number)).load(table)
+                parts.append(rows.where(F.col("_metadata.file_name").isin(*files)))
+        if not parts:
+            return spark.read.format("delta").load(table).limit(0)
+        return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), parts)

@@ -1,0 +1,111 @@
+"""A watched folder of files as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+from headrace.errors import nearest
+from headrace.flow.target import Target
+from headrace.sources.bounds import require_bound, undeclarable
+from headrace.sources.local_folder import require_readable
+from headrace.sources.reading_again import not_again
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+FileFormat = Literal["csv", "json", "parquet", "orc"]
+
+_DEFAULTS = {
+    # Spark's own default turns a field that it cannot read into null and says nothing.
+    "mode": "FAILFAST",
+    # Spark's own default is a week: a file that is older than the newest one by more, for instance because it was
+    # moved here with its times kept, would be passed over unsaid. The log of files in the checkpoint never shrinks
+    # either way, so ten years cost little.
+    "maxFileAge": "3650d",
+}
+# Options that are fields here; set twice, one of the two would be without effect.
+_FIELDS = ("path", "maxFilesPerTrigger", "maxBytesPerTrigger")
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Read each file of a folder once, oldest first, below the lake unless `path` is absolute.
+
+    Each file is read exactly once, while:
+      1. files appear whole: write them elsewhere on the same disk, then move them in;
+      2. a file never changes and is never replaced under its name. Spark remembers names, not contents;
+      3. a file stays until its batch is committed.
+
+    Rows carry the fields of the schema, each of which may be null. A line of CSV or JSON that cannot be read as
+    declared stops the flow: rows are never skipped unsaid. The option `mode` has it otherwise. Old batches cannot be
+    read again.
+
+    | field                 | meaning                                                                          |
+    |-----------------------|----------------------------------------------------------------------------------|
+    | path                  | the folder; files in folders below it are read when `path` is a pattern (`in/*`) |
+    | format                | csv, json, parquet or orc                                                        |
+    | schema                | the fields; nothing is guessed from the files                                    |
+    | max_files_per_trigger | the most files of one batch                                                      |
+    | max_bytes_per_trigger | in its place: the bytes after which a batch takes no further file                |
+    | options               | further options of Spark's reader, such as `header` for CSV                      |
+
+    One of the two bounds is required.
+    """
+
+    path: str
+    format: FileFormat
+    schema: StructType
+    max_files_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        formats = get_args(FileFormat)
+        if self.format not in formats:
+            raise undeclarable(
+                f"{self.name} is not a format of files that can be read.",
+                f"The formats are {', '.join(formats)}.{nearest(self.format, formats)}",
+                "Set format to one of them.",
+            )
+        bounds = {
+            "max_files_per_trigger": self.max_files_per_trigger,
+            "max_bytes_per_trigger": self.max_bytes_per_trigger,
+        }
+        require_bound(self.name, bounds, both=False)
+        taken = {option.lower() for option in _FIELDS}
+        for option in self.options:
+            if option.lower() in taken:
+                raise undeclarable(f"{self.name} sets the option {option}.", "It is a field.", "Set the field instead.")
+
+    @property
+    def name(self) -> str:
+        """Return `FORMAT:PATH`."""
+        return f"{self.format}:{self.path}"
+
+    @property
+    def carries_payload(self) -> bool:
+        """Files are read into columns."""
+        return False
+
+    def preflight(self, target: Target) -> None:
+        """Prove that a local folder can be listed. A pattern is left to Spark."""
+        if not set("*?[{") & set(self.path):
+            require_readable(target.table(self.path))
+
+    def stream(self, spark: SparkSession, target: Target) -> DataFrame:
+        """Return the endless frame of the folder."""
+        own = {option.lower() for option in self.options}
+        defaults = {option: value for option, value in _DEFAULTS.items() if option.lower() not in own}
+        reader = spark.readStream.format(self.format).schema(self.schema).options(**defaults, **self.options)
+        if self.max_files_per_trigger is not None:
+            reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
+        if self.max_bytes_per_trigger is not None:
+            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
+        return reader.load(target.table(self.path))
+
+    def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
+        """Raise: the offset log counts batches of files and does not name them."""
+        raise not_again(self.name, "The offset log of a folder counts its batches and does not name their files.")

@@ -1,0 +1,34 @@
+"""Whether a folder of this machine can be read, asked before a flow starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headrace.errors import DataError
+
+
+def require_readable(location: str, *, within: str = "") -> None:
+    """Raise unless the folder, and the one `within` it, is there and can be listed.
+
+    A location on another filesystem is left to Spark.
+    """
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        return
+    folder = Path(parts.path) / within
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        raise DataError(
+            f"{location} cannot be read{' as a Delta table' if within else ''}.",
+            why=f"{folder}: {os.strerror(error.errno or 0)}.",
+            state="Nothing was started and nothing was written.",
+            remedy=(
+                "Run the flow that writes the table first, or correct the path."
+                if within
+                else "Make the folder, let this user read it, or correct the path."
+            ),
+            code="HR-510",
+        ) from error
