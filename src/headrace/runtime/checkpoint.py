@@ -73,6 +73,11 @@ class Checkpoint:
         """Return the batches in the commit log, oldest first."""
         return _numbers(self.files.names(f"{self.location}/commits"))
 
+    def unfinished(self) -> int | None:
+        """Return the batch that was begun and not committed, if there is one: the next start runs it again."""
+        begun, done = self.planned(), self.committed()
+        return begun[-1] if begun and begun[-1] not in done[-1:] else None
+
     def entry(self, batch_id: int) -> OffsetEntry:
         """Read one entry of the offset log."""
         path = f"{self.location}/offsets/{batch_id}"

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
     StreamingQueryProgress,
 )
+from pyspark.storagelevel import StorageLevel
 
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
@@ -54,6 +55,7 @@ class RunningQuery:
         self._last_heard = -1
         self._hearing = threading.Lock()
         self._committed = threading.Event()
+        self._unfinished = checkpoint.unfinished()
         self._query: StreamingQuery
 
     def start(self, application: SparkSession) -> None:
@@ -115,12 +117,29 @@ class RunningQuery:
         """Spark calls this once per attempt of a batch, on a thread of its own."""
         query_id = self._checkpoint.query_id()
         assert query_id is not None  # noqa: S101 - Spark writes the metadata before the first batch
+        batch = Batch(self.flow.name, query_id, batch_id, self._target)
         try:
-            self.flow.sink.write(rows, Batch(self.flow.name, query_id, batch_id, self._target))
+            if batch_id == self._unfinished:
+                self._write_again(rows, batch)
+            else:
+                self.flow.sink.write(rows, batch)
         except Exception as error:
             # Spark passes only a text on that does not name the cause; the supervisor wants the error itself.
             self._failure = error
             raise
+
+    def _write_again(self, rows: DataFrame, batch: Batch) -> None:
+        """Write a batch that an earlier run may have written already.
+
+        An exactly-once sink that has the batch skips it without reading the rows. Spark would then miss the state that
+        the batch has to commit, and fail it; so the rows are computed here, once, before the sink sees them.
+        """
+        kept = rows.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            kept.write.format("noop").mode("overwrite").save()
+            self.flow.sink.write(kept, batch)
+        finally:
+            kept.unpersist()
 
     def _on_progress(self, progress: StreamingQueryProgress) -> None:
         # A trigger that finds nothing to do reports progress too, under the number of the batch that is still to come.
