@@ -107,7 +107,7 @@ def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(
     assert found.differences == []
     assert all(rows > 0 for place, rows in found.rows.items() if not place.startswith("late rows")), found.rows
 
-    # Now as if it had died after the sinks had the last batch and before Spark noted that: the sinks skip the batch, and
+    # Now as if it had died after the sinks had the last batch, before Spark noted it: the sinks skip the batch, and
     # the state that it holds is committed all the same.
     _forget_last_commit(target, "driver_metrics")
     again = Application(spark, target, [flow for flow in flows(settings) if flow.name == "driver_metrics"]).run()
