@@ -37,6 +37,7 @@ from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
 from headrace.sinks.kafka import KafkaTopic
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 from headrace.sources.delta import DeltaSource
 from headrace.sources.delta_changes import DeltaChanges
 from headrace.sources.files import FileSource
@@ -68,6 +69,7 @@ __all__ = [
     "InMemory",
     "Input",
     "Kafka",
+    "KafkaExactlyOnce",
     "KafkaTopic",
     "Only",
     "OutputMode",

@@ -178,6 +178,7 @@ def test_the_public_names_are_these() -> None:
         "InMemory",
         "Input",
         "Kafka",
+        "KafkaExactlyOnce",
         "KafkaTopic",
         "Only",
         "OutputMode",

@@ -108,10 +108,24 @@ def read_topic(target: Target, topic: str) -> Iterator[Message]:
         consumer.close()
 
 
-def _reader(target: Target) -> Consumer:
+def committed_reader(target: Target) -> Consumer:
+    """Return a consumer of committed records that joins no group and is told when it is at the end of a partition."""
+    return _reader(target)
+
+
+def written_bounds(target: Target, partition: TopicPartition) -> tuple[int, int]:
+    """Return the first offset of a partition and the one after its last record, committed or not."""
+    consumer = _reader(target, "read_uncommitted")
+    try:
+        return _bounds(consumer, partition)
+    finally:
+        consumer.close()
+
+
+def _reader(target: Target, isolation: str = "read_committed") -> Consumer:
     settings = {key: revealed(value) for key, value in target.kafka.items()}
     group = {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True}
-    return Consumer(settings | group, logger=_QUIET)
+    return Consumer(settings | group | {"isolation.level": isolation}, logger=_QUIET)
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:

@@ -48,13 +48,18 @@ class KafkaTopic:
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows; returns when the brokers have acknowledged all of them."""
-        key = F.col(self.key).cast("string") if self.key else F.lit(None).cast("string")
-        value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), _JSON)
         (
-            rows.select(key.alias("key"), value.alias("value"))
+            as_records(rows, self.key)
             .write.format("kafka")
             .options(**connector_options(batch.target))
             .option("kafka.acks", "all")
             .option("topic", self.topic)
             .save()
         )
+
+
+def as_records(rows: DataFrame, key: str | None) -> DataFrame:
+    """Return each row as the two texts of a Kafka record: `key`, null without a key column, and `value`, JSON."""
+    of_key = F.col(key).cast("string") if key else F.lit(None).cast("string")
+    value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), _JSON)
+    return rows.select(of_key.alias("key"), value.alias("value"))

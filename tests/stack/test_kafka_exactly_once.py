@@ -1,0 +1,342 @@
+"""Batches into a Kafka topic, once: run again, left open by a killed process, taken over by another driver."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from exactly_once_run import Ready
+from pyspark.sql.types import LongType, StructField, StructType
+
+from headrace.clients.kafka import read_topic
+from headrace.clients.ledger import LedgerEntry, create_ledger, last_entry
+from headrace.clients.topics import create_topics
+from headrace.errors import DataError, PartUnavailable, RecoveryError
+from headrace.flow.flow import Flow
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.inputs import Input
+from headrace.flow.levers import AvailableNow
+from headrace.flow.sink import Batch
+from headrace.flow.target import Target
+from headrace.operate.run import Application
+from headrace.sinks import kafka_exactly_once
+from headrace.sinks.fan_out import FanOut
+from headrace.sinks.kafka import KafkaTopic
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sources.kafka import Kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from conftest import Broker
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+
+class Place:
+    """A topic, a ledger and a flow of one test, all named after it."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        self.name, self.target = name, target
+        create_topics(target.kafka, {name: 2})
+        self.sink = KafkaExactlyOnce(name, key="city")
+
+    def batch(self, number: int, query_id: str = "q1") -> Batch:
+        return Batch(self.name, query_id, number, self.target)
+
+    def held(self) -> list[int]:
+        """Return the ids that a reader of committed records sees."""
+        return sorted(json.loads(message.value() or b"")["id"] for message in read_topic(self.target, self.name))
+
+    def recorded(self) -> LedgerEntry | None:
+        return last_entry(self.target, f"headrace-ledger-{self.name}", f"hr.test.{self.name}.0", 10)
+
+
+@pytest.fixture
+def place(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    name = request.node.name.removeprefix("test_").replace("_", "-").partition("[")[0][:60]
+    return Place(name, Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "cp"), kafka=kafka))
+
+
+def rows(spark: SparkSession, *ids: int) -> DataFrame:
+    return spark.createDataFrame([(each, f"city {each % 2}") for each in ids], "id long, city string")
+
+
+def test_rows_arrive_once_and_each_batch_is_recorded(spark: SparkSession, place: Place):
+    place.sink.write(rows(spark, 1, 2), place.batch(0))
+    place.sink.write(rows(spark, 3), place.batch(1))
+    assert place.held() == [1, 2, 3]
+    assert place.recorded() == LedgerEntry("q1", 1, rows=1)
+    assert place.sink.guarantee is Guarantee.EXACTLY_ONCE
+
+
+def test_records_and_their_partitions_are_those_of_the_plain_sink(spark: SparkSession, place: Place):
+    made = spark.sql(
+        "select id, if(id = 7, null, concat('Zürich ', id)) as city, timestamp_millis(id * 1001) as at from range(40)"
+    )
+    create_topics(place.target.kafka, {f"{place.name}-plain": 2})
+    KafkaTopic(f"{place.name}-plain", key="city").write(made, place.batch(0))
+    place.sink.write(made, place.batch(0))
+
+    def records(topic: str) -> set[tuple[object, ...]]:
+        found = [(each.key(), each.value(), each.partition()) for each in read_topic(place.target, topic)]
+        # A record without a key goes to any partition.
+        return {(key, value, partition if key else None) for key, value, partition in found}
+
+    assert records(place.name) == records(f"{place.name}-plain")
+    assert len(records(place.name)) == 40
+
+
+def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, place: Place):
+    for _ in range(2):
+        place.sink.write(rows(spark, 1, 2), place.batch(0))
+    place.sink.write(rows(spark, 3), place.batch(1))
+    place.sink.write(rows(spark, 3), place.batch(1))
+    assert place.held() == [1, 2, 3]
+
+
+def test_a_batch_is_computed_once_also_when_it_is_in_already(spark: SparkSession, place: Place):
+    for _ in range(2):
+        counted = spark.sparkContext.accumulator(0)
+
+        def seen(each: int, counted=counted) -> int:
+            counted.add(1)
+            return each
+
+        made = spark.createDataFrame(
+            spark.sparkContext.parallelize([1, 2, 3], 2).map(seen).map(lambda each: (each,)), "id long"
+        )
+        replace(place.sink, key=None).write(made, place.batch(0))
+        assert counted.value == 3
+    assert place.held() == [1, 2, 3]
+
+
+def test_a_batch_without_rows_is_recorded_so_that_the_next_one_fits(spark: SparkSession, place: Place):
+    place.sink.write(rows(spark), place.batch(0))
+    assert place.recorded() == LedgerEntry("q1", 0, rows=0)
+    place.sink.write(rows(spark, 1), place.batch(1))
+    assert place.held() == [1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_batches_of_another_checkpoint_are_refused(spark: SparkSession, place: Place, number: int):
+    sink = replace(place.sink, ledger=f"{place.name}-ledger-{number}")
+    sink.write(rows(spark, 1), place.batch(0))
+    before = place.held()
+    with pytest.raises(RecoveryError, match=r"q1.*q2") as refused:
+        sink.write(rows(spark, 2), place.batch(number, "q2"))
+    assert refused.value.code == "HR-306"
+    assert place.held() == before
+
+
+def test_a_batch_behind_a_gap_is_refused(spark: SparkSession, place: Place):
+    place.sink.write(rows(spark, 1), place.batch(0))
+    with pytest.raises(RecoveryError) as refused:
+        place.sink.write(rows(spark, 2), place.batch(2))
+    assert refused.value.code == "HR-307"
+    assert place.held() == [1]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_later_batch_without_a_ledger_is_refused(spark: SparkSession, place: Place, there: bool):
+    sink = replace(place.sink, ledger=f"{place.name}-ledger-{there}")
+    if there:
+        sink.prepare(spark, place.target)
+    with pytest.raises(RecoveryError) as refused:
+        sink.write(rows(spark, 1), place.batch(1))
+    assert refused.value.code == "HR-308"
+    assert place.held() == []
+
+
+def test_each_sink_of_a_fan_out_has_its_own_record(spark: SparkSession, place: Place):
+    create_topics(place.target.kafka, {f"{place.name}-2": 1})
+    both = FanOut(place.sink, KafkaExactlyOnce(f"{place.name}-2"))
+    for _ in range(2):
+        both.write(rows(spark, 1, 2), place.batch(0))
+    assert place.held() == [1, 2]
+    assert len(list(read_topic(place.target, f"{place.name}-2"))) == 2
+
+
+def test_a_batch_that_fails_in_the_middle_leaves_nothing_and_holds_nobody_up(spark: SparkSession, place: Place):
+    failing = rows(spark, 1, 2).repartition(1).selectExpr("if(id = 2, raise_error('lost'), id) as id", "city")
+    with pytest.raises(Exception, match="lost"):
+        place.sink.write(failing, place.batch(0))
+    assert place.held() == []
+    place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert place.held() == [1, 2]
+
+
+def test_a_row_that_is_too_large_is_an_error_of_the_data(spark: SparkSession, place: Place):
+    with pytest.raises(DataError) as refused:
+        place.sink.write(rows(spark, 1).selectExpr("id", "repeat('x', 2000000) as city"), place.batch(0))
+    assert refused.value.code == "HR-505"
+    assert place.held() == []
+
+
+# ---- processes that die, and those that do not know that they are dead ----
+
+
+def killed(place: Place, moment: str) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("exactly_once_run.py"))]
+    arguments = [moment, place.name, place.name, str(place.target.kafka["bootstrap.servers"])]
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+
+
+def test_a_transaction_left_open_by_a_killed_process_is_aborted(spark: SparkSession, place: Place):
+    killed(place, "before")
+    place.sink.write(rows(spark, 1, 2, 3), place.batch(0))
+    assert place.held() == [1, 2, 3]
+    place.sink.write(rows(spark, 4), place.batch(1))
+    assert place.held() == [1, 2, 3, 4]
+
+
+def test_a_batch_whose_process_was_killed_after_its_commit_is_not_written_again(spark: SparkSession, place: Place):
+    killed(place, "after")
+    place.sink.write(rows(spark, 1, 2, 3), place.batch(0))
+    assert place.held() == [1, 2, 3]
+
+
+def commits_with(monkeypatch: pytest.MonkeyPatch, instead) -> None:
+    """Let the first commit from here on be `instead`, which gets the producer's own."""
+    calls = []
+
+    class Patched(Producer):
+        def commit_transaction(self, timeout: float = -1) -> None:
+            calls.append(1)
+            own = super().commit_transaction
+            return instead(lambda: own(timeout)) if len(calls) == 1 else own(timeout)
+
+    monkeypatch.setattr(kafka_exactly_once, "Producer", Patched)
+
+
+def test_a_driver_that_was_taken_over_cannot_commit(spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch):
+    def paused(commit) -> None:
+        place.sink.write(rows(spark, 1, 2), place.batch(0))
+        commit()
+
+    commits_with(monkeypatch, paused)
+    with pytest.raises(RecoveryError) as refused:
+        place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert refused.value.code == "HR-309"
+    assert place.held() == [1, 2]
+
+
+def test_a_driver_that_was_taken_over_before_it_sent_its_rows_cannot_commit(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    class Overtaken(Ready):
+        def toLocalIterator(self, prefetchPartitions: bool = False):
+            monkeypatch.undo()
+            place.sink.write(rows(spark, 1, 2), place.batch(0))
+            return super().toLocalIterator()
+
+    monkeypatch.setattr(kafka_exactly_once, "as_records", lambda _rows, _key: Overtaken())
+    with pytest.raises(RecoveryError) as refused:
+        place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert refused.value.code == "HR-309"
+    assert place.held() == [1, 2]
+
+
+def lost_answer() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer", False, True))
+
+
+def test_a_commit_whose_answer_was_lost_is_found_in_the_ledger(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    def deaf(commit) -> None:
+        commit()
+        raise lost_answer()
+
+    commits_with(monkeypatch, deaf)
+    place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert place.held() == [1, 2]
+
+
+def test_a_commit_that_never_arrived_is_transient_and_the_next_attempt_writes_the_batch(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    def mute(_commit) -> None:
+        raise lost_answer()
+
+    commits_with(monkeypatch, mute)
+    with pytest.raises(PartUnavailable) as failed:
+        place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert failed.value.code == "HR-604"
+    assert place.held() == []
+    place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert place.held() == [1, 2]
+
+
+# ---- the ledger ----
+
+
+def test_an_entry_is_found_behind_many_records_and_an_aborted_one(place: Place):
+    ledger = f"{place.name}-ledger"
+    create_ledger(place.target, ledger)
+
+    def wrote(key: str, number: int, *, commit: bool = True, times: int = 1) -> None:
+        producer = Producer({**place.target.kafka, "transactional.id": f"{ledger}-{key}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for _ in range(times):
+            producer.produce(ledger, LedgerEntry("q1", number, 1).encoded(), key)
+        producer.flush(30)
+        (producer.commit_transaction if commit else producer.abort_transaction)(30)
+
+    assert last_entry(place.target, ledger, "ours", 10) is None
+    wrote("ours", 7)
+    wrote("ours", 8, commit=False)
+    assert last_entry(place.target, ledger, "ours", 10) == LedgerEntry("q1", 7, 1)
+    wrote("others", 1, times=600)
+    assert last_entry(place.target, ledger, "ours", 10) == LedgerEntry("q1", 7, 1)
+    assert last_entry(place.target, ledger, "nobody's", 10) is None
+
+
+# ---- in a running flow ----
+
+
+def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSession, place: Place):
+    events = f"{place.name}-in"
+    create_topics(place.target.kafka, {events: 1})
+
+    def send(*ids: int) -> None:
+        producer = Producer(dict(place.target.kafka))
+        for each in ids:
+            producer.produce(events, json.dumps({"id": each}), "k")
+        producer.flush(30)
+
+    def latest(given: DataFrame) -> DataFrame:
+        return given.groupBy("id").count()
+
+    flow = Flow(
+        name="counts",
+        inputs=Input(Kafka(events), schema=StructType([StructField("id", LongType(), nullable=False)])),
+        transform=latest,
+        sink=replace(place.sink, key="id"),
+        output_mode="update",
+        trigger=AvailableNow(),
+    )
+
+    def run() -> None:
+        figures = Application(spark, place.target, [flow]).run()
+        assert figures["counts"].error is None
+
+    send(1, 2)
+    run()
+    # As if the driver had been killed between the commit of the transaction and Spark's own.
+    for entry in Path(place.target.flow_folder("counts")).glob("spark/commits/*0*"):
+        entry.unlink()
+    send(1, 3)
+    run()
+    seen = [json.loads(each.value() or b"") for each in read_topic(place.target, place.name)]
+    assert sorted((each["id"], each["count"]) for each in seen) == [(1, 1), (1, 2), (2, 1), (3, 1)]
