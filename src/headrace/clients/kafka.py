@@ -125,7 +125,9 @@ def written_bounds(target: Target, partition: TopicPartition) -> tuple[int, int]
 def _reader(target: Target, isolation: str = "read_committed") -> Consumer:
     settings = {key: revealed(value) for key, value in target.kafka.items()}
     group = {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True}
-    return Consumer(settings | group | {"isolation.level": isolation}, logger=_QUIET)
+    # Readers here stop at the end of a partition, where a broker holds its answer back: by default half a second.
+    quick = {"isolation.level": isolation, "fetch.wait.max.ms": 10}
+    return Consumer(settings | group | quick, logger=_QUIET)
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
