@@ -145,6 +145,15 @@ def test_a_batch_behind_a_gap_is_refused(spark: SparkSession, place: Place):
     assert place.held() == [1]
 
 
+def test_the_batches_of_a_checkpoint_that_was_set_back_are_refused(spark: SparkSession, place: Place):
+    place.sink.write(rows(spark, 1), place.batch(0))
+    place.sink.write(rows(spark, 2), place.batch(1))
+    with pytest.raises(RecoveryError, match="set back") as refused:
+        place.sink.write(rows(spark, 3), place.batch(0))
+    assert refused.value.code == "HR-307"
+    assert place.held() == [1, 2]
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_later_batch_without_a_ledger_is_refused(spark: SparkSession, place: Place, there: bool):
     sink = replace(place.sink, ledger=f"{place.name}-ledger-{there}")

@@ -246,10 +246,12 @@ def _is_due(entry: LedgerEntry | None, batch: Batch, ledger: str) -> bool:
             "`ledger`.",
             code="HR-306",
         )
-    if entry.batch_id < batch.id - 1:
+    if entry.batch_id not in (batch.id - 1, batch.id):
+        # A checkpoint that was set back would run its batches again with other offsets: skipping them could lose rows.
+        why = "those between are missing" if entry.batch_id < batch.id else "the checkpoint was set back"
         raise RecoveryError(
             f"Flow '{batch.flow}' cannot write batch {batch.id}.",
-            why=f"The last batch in the ledger '{ledger}' is {entry.batch_id}: those between are missing.",
+            why=f"The last batch in the ledger '{ledger}' is {entry.batch_id}: {why}.",
             state=f"Nothing was written. The topic holds every batch up to {entry.batch_id}.",
             remedy="Restore the ledger or a checkpoint that ends where it does, or start the flow under a new name "
             "with another topic.",
