@@ -55,8 +55,8 @@ def filled(target: Target, settings: RideSettings, records: _PastRides) -> int:
 
 
 def test_every_row_of_every_sink_equals_the_model(broker: Broker, spark: SparkSession, tmp_path: Path):
-    # 1.5 hours at 5 records a second, in 8 batches of about 12 minutes: windows close, and late rows come after them.
-    settings = settings_for("to-the-end", max_offsets=3500)
+    # 1.5 hours at 5 records a second, in 6 batches of about 17 minutes: windows close, and late rows come after them.
+    settings = settings_for("to-the-end", max_offsets=5000)
     target = target_for(tmp_path, broker.bootstrap)
     sent = filled(target, settings, _PastRides(hours=1.5, rate=5, oversized=True))
 
@@ -88,11 +88,11 @@ def test_every_row_of_every_sink_equals_the_model(broker: Broker, spark: SparkSe
 def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(
     broker: Broker, spark: SparkSession, tmp_path: Path
 ):
-    settings = settings_for("killed", max_offsets=3000)
+    settings = settings_for("killed", max_offsets=4500)
     target = target_for(tmp_path, broker.bootstrap)
     filled(target, settings, _PastRides(hours=1.5, rate=4))
     command = [sys.executable, str(Path(__file__).with_name("ride_run.py"))]
-    arguments = ["killed", "3000", str(tmp_path), broker.bootstrap]
+    arguments = ["killed", "4500", str(tmp_path), broker.bootstrap]
 
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
         assert driver.stdout is not None
