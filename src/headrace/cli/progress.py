@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from headrace.cli.output import err
 
@@ -41,19 +41,29 @@ def _moving() -> Iterator[Shown]:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task("", visible=False)
+        # A step has no known length and its bar pulses; the download counts. One of the two is shown.
+        step = progress.add_task("", total=None, visible=False, count="")
+        download = progress.add_task("", total=None, visible=False, count="")
 
         def event(part: str, sentence: str) -> None:
-            progress.update(task, description=f"[bold]{part}[/] {sentence}", total=None, visible=True)
+            progress.update(download, visible=False)
+            progress.update(step, description=f"[bold]{part}[/] {sentence}", visible=True)
             progress.console.print(f"[bold]{part}[/] {sentence}")
 
         def jar(name: str, done: int, total: int) -> None:
+            progress.update(step, visible=False)
+            count = f"{done}/{total or '?'}"
             progress.update(
-                task, description=f"[bold]jars[/] {name}", completed=done, total=total or None, visible=True
+                download,
+                description=f"[bold]jars[/] {name}",
+                completed=done,
+                total=total or None,
+                count=count,
+                visible=done != total,
             )
 
         yield Shown(event, jar)
