@@ -21,17 +21,11 @@ _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "ignoreNullFields": 
 
 
 @dataclass(frozen=True)
-class KafkaTopic:
-    """Send each row as a JSON object, keyed by one column.
-
-    At least once: Spark's Kafka writer has no transactions, so a batch that is run again after a crash sends its rows
-    again. No row is lost: a batch counts as done only when the brokers have acknowledged all of it. In update mode,
-    where a later row for the same key replaces an earlier one, a repeated row changes nothing for such a reader.
-    """
+class KafkaSink:
+    """What every sink that ends in a Kafka topic has in common: where rows go, and the column that keys them."""
 
     topic: str
     key: str | None = None
-    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset(OutputMode)
 
     @property
@@ -42,6 +36,18 @@ class KafkaTopic:
     def preflight(self, target: Target) -> None:
         """Ask the broker for the topic."""
         require_topics(target, [self.topic])
+
+
+@dataclass(frozen=True)
+class KafkaTopic(KafkaSink):
+    """Send each row as a JSON object, keyed by one column.
+
+    At least once: Spark's Kafka writer has no transactions, so a batch that is run again after a crash sends its rows
+    again. No row is lost: a batch counts as done only when the brokers have acknowledged all of it. In update mode,
+    where a later row for the same key replaces an earlier one, a repeated row changes nothing for such a reader.
+    """
+
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
         """Nothing: the topic is there."""

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from headrace.clients.kafka import require_topics
 from headrace.clients.ledger import LedgerEntry, create_ledger, last_entry
 from headrace.errors import DataError, HeadraceError, PartUnavailable, RecoveryError
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.levers import OutputMode
 from headrace.flow.secret import revealed
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.kafka import as_records
+from headrace.sinks.kafka import KafkaSink, as_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,13 +50,13 @@ _NOT_IN = "Nothing of the batch can be read by a reader of committed records."
 
 
 @dataclass(frozen=True)
-class KafkaExactlyOnce:
+class KafkaExactlyOnce(KafkaSink):
     """Send each row as a JSON object, keyed by one column, each batch in one transaction.
 
     Exactly once, while:
       1. readers set `isolation.level=read_committed`. Others see the rows of transactions that were aborted;
       2. the ledger belongs to one checkpoint. It counts batches, so those of another checkpoint are refused;
-      3. nobody deletes the ledger's records or sets the checkpoint back to an earlier batch;
+      3. nobody deletes the ledger's records. A checkpoint that is set back behind the ledger is refused;
       4. the rows of a batch are sent within 120 seconds, else the broker aborts the transaction, again and again.
 
     The transform need not be deterministic: a batch is in as a whole or not at all, so the rows of two attempts at it
@@ -68,20 +66,8 @@ class KafkaExactlyOnce:
     when it is not there.
     """
 
-    topic: str
-    key: str | None = None
     ledger: str | None = None
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
-    output_modes: ClassVar[frozenset[OutputMode]] = frozenset(OutputMode)
-
-    @property
-    def name(self) -> str:
-        """Return `kafka:TOPIC`."""
-        return f"kafka:{self.topic}"
-
-    def preflight(self, target: Target) -> None:
-        """Ask the broker for the topic."""
-        require_topics(target, [self.topic])
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
         """Make a ledger that was given a name. The others are named after the flow, and the first batch brings it."""
