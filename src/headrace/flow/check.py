@@ -32,7 +32,7 @@ from headrace.errors import FlowError
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import Continuous, OutputMode, RealTime
-from headrace.flow.sink import Sink
+from headrace.flow.sink import leaves
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
@@ -223,7 +223,7 @@ def _watermark_missing(flow: Flow) -> Iterator[Finding]:
 
 
 def _promise(flow: Flow) -> Iterator[Finding]:
-    for sink in _leaves(flow.sink):
+    for _step, sink in leaves(flow.sink):
         if sink.guarantee is Guarantee.EXACTLY_ONCE:
             continue
         yield Finding(
@@ -233,15 +233,6 @@ def _promise(flow: Flow) -> Iterator[Finding]:
             f"The sink is {sink.guarantee}: after a crash its last batch may be written twice.",
             "Readers have to tolerate repeated rows, for instance by keeping the last one per key.",
         )
-
-
-def _leaves(sink: Sink) -> Iterator[Sink]:
-    """Yield the sinks that rows end in. A sink that hands rows on to others names them in `sinks`."""
-    within: Iterable[Sink] = getattr(sink, "sinks", ())
-    if not within:
-        yield sink
-    for each in within:
-        yield from _leaves(each)
 
 
 _RULES = (

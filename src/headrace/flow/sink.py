@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -20,6 +21,12 @@ class Batch:
 
     `query_id` comes from the checkpoint's metadata. A new checkpoint is a new query id, so a writer keyed
     by `app_id` never mistakes batch 0 of a new checkpoint for batch 0 of the old one.
+
+    | field   | meaning                                                                                                |
+    |---------|--------------------------------------------------------------------------------------------------------|
+    | step    | which sink of a fan-out writes                                                                         |
+    | offsets | the sha256 of the batch's entry in the offset log: two attempts that differ in it read different rows  |
+    | fence   | the token of the lease under which the attempt runs; a later driver has a higher one                   |
     """
 
     flow: str
@@ -27,11 +34,38 @@ class Batch:
     id: int
     target: Target
     step: str = "0"
+    offsets: str = ""
+    fence: int = 0
 
     @property
     def app_id(self) -> str:
         """The identity under which an exactly-once sink records that this batch is in."""
         return f"{self.query_id}:{self.flow}:{self.step}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one place holds of one flow: the account that a checkpoint is compared with before the flow runs.
+
+    | field    | meaning                                                                                            |
+    |----------|----------------------------------------------------------------------------------------------------|
+    | place    | the place as a message names it, such as `the Delta table /lake/gold/drivers`                      |
+    | identity | told apart from a place of the same name that was deleted and made again; None when it is not there |
+    | last     | the last batch that is in, per query id                                                            |
+    """
+
+    place: str
+    identity: str | None
+    last: Mapping[str, int]
+
+
+@runtime_checkable
+class Accountable(Protocol):
+    """A sink that can say which batches it holds. Every exactly-once sink can."""
+
+    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+        """Return what the sink holds of a flow. Changes nothing; called before a query starts, and by tools."""
+        ...
 
 
 @runtime_checkable
@@ -69,3 +103,15 @@ class Sink(Protocol):
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write all rows of the batch. Returns only when they are durable."""
         ...
+
+
+def leaves(sink: Sink, step: str = "0") -> Iterator[tuple[str, Sink]]:
+    """Yield the sinks that rows end in, each with its step: a fan-out's `sinks` in order, a condition's `sink`."""
+    within: tuple[Sink, ...] = getattr(sink, "sinks", ())
+    behind: Sink | None = getattr(sink, "sink", None)
+    for number, each in enumerate(within):
+        yield from leaves(each, f"{step}.{number}")
+    if behind is not None:
+        yield from leaves(behind, step)
+    elif not within:
+        yield step, sink

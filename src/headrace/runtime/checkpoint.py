@@ -10,6 +10,7 @@ This module names and reads. It never deletes a checkpoint: that is a recovery, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 
@@ -96,6 +97,14 @@ class Checkpoint:
         except (ValueError, KeyError, TypeError) as error:
             why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."
             raise self._damaged(path, why) from error
+
+    def digest(self, batch_id: int) -> str:
+        """Return the sha256 of one entry of the offset log. Spark writes an entry once, before the batch runs."""
+        path = f"{self.location}/offsets/{batch_id}"
+        text = self.files.read(path)
+        if text is None:
+            raise self._damaged(path, "The file is not there.")
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def range(self, batch_id: int, source: int) -> tuple[str, str] | None:
         """Return the offsets that a batch read of one source, `end` excluded; None when it read nothing."""
