@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.runtime.filesystem import HadoopFiles, LocalFiles, files_for
+from headrace.clients.filesystem import HadoopFiles, LocalFiles, files_for
 
 pytestmark = pytest.mark.spark
 

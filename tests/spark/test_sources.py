@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from headrace.clients.filesystem import files_for
 from headrace.errors import DataError, HeadraceError, PartUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
@@ -24,7 +25,6 @@ from headrace.flow.source import Source
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
-from headrace.runtime.filesystem import files_for
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sources.delta import DeltaSource
 from headrace.sources.delta_changes import DeltaChanges

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.clients.filesystem import LocalFiles
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.filesystem import LocalFiles
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{"spark.x":"2"}}'
 

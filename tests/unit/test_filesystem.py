@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.clients.filesystem import LocalFiles, files_for, is_local, local_path
 from headrace.errors import ConfigError
-from headrace.runtime.filesystem import LocalFiles, files_for, is_local, local_path
 from headrace.sinks.local_folder import require_writable
 
 FILES = LocalFiles()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.clients.filesystem import LocalFiles
 from headrace.errors import ConfigError, RecoveryError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.filesystem import LocalFiles
 from headrace.runtime.lease import lease
 
 # Takes the lease, says so, and holds it until its standard input ends.
@@ -21,7 +21,7 @@ HOLDER = """
 import sys
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.filesystem import LocalFiles
+from headrace.clients.filesystem import LocalFiles
 from headrace.runtime.lease import lease
 
 target = Target("dev", lake="unused", checkpoints=sys.argv[1])

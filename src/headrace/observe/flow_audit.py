@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.observe.lateness import late, rows_before_windows
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.filesystem import files_for
 from headrace.runtime.session import flow_session
 from headrace.transforms.parse import good, judged, with_reason
 

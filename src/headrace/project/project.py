@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from headrace.clients.filesystem import is_local
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
 from headrace.flow.target import Target
 from headrace.project.secrets import resolved
 from headrace.project.settings import LOCAL, ProjectSettings, read_settings
-from headrace.runtime.filesystem import is_local
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from headrace.clients.filesystem import Files
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
-from headrace.runtime.filesystem import Files
 
 
 @dataclass(frozen=True)

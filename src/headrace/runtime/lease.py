@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from headrace.clients.filesystem import is_local, local_path
 from headrace.errors import ConfigError, RecoveryError
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.filesystem import is_local, local_path
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, EventBus, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.failures import mapped
-from headrace.runtime.filesystem import files_for
 from headrace.runtime.lease import lease
 from headrace.runtime.query import RunningQuery
 

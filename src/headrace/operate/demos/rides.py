@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import read_topic
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
@@ -18,7 +19,6 @@ from headrace.patterns.rides import flows as pattern
 from headrace.patterns.rides import model
 from headrace.patterns.rides.generator import generator
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.filesystem import files_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
