@@ -27,6 +27,7 @@ class Batch:
     | step    | which sink of a fan-out writes                                                                         |
     | offsets | the sha256 of the batch's entry in the offset log: two attempts that differ in it read different rows  |
     | fence   | the token of the lease under which the attempt runs; a later driver has a higher one                   |
+    | mode    | the output mode of the flow: in complete mode the rows are the whole result                            |
     """
 
     flow: str
@@ -36,6 +37,7 @@ class Batch:
     step: str = "0"
     offsets: str = ""
     fence: int = 0
+    mode: OutputMode = OutputMode.APPEND
 
     @property
     def app_id(self) -> str:

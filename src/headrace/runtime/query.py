@@ -117,7 +117,14 @@ class RunningQuery:
         """Spark calls this once per attempt of a batch, on a thread of its own."""
         query_id = self._checkpoint.query_id()
         assert query_id is not None  # noqa: S101 - Spark writes the metadata before the first batch
-        batch = Batch(self.flow.name, query_id, batch_id, self._target, offsets=self._checkpoint.digest(batch_id))
+        batch = Batch(
+            self.flow.name,
+            query_id,
+            batch_id,
+            self._target,
+            offsets=self._checkpoint.digest(batch_id),
+            mode=self.flow.mode,
+        )
         try:
             if batch_id == self._unfinished:
                 self._write_again(rows, batch)
