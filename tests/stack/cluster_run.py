@@ -1,0 +1,124 @@
+"""Three flows on a cluster until each has read a number of records, as a driver process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+from headrace import (
+    DeltaAppend,
+    DeltaUpsert,
+    Flow,
+    Input,
+    Kafka,
+    KafkaExactlyOnce,
+    OutputMode,
+    Target,
+    Watermark,
+)
+from headrace.operate.run import Application, open_application
+from headrace.runtime.events import BatchCommitted, Event
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+READING = StructType(
+    [
+        StructField("id", LongType(), nullable=False),
+        StructField("sensor", StringType(), nullable=False),
+        StructField("at", TimestampType(), nullable=False),
+        StructField("value", LongType(), nullable=False),
+    ]
+)
+
+
+def doubled(rows: DataFrame) -> DataFrame:
+    """Pass every second reading on, with a column that Python workers on the executors compute."""
+    double = F.udf(lambda value: value * 2, LongType())
+    return rows.where("id % 2 = 0").select("id", "sensor", double("value").alias("double"))
+
+
+def per_minute(rows: DataFrame) -> DataFrame:
+    """Count and add up the readings of each sensor and minute."""
+    minute = F.window("at", "1 minute")
+    return (
+        rows.groupBy(minute, "sensor")
+        .agg(F.count("*").alias("readings"), F.sum("value").alias("total"))
+        .select(F.col("window.start").alias("minute"), "sensor", "readings", "total")
+    )
+
+
+def flows_for(name: str, max_offsets: int) -> list[Flow]:
+    plain = Input(Kafka(f"{name}-readings", max_offsets_per_trigger=max_offsets), schema=READING)
+    timed = Input(plain.source, schema=READING, watermark=Watermark("at", "1 hour"))
+    return [
+        Flow("doubled", plain, doubled, DeltaAppend("doubled")),
+        Flow(
+            "minutes",
+            timed,
+            per_minute,
+            DeltaUpsert("minutes", key=("minute", "sensor"), sequence="readings"),
+            output_mode=OutputMode.UPDATE,
+        ),
+        Flow(
+            "copied",
+            plain,
+            lambda rows: rows.select("id", "sensor"),
+            KafkaExactlyOnce(f"{name}-copy", key="sensor"),
+        ),
+    ]
+
+
+def target_for(folder: Path, bootstrap: str, master: str) -> Target:
+    spark = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "768m",
+        "spark.ui.enabled": "false",
+        # The flows begin when both executors are there, so that the one that dies has had its share.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+    }
+    return Target(
+        "cluster",
+        lake=str(folder / "lake"),
+        checkpoints=str(folder / "checkpoints"),
+        master=master,
+        kafka={"bootstrap.servers": bootstrap},
+        spark=spark,
+    )
+
+
+class Until:
+    """Tells of every batch, and drains the application when every flow has read all records."""
+
+    def __init__(self, application: Application, records: int) -> None:
+        self._application, self._records = application, records
+        self._read: Counter[str] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, BatchCommitted):
+            print(json.dumps({"flow": event.flow, "rows": event.rows_in}), flush=True)  # noqa: T201
+            self._read[event.flow] += event.rows_in
+            if len(self._read) == 3 and set(self._read.values()) == {self._records}:
+                self._application.drain()
+
+
+def main() -> None:
+    name, max_offsets, records, folder, bootstrap, master = sys.argv[1:]
+    target = target_for(Path(folder), bootstrap, master)
+    application, _spark = open_application(flows_for(name, int(max_offsets)), target, log=Path(folder) / "spark.log")
+    application.bus.subscribe(Until(application, int(records)))
+    failed = [figures.error for figures in application.run().values() if figures.error]
+    if failed:
+        sys.exit(str(failed[0]))
+
+
+if __name__ == "__main__":
+    main()
