@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.flow.target import Target
+from headrace.flow.target import Database, Target
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack
+from headrace.stack.postgres import database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     stack = LocalStack(home)
     try:
         yield Broker(stack.up().bootstrap, home)
+    finally:
+        stack.wipe()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """Start the local Postgres once per run. Tests make tables with names of their own, so that they can share it."""
+    stack = LocalStack(tmp_path_factory.mktemp("postgres"))
+    try:
+        stack.up(("postgres",))
+        yield database(stack.place("postgres"))
     finally:
         stack.wipe()
 

@@ -20,7 +20,7 @@ from headrace import patterns
 from headrace.cli import output
 from headrace.cli.main import app
 from headrace.patterns.rides.flows import RideSettings
-from headrace.project.settings import ProjectSettings, TargetSettings
+from headrace.project.settings import DatabaseSettings, ProjectSettings, TargetSettings
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"
@@ -150,8 +150,8 @@ def test_no_code_is_documented_that_nothing_knows():
     assert written - known == set()
 
 
-@pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings])
-def test_every_key_of_headrace_yml_is_documented(settings: type[ProjectSettings | TargetSettings]):
+@pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings, DatabaseSettings])
+def test_every_key_of_headrace_yml_is_documented(settings: type[ProjectSettings | TargetSettings | DatabaseSettings]):
     page = (OPERATE / "project.md").read_text()
 
     assert [key for key in settings.model_fields if f"\n| `{key}` |" not in page] == []

@@ -80,8 +80,8 @@ def test_a_killed_child_is_dead_although_nobody_has_waited_for_it(folder: Path) 
 
 
 def test_a_child_whose_record_was_never_written_is_found_by_its_mark(folder: Path) -> None:
-    mark = f"-Dheadrace.part={folder}"
-    started = start(folder, WAITS, mark)
+    mark = f"headrace.part={folder}"
+    started = start(folder, WAITS, f"-D{mark}")
     assert process.find_marked(mark) == started
     assert process.find_marked(mark + "/other") is None
 

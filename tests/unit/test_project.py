@@ -10,6 +10,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.flow.secret import revealed
+from headrace.flow.target import Database
 from headrace.project.project import Project
 
 FLOW = """
@@ -158,6 +159,29 @@ targets:
     assert (target.lake, target.checkpoints) == ("s3a://shop/lake", "file:///data/checkpoints")
     assert revealed(target.kafka["bootstrap.servers"]) == "broker.example.org:9092"
     assert dict(target.spark) == {"spark.executor.memory": "4g"}
+
+
+def test_databases_are_the_local_one_or_those_named_and_a_written_password_is_a_secret_too(tmp_path: Path) -> None:
+    settings = """
+name: shop
+targets:
+  dev:
+    databases:
+      here: {url: local}
+      there: {url: "jdbc:postgresql://db/shop", user: writer, password: hunter2}
+      open: {url: "jdbc:postgresql://db/open", user: reader}
+"""
+    local = Database("jdbc:postgresql://127.0.0.1:5432/headrace", "headrace")
+    opened = project(tmp_path, settings)
+    target = opened.target(None, no_broker, lambda: local)
+    assert target.databases["here"] == local
+    there = target.databases["there"]
+    assert (there.url, there.user) == ("jdbc:postgresql://db/shop", "writer")
+    assert there.password is not None
+    assert there.password.reveal() == "hunter2"
+    assert "hunter2" not in repr(target)
+    assert target.databases["open"].password is None
+    assert set(opened.target(None, no_broker).databases) == {"there", "open"}
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_one(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_a_name_is_enough_and_the_rest_is_a_local_project(tmp_path: Path) -> Non
                 "lake": ".headrace/lake",
                 "checkpoints": ".headrace/checkpoints",
                 "kafka": {"bootstrap.servers": "local"},
+                "databases": {},
                 "spark": {},
             }
         },
@@ -55,6 +56,7 @@ targets:
     lake: s3a://shop/lake
     checkpoints: s3a://shop/checkpoints
     kafka: {bootstrap.servers: "${env:KAFKA}", sasl.password: "${file:/run/secrets/kafka}"}
+    databases: {shop: {url: "jdbc:postgresql://db/shop", user: u, password: "${env:SHOP}"}}
     spark: {spark.executor.memory: 4g}
 """,
         )
@@ -65,6 +67,7 @@ targets:
         "lake": "s3a://shop/lake",
         "checkpoints": "s3a://shop/checkpoints",
         "kafka": {"bootstrap.servers": "${env:KAFKA}", "sasl.password": "${file:/run/secrets/kafka}"},
+        "databases": {"shop": {"url": "jdbc:postgresql://db/shop", "user": "u", "password": "${env:SHOP}"}},
         "spark": {"spark.executor.memory": "4g"},
     }
 
@@ -83,6 +86,10 @@ def test_a_folder_without_a_file_is_told_how_to_make_a_project(tmp_path: Path) -
         (
             "name: shop\ntargets: {dev: {checkpoint: x}}\n",
             "The key 'targets.dev.checkpoint' is unknown. Did you mean 'checkpoints'?",
+        ),
+        (
+            "name: shop\ntargets: {dev: {databases: {shop: {ulr: x}}}}\n",
+            "The key 'targets.dev.databases.shop.ulr' is unknown. Did you mean 'url'?",
         ),
         ("name: shop\nzzz: 1\n", "The key 'zzz' is unknown."),
         ("flows: [a.py]\n", "The key 'name' is missing."),
@@ -126,8 +133,8 @@ def test_the_json_schema_knows_every_key_describes_it_and_refuses_others() -> No
     schema = ProjectSettings.model_json_schema()
     target = schema["$defs"]["TargetSettings"]
     assert set(schema["properties"]) == {"name", "flows", "default_target", "targets"}
-    assert set(target["properties"]) == {"master", "lake", "checkpoints", "kafka", "spark"}
-    for each in (schema, target):
+    assert set(target["properties"]) == {"master", "lake", "checkpoints", "kafka", "databases", "spark"}
+    for each in (schema, target, schema["$defs"]["DatabaseSettings"]):
         assert each["additionalProperties"] is False
         assert [name for name, value in each["properties"].items() if not value.get("description")] == []
     assert schema["required"] == ["name"]

@@ -16,7 +16,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Check Python, Java, jars, disk, memory and ports. Exit code 1 when something makes a run impossible."""
+    """Check Python, Java, jars, PostgreSQL, disk, memory and ports. Exit code 1 when a run is impossible."""
     findings = examine(home)
     failed = [finding for finding in findings if finding.level == "fail"]
     if json:
@@ -24,8 +24,8 @@ def doctor_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False)
     else:
         for finding in findings:
             level = (f"{finding.level:<5}", COLOURS[finding.level])
-            out.print(Text.assemble(level, f"{finding.name:<13}", finding.found))
+            out.print(Text.assemble(level, f"{finding.name:<14}", finding.found))
             if finding.remedy:
-                out.print(Text(indent(finding.remedy, " " * 18), style="dim"))
+                out.print(Text(indent(finding.remedy, " " * 19), style="dim"))
     if failed:
         raise typer.Exit(ANSWER_IS_NO)

@@ -48,7 +48,8 @@ def _ask(stack: LocalStack, *, json: bool) -> None:
         raise typer.Exit(USAGE)
     megabytes = sum(part.data_bytes for part in stack.ps()) / 1e6
     err.print(
-        f"This deletes every topic and record in {stack.folder} ({megabytes:.1f} MB), and what demos made of them."
+        f"This deletes every topic, record and table in {stack.folder} ({megabytes:.1f} MB), "
+        "and what demos made of them."
     )
     if not typer.confirm("Delete it?", default=False, err=True):
         err.print("Nothing was deleted, nothing was stopped.")

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from headrace.flow.target import Database
 from headrace.stack.local import LocalStack
+from headrace.stack.postgres import database
 
 HomeOption = Annotated[
     Path,
-    typer.Option("--home", envvar="HEADRACE_HOME", help="The folder of the local state: broker, checkpoints."),
+    typer.Option("--home", envvar="HEADRACE_HOME", help="The folder of the local state: parts, checkpoints."),
 ]
 
 DEFAULT_HOME = Path(".headrace")
@@ -19,5 +21,13 @@ DEFAULT_HOME = Path(".headrace")
 
 def local_broker(home: Path) -> str | None:
     """Return the address of the broker that `headrace up` runs in a home, or None when none runs there."""
-    running = {part.name: part for part in LocalStack(home).ps() if part.state == "running"}
-    return running["kafka"].address if "kafka" in running else None
+    return _running(home).get("kafka")
+
+
+def local_database(home: Path) -> Database | None:
+    """Return how to reach the Postgres that `headrace up` runs in a home, or None when none runs there."""
+    return database(LocalStack(home).place("postgres")) if "postgres" in _running(home) else None
+
+
+def _running(home: Path) -> dict[str, str]:
+    return {part.name: part.address for part in LocalStack(home).ps() if part.state == "running"}

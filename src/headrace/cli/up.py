@@ -1,17 +1,26 @@
-"""`headrace up`: start the local broker, or find it running."""
+"""`headrace up`: start the local parts, or find them running."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import typer
 
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import JsonOption, emit, out
 from headrace.cli.progress import shown
-from headrace.stack.local import LocalStack
+from headrace.stack.local import DEFAULT_PARTS, LocalStack
+from headrace.stack.postgres import ROLE
+
+WithOption = Annotated[
+    list[str] | None, typer.Option("--with", metavar="PART", help="Start this part too: postgres. May be repeated.")
+]
 
 
-def up_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+def up_command(*, home: HomeOption = DEFAULT_HOME, more: WithOption = None, json: JsonOption = False) -> None:
     """Start the local Kafka broker and wait until it answers. Run again, it finds the one that runs."""
     with shown(json=json) as show:
-        running = LocalStack(home).up(on_event=show.event, on_progress=show.jar)
+        running = LocalStack(home).up((*DEFAULT_PARTS, *(more or ())), on_event=show.event, on_progress=show.jar)
     if json:
         emit(
             {
@@ -23,3 +32,8 @@ def up_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> 
         )
         return
     out.print(f"Kafka is up at [bold]{running.bootstrap}[/]. `headrace ps` shows it, `headrace down` stops it.")
+    if "postgres" in running.addresses:
+        out.print(
+            f"Postgres is up at [bold]{running.addresses['postgres']}[/]: database and role {ROLE}, the password in "
+            f"{LocalStack(home).place('postgres').folder / 'password'}."
+        )

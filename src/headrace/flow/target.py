@@ -12,8 +12,24 @@ _URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
 @dataclass(frozen=True)
+class Database:
+    """How to reach one database.
+
+    | field    | example                              | meaning                                                     |
+    |----------|--------------------------------------|-------------------------------------------------------------|
+    | url      | jdbc:postgresql://db.example.org/shop | address and name, as JDBC writes them, without a login      |
+    | user     | headrace                             | the role that logs in                                       |
+    | password | ${env:SHOP_PASSWORD}                 | None where the server asks for none                         |
+    """
+
+    url: str
+    user: str
+    password: Secret | None = None
+
+
+@dataclass(frozen=True)
 class Target:
-    """One place to run flows: a Spark master, roots for tables and checkpoints, and how to reach Kafka.
+    """One place to run flows: a Spark master, roots for tables and checkpoints, and how to reach the parts.
 
     | field       | example                        | meaning                                                    |
     |-------------|--------------------------------|------------------------------------------------------------|
@@ -22,6 +38,7 @@ class Target:
     | lake        | /data/lake, s3a://bucket/lake  | root of tables; any URI that Hadoop's filesystems know     |
     | checkpoints | /data/checkpoints              | root of checkpoints; one folder per flow                   |
     | kafka       | bootstrap.servers, SASL ...    | options of Kafka clients; values may be secrets            |
+    | databases   | {"shop": Database(...)}        | databases by the names that flows know them under          |
     | spark       | spark.executor.memory ...      | settings of the Spark application                          |
     """
 
@@ -31,6 +48,7 @@ class Target:
     master: str = "local[*]"
     kafka: Mapping[str, str | Secret] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
+    databases: Mapping[str, Database] = field(default_factory=dict)
 
     def table(self, path: str) -> str:
         """Return the full location of a table: as it is when absolute, else below the lake."""

@@ -16,10 +16,9 @@ from typing import Literal
 import psutil
 
 from headrace.errors import HeadraceError
-from headrace.stack import failures, ports
+from headrace.stack import failures, kafka, ports, postgres
 from headrace.stack.jars import JarCache
 from headrace.stack.java import find_java
-from headrace.stack.kafka import FIRST_PORTS
 from headrace.stack.local import LocalStack
 
 LEAST_PYTHON = (3, 11)
@@ -47,7 +46,7 @@ class Finding:
 
 def examine(home: Path) -> list[Finding]:
     """Examine everything, in the order in which a run would need it. Never raises for a bad machine."""
-    return [_python(), _java(), _jars(), _folder(home), _disk(home), _memory(), *_ports(home)]
+    return [_python(), _java(), _jars(), _postgres(), _folder(home), _disk(home), _memory(), *_ports(home)]
 
 
 def _python() -> Finding:
@@ -73,6 +72,16 @@ def _jars() -> Finding:
     megabytes = sum(jar.size for jar in bad) / 1e6
     found = f"{len(bad)} of {len(cache.lock)} missing or damaged ({megabytes:.0f} MB to fetch)"
     return Finding("jars", "warn", found, "Run `headrace jars sync`; `headrace up` does it too.")
+
+
+def _postgres() -> Finding:
+    try:
+        folder = postgres.programs()
+        postgres.without_root()
+    except HeadraceError as error:
+        # Only who asks for this part needs it.
+        return Finding("postgres", "warn", error.why, error.remedy)
+    return Finding("postgres", "ok", f"{postgres.RELEASE} ({folder})")
 
 
 def _folder(home: Path) -> Finding:
@@ -103,12 +112,17 @@ def _memory() -> Finding:
 
 
 def _ports(home: Path) -> list[Finding]:
-    running = [part.address for part in LocalStack(home).ps() if part.state == "running"]
-    if running:
-        broker = Finding("broker ports", "ok", f"this folder's broker runs at {running[0]}")
-    else:
-        broker = _port_finding("broker ports", tuple(FIRST_PORTS.values()))
-    return [broker, _port_finding("page port", (PAGE_PORT,))]
+    running = {part.name: part.address for part in LocalStack(home).ps() if part.state == "running"}
+    findings = []
+    for part, name, first in (
+        ("kafka", "broker ports", kafka.FIRST_PORTS),
+        ("postgres", "database port", postgres.FIRST_PORTS),
+    ):
+        if part in running:
+            findings.append(Finding(name, "ok", f"this folder's {part} runs at {running[part]}"))
+        else:
+            findings.append(_port_finding(name, tuple(first.values())))
+    return [*findings, _port_finding("page port", (PAGE_PORT,))]
 
 
 def _port_finding(name: str, wanted: tuple[int, ...]) -> Finding:

@@ -15,9 +15,9 @@ from headrace.clients.filesystem import is_local
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
-from headrace.flow.target import Target
+from headrace.flow.target import Database, Target
 from headrace.project.secrets import resolved
-from headrace.project.settings import LOCAL, ProjectSettings, read_settings
+from headrace.project.settings import LOCAL, ProjectSettings, TargetSettings, read_settings
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,13 @@ class Project:
         """Where the project's local state lies: stack, logs, and by default lake and checkpoints."""
         return self.folder / ".headrace"
 
-    def target(self, name: str | None, local_broker: Callable[[], str | None]) -> Target:
-        """Return a target with its secrets resolved. `local_broker` is asked only when the target says `local`."""
+    def target(
+        self,
+        name: str | None,
+        local_broker: Callable[[], str | None],
+        local_database: Callable[[], Database | None] = lambda: None,
+    ) -> Target:
+        """Return a target with its secrets resolved. Local parts are asked for only when the target says `local`."""
         name = name or self.settings.default_target
         known = self.settings.targets
         if name not in known:
@@ -69,6 +74,7 @@ class Project:
             lake=self._located(plain("lake", chosen.lake)),
             checkpoints=self._located(plain("checkpoints", chosen.checkpoints)),
             kafka=kafka,
+            databases=dict(_databases(name, chosen, local_database)),
             spark={key: plain(f"spark.{key}", value) for key, value in chosen.spark.items()},
         )
 
@@ -93,6 +99,27 @@ class Project:
 
     def _located(self, root: str) -> str:
         return str((self.folder / root).absolute()) if is_local(root) and not root.startswith("file:") else root
+
+
+def _databases(
+    target: str, chosen: TargetSettings, local_database: Callable[[], Database | None]
+) -> Iterator[tuple[str, Database]]:
+    """Yield the databases of a target, without one that says `local` while none runs."""
+    for name, given in chosen.databases.items():
+        place = f"targets.{target}.databases.{name}"
+        if given.url == LOCAL:
+            local = local_database()
+            if local is not None:
+                yield name, local
+            continue
+        password = resolved(given.password, f"{place}.password")
+        if isinstance(password, str):
+            # Written out in headrace.yml: not for printing either.
+            password = Secret(f"{place}.password", password)
+        url, user = (
+            revealed(resolved(text, f"{place}.{key}")) for key, text in (("url", given.url), ("user", given.user))
+        )
+        yield name, Database(url, user, password if password.reveal() else None)
 
 
 def _flows_of(folder: Path, file: str) -> Iterator[Flow]:

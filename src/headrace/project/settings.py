@@ -8,6 +8,7 @@ targets:
     lake: .headrace/lake
     checkpoints: .headrace/checkpoints
     kafka: {bootstrap.servers: local}
+    databases: {shop: {url: local}}
   prod:
     master: spark://spark.example.org:7077
     lake: s3a://shop/lake
@@ -15,6 +16,11 @@ targets:
     kafka:
       bootstrap.servers: ${env:KAFKA}
       sasl.password: ${file:/run/secrets/kafka}
+    databases:
+      shop:
+        url: jdbc:postgresql://db.example.org:5432/shop
+        user: headrace
+        password: ${env:SHOP_PASSWORD}
 """
 
 from __future__ import annotations
@@ -29,12 +35,23 @@ from headrace.errors import ConfigError, nearest
 
 FILE = "headrace.yml"
 
-# The word that stands for the broker of the local stack.
+# The word that stands for the broker, or the database, of the local stack.
 LOCAL = "local"
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DatabaseSettings(_Strict):
+    """One database that flows write to or read from."""
+
+    url: str = Field(
+        description="Its address as JDBC writes it, such as jdbc:postgresql://db.example.org:5432/shop, without a "
+        "login. 'local' is the Postgres of `headrace up --with postgres`, which has a login of its own."
+    )
+    user: str = Field("", description="The role that logs in.")
+    password: str = Field("", description="Its password, best as a reference: ${env:NAME} or ${file:/path}.")
 
 
 class TargetSettings(_Strict):
@@ -49,6 +66,9 @@ class TargetSettings(_Strict):
         default_factory=lambda: {"bootstrap.servers": LOCAL},
         description="Settings of Kafka clients. 'local' as bootstrap.servers is the broker of `headrace up`. "
         "Values may be references: ${env:NAME} or ${file:/path}.",
+    )
+    databases: dict[str, DatabaseSettings] = Field(
+        default_factory=dict, description="Databases, by the names that flows know them under."
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Settings of the Spark application.")
 
@@ -114,7 +134,8 @@ def _sentence(problem: object) -> str:
     place = [str(part) for part in problem["loc"]]
     where = ".".join(place)
     if problem["type"] == "extra_forbidden":
-        known = TargetSettings.model_fields if "targets" in place[:-1] else ProjectSettings.model_fields
+        inner = DatabaseSettings if "databases" in place[:-1] else TargetSettings
+        known = inner.model_fields if "targets" in place[:-1] else ProjectSettings.model_fields
         return f"The key '{where}' is unknown.{nearest(place[-1], known)}"
     if problem["type"] == "missing":
         return f"The key '{where}' is missing."

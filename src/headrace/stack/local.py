@@ -26,9 +26,13 @@ from headrace.stack.jars import JarCache, OnProgress
 from headrace.stack.java import find_java
 from headrace.stack.kafka import Kafka
 from headrace.stack.part import Means, Part, Place
+from headrace.stack.postgres import Postgres
 
 # In the order they start; they stop in the opposite one.
-PARTS: tuple[Part, ...] = (Kafka(),)
+PARTS: tuple[Part, ...] = (Kafka(), Postgres())
+
+# What `up` starts unless it is told otherwise.
+DEFAULT_PARTS = ("kafka",)
 
 OnEvent = Callable[[str, str], None]
 
@@ -79,7 +83,7 @@ class LocalStack:
 
     def up(
         self,
-        parts: Sequence[str] = ("kafka",),
+        parts: Sequence[str] = DEFAULT_PARTS,
         on_event: OnEvent = lambda _part, _event: None,
         on_progress: OnProgress = lambda _jar, _done, _total: None,
     ) -> Running:
@@ -102,7 +106,7 @@ class LocalStack:
         with failures.told_as_stack_errors(self.folder), hold(self.folder / "lock", on_wait=waits):
             self._finish_wipes()
             for part in wanted:
-                place = self._place(part)
+                place = self.place(part.name)
                 place.folder.mkdir(exist_ok=True)
                 if self._adopt(part, place, on_event):
                     adopted.append(part.name)
@@ -129,7 +133,7 @@ class LocalStack:
             self._stop_all(on_event)
             wiped = []
             for part in self._parts.values():
-                place = self._place(part)
+                place = self.place(part.name)
                 if place.folder.exists():
                     aside = Path(tempfile.mkdtemp(prefix="wiping-", dir=self.folder))
                     place.folder.replace(aside / part.name)
@@ -139,17 +143,24 @@ class LocalStack:
             return tuple(wiped)
 
     def ps(self) -> list[PartStatus]:
-        """Return the state of every part. Changes nothing, takes no lock, and may be called at any time."""
-        return [self._status(part) for part in self._parts.values()]
+        """Return the state of the default parts and of every other one that was started here.
+
+        Changes nothing, takes no lock, and may be called at any time.
+        """
+        known = self._parts.values()
+        return [
+            self._status(part) for part in known if part.name in DEFAULT_PARTS or self.place(part.name).folder.exists()
+        ]
+
+    def place(self, name: str) -> Place:
+        """Return where a part keeps everything, whether it was ever started or not."""
+        return Place(self.folder / name)
 
     def _names(self, names: Sequence[str]) -> list[str]:
         for name in names:
             if name not in self._parts:
                 raise failures.unknown(name, "part", self._parts)
         return [name for name in self._parts if name in names]
-
-    def _place(self, part: Part) -> Place:
-        return Place(self.folder / part.name)
 
     def _find(self, place: Place) -> process.Process | None:
         """Return the live process of a place: the recorded one, or one whose record was never written."""
@@ -216,7 +227,7 @@ class LocalStack:
     def _stop_all(self, on_event: OnEvent) -> tuple[str, ...]:
         stopped = []
         for part in reversed(self._parts.values()):
-            place = self._place(part)
+            place = self.place(part.name)
             found = self._find(place)
             if found is not None:
                 on_event(part.name, f"stopping (pid {found.pid})")
@@ -227,7 +238,7 @@ class LocalStack:
         return tuple(stopped)
 
     def _stop(self, part: Part, place: Place, found: process.Process) -> None:
-        if not found.stop():
+        if not found.stop(ask=part.stop_signal):
             raise failures.will_not_stop(part.name, found.pid)
         place.record.unlink(missing_ok=True)
 
@@ -236,7 +247,7 @@ class LocalStack:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _status(self, part: Part) -> PartStatus:
-        place = self._place(part)
+        place = self.place(part.name)
         found = self._find(place)
         crashed = found is None and place.record.exists()
         return PartStatus(

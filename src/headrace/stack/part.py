@@ -7,6 +7,7 @@ health and cleaning up after a crash are the stack's work and the same for every
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,8 @@ class Place:
 
     @property
     def mark(self) -> str:
-        """An argument every part puts on its command line, by which a lost process is found."""
-        return f"-Dheadrace.part={self.folder.resolve()}"
+        """The end of an argument that every part puts on its command line, by which a lost process is found."""
+        return f"headrace.part={self.folder.resolve()}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Part(Protocol):
     @property
     def patience(self) -> float:
         """Seconds from the start of the process to its first healthy answer, at the very worst."""
+        ...
+
+    @property
+    def stop_signal(self) -> signal.Signals:
+        """What asks the process to end in order, and soon: with clients still connected."""
         ...
 
     def prepare(self, place: Place, means: Means) -> list[str]:

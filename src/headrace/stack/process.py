@@ -55,12 +55,12 @@ class Process:
         except psutil.NoSuchProcess:
             return False
 
-    def stop(self, grace: float = GRACE_SECONDS) -> bool:
-        """Ask with SIGTERM, insist with SIGKILL after the grace; return whether the process is gone.
+    def stop(self, grace: float = GRACE_SECONDS, ask: signal.Signals = signal.SIGTERM) -> bool:
+        """Ask with a signal, insist with SIGKILL after the grace; return whether the process is gone.
 
         Does nothing to a process that took over the pid. Called under the lock of the stack.
         """
-        for sign, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+        for sign, patience in ((ask, grace), (signal.SIGKILL, 5.0)):
             if not self.is_alive():
                 return True
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -112,18 +112,23 @@ def start(command: Sequence[str], *, log: Path, record: Path, env: Mapping[str, 
 
 
 def find_marked(mark: str) -> Process | None:
-    """Return a live process of this user with `mark` among its arguments, or None.
+    """Return the oldest live process with an argument that ends in `mark`, or None.
 
-    Called when the record names no live process. Looks at every process: tens of milliseconds.
+    Called when the record names no live process. Looks at every process: tens of milliseconds. Only those of this user
+    count; root also finds the one that it started under another user. The oldest, because a database forks: its
+    children carry its command line for a moment.
     """
     own = os.getuid()
+    marked = []
     for found in psutil.process_iter():
         try:
-            if found.uids().real == own and mark in found.cmdline() and found.status() != psutil.STATUS_ZOMBIE:
-                return Process(found.pid, found.create_time(), tuple(found.cmdline()))
+            command = tuple(found.cmdline())
+            ours = own in (0, found.uids().real) and any(argument.endswith(mark) for argument in command)
+            if ours and found.status() != psutil.STATUS_ZOMBIE:
+                marked.append(Process(found.pid, found.create_time(), command))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return None
+    return min(marked, key=lambda each: each.started_at, default=None)
 
 
 def tail(log: Path, lines: int = 15, since: int = 0) -> list[str]:
