@@ -29,7 +29,7 @@ from headrace.flow.levers import (
     RocksDB,
     Watermark,
 )
-from headrace.flow.target import Target
+from headrace.flow.target import Service, Target
 from headrace.sinks.console import Console
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_overwrite import DeltaOverwrite
@@ -38,6 +38,7 @@ from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.rest import Rest
 from headrace.sources.delta import DeltaSource
 from headrace.sources.delta_changes import DeltaChanges
 from headrace.sources.files import FileSource
@@ -77,7 +78,9 @@ __all__ = [
     "Rate",
     "RealTime",
     "RecoveryError",
+    "Rest",
     "RocksDB",
+    "Service",
     "Severity",
     "Socket",
     "StackError",

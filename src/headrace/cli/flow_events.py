@@ -9,7 +9,15 @@ from rich.text import Text
 
 from headrace.cli.output import err
 from headrace.operate.run import FlowFigures
-from headrace.runtime.events import AuditFailed, BatchCommitted, Event, FlowFailed, FlowStarted, FlowStopped
+from headrace.runtime.events import (
+    AuditFailed,
+    BatchCommitted,
+    Event,
+    FlowFailed,
+    FlowStarted,
+    FlowStopped,
+    RowsSetAside,
+)
 
 
 def told(event: Event) -> None:
@@ -19,6 +27,10 @@ def told(event: Event) -> None:
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
         case BatchCommitted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " ", _figures(event)))
+        case RowsSetAside():
+            rows = f" batch {event.batch_id}: {event.aside.rows:,} rows set aside by {event.aside.sink}"
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (rows, "yellow")))
+            err.print(Text.assemble(("  why  ", "dim"), event.aside.why, "\n", ("  data ", "dim"), event.aside.place))
         case FlowFailed():
             _tell_failure(event)
         case AuditFailed():
@@ -30,10 +42,11 @@ def told(event: Event) -> None:
 def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     """Return what flows did in a run, a line each."""
     table = Table(title=title, title_justify="left")
-    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad"):
+    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad", "set aside"):
         table.add_column(heading, justify="left" if heading == "flow" else "right")
     for flow, figures in flows.items():
-        numbers = (figures.rows_in, figures.rows_out, figures.batches, figures.late, sum(figures.bad.values()))
+        kept = (figures.late, sum(figures.bad.values()), figures.set_aside)
+        numbers = (figures.rows_in, figures.rows_out, figures.batches, *kept)
         table.add_row(flow, *(f"{number:,}" for number in numbers))
     return table
 

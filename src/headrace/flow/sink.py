@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.flow.guarantee import Guarantee
@@ -13,6 +13,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.flow.target import Target
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Rows of a batch that a sink could not deliver and has kept: how many, why, and where they are now."""
+
+    sink: str
+    rows: int
+    why: str
+    place: str
+
+
+def _unheard(_said: SetAside) -> None:
+    """Stand in where nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,7 @@ class Batch:
     | offsets | the sha256 of the batch's entry in the offset log: two attempts that differ in it read different rows  |
     | fence   | the token of the lease under which the attempt runs; a later driver has a higher one                   |
     | mode    | the output mode of the flow: in complete mode the rows are the whole result                            |
+    | tell    | says to whoever watches the flow that rows were set aside                                              |
     """
 
     flow: str
@@ -38,6 +53,7 @@ class Batch:
     offsets: str = ""
     fence: int = 0
     mode: OutputMode = OutputMode.APPEND
+    tell: Callable[[SetAside], None] = field(default=_unheard, compare=False, repr=False)
 
     @property
     def app_id(self) -> str:

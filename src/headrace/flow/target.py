@@ -28,6 +28,24 @@ class Database:
 
 
 @dataclass(frozen=True)
+class Service:
+    """A receiver of rows over HTTP.
+
+    | field   | meaning                                                                                           |
+    |---------|---------------------------------------------------------------------------------------------------|
+    | url     | where it is; https, unless it is private                                                          |
+    | headers | are sent with every request; values may be secrets                                                |
+    | private | whether it may be in a private network; otherwise only public addresses are sent to               |
+    | ca      | a file with the certificates to trust, when they are not the machine's                            |
+    """
+
+    url: str
+    headers: Mapping[str, str | Secret] = field(default_factory=dict)
+    private: bool = False
+    ca: str | None = None
+
+
+@dataclass(frozen=True)
 class Target:
     """One place to run flows: a Spark master, roots for tables and checkpoints, and how to reach the parts.
 
@@ -40,6 +58,7 @@ class Target:
     | kafka       | bootstrap.servers, SASL ...    | options of Kafka clients; values may be secrets            |
     | databases   | {"shop": Database(...)}        | databases by the names that flows know them under          |
     | spark       | spark.executor.memory ...      | settings of the Spark application                          |
+    | services    | crm: https://crm.example.org   | receivers of rows over HTTP, by name                       |
     """
 
     name: str
@@ -49,6 +68,7 @@ class Target:
     kafka: Mapping[str, str | Secret] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
     databases: Mapping[str, Database] = field(default_factory=dict)
+    services: Mapping[str, Service] = field(default_factory=dict)
 
     def table(self, path: str) -> str:
         """Return the full location of a table: as it is when absolute, else below the lake."""

@@ -13,7 +13,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
-from headrace.runtime.events import BatchCommitted, Event, EventBus
+from headrace.runtime.events import BatchCommitted, Event, EventBus, RowsSetAside
 from headrace.runtime.session import open_session
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
@@ -32,6 +32,7 @@ class FlowFigures:
     batches: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
+    set_aside: int = 0
     error: HeadraceError | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -42,6 +43,7 @@ class FlowFigures:
             "batches": self.batches,
             "bad": dict(self.bad),
             "late": self.late,
+            "set_aside": self.set_aside,
             "error": self.error.as_dict() if self.error else None,
         }
 
@@ -88,6 +90,8 @@ class Application:
             figures.rows_in += event.rows_in
             figures.rows_out += event.rows_out
             figures.batches += 1
+        elif isinstance(event, RowsSetAside):
+            self._figures[event.flow].set_aside += event.aside.rows
 
 
 def open_application(

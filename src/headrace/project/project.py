@@ -15,7 +15,7 @@ from headrace.clients.filesystem import is_local
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
-from headrace.flow.target import Database, Target
+from headrace.flow.target import Database, Service, Target
 from headrace.project.secrets import resolved
 from headrace.project.settings import LOCAL, ProjectSettings, TargetSettings, read_settings
 
@@ -76,6 +76,18 @@ class Project:
             kafka=kafka,
             databases=dict(_databases(name, chosen, local_database)),
             spark={key: plain(f"spark.{key}", value) for key, value in chosen.spark.items()},
+            services={
+                each: Service(
+                    url=plain(f"services.{each}.url", given.url),
+                    headers={
+                        key: resolved(value, f"targets.{name}.services.{each}.headers.{key}")
+                        for key, value in given.headers.items()
+                    },
+                    private=given.private,
+                    ca=given.ca,
+                )
+                for each, given in chosen.services.items()
+            },
         )
 
     def flows(self, names: Sequence[str] = ()) -> list[Flow]:

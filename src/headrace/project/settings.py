@@ -54,6 +54,17 @@ class DatabaseSettings(_Strict):
     password: str = Field("", description="Its password, best as a reference: ${env:NAME} or ${file:/path}.")
 
 
+class ServiceSettings(_Strict):
+    """A receiver of rows over HTTP."""
+
+    url: str = Field(description="Where it is: https, unless it is private.")
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="Are sent with every request. Values may be references, as in `kafka`."
+    )
+    private: bool = Field(False, description="Whether it may be in a private network.")
+    ca: str | None = Field(None, description="A file with the certificates to trust, when not the machine's.")
+
+
 class TargetSettings(_Strict):
     """One place to run flows."""
 
@@ -71,6 +82,9 @@ class TargetSettings(_Strict):
         default_factory=dict, description="Databases, by the names that flows know them under."
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Settings of the Spark application.")
+    services: dict[str, ServiceSettings] = Field(
+        default_factory=dict, description="Receivers of rows over HTTP, by name, for the sink `Rest`."
+    )
 
 
 class ProjectSettings(_Strict):
@@ -134,8 +148,11 @@ def _sentence(problem: object) -> str:
     place = [str(part) for part in problem["loc"]]
     where = ".".join(place)
     if problem["type"] == "extra_forbidden":
-        inner = DatabaseSettings if "databases" in place[:-1] else TargetSettings
-        known = inner.model_fields if "targets" in place[:-1] else ProjectSettings.model_fields
+        known = ProjectSettings.model_fields
+        if "targets" in place[:-1]:
+            inner = {"databases": DatabaseSettings, "services": ServiceSettings}
+            named = place[2] if len(place) > 3 else ""
+            known = inner.get(named, TargetSettings).model_fields
         return f"The key '{where}' is unknown.{nearest(place[-1], known)}"
     if problem["type"] == "missing":
         return f"The key '{where}' is missing."

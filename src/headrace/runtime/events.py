@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError
+from headrace.flow.sink import SetAside
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class BatchCommitted:
 
 
 @dataclass(frozen=True)
+class RowsSetAside:
+    """A sink could not deliver rows of a batch and has kept them. An attempt that fails later tells of them again."""
+
+    flow: str
+    batch_id: int
+    aside: SetAside
+
+
+@dataclass(frozen=True)
 class FlowFailed:
     """A query ended with an error. `retry_in` is None when it will not be started again."""
 
@@ -60,7 +70,7 @@ class AuditFailed:
     error: HeadraceError
 
 
-Event = FlowStarted | BatchCommitted | FlowFailed | FlowStopped | AuditFailed
+Event = FlowStarted | BatchCommitted | RowsSetAside | FlowFailed | FlowStopped | AuditFailed
 
 
 class EventBus:

@@ -28,7 +28,7 @@ from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted
+from headrace.runtime.events import BatchCommitted, RowsSetAside
 from headrace.runtime.failures import mapped
 from headrace.runtime.session import flow_session
 from headrace.transforms.parse import BAD, good, judged
@@ -48,7 +48,9 @@ _LOOK_SECONDS = 0.05
 class RunningQuery:
     """One run of a flow. Made by `start`, used by one supervisor thread; `drain` may be called from another."""
 
-    def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, hear: Callable[[BatchCommitted], None]):
+    def __init__(
+        self, flow: Flow, target: Target, checkpoint: Checkpoint, hear: Callable[[BatchCommitted | RowsSetAside], None]
+    ):
         self.flow = flow
         self._target, self._checkpoint, self._hear = target, checkpoint, hear
         self._failure: Exception | None = None
@@ -124,6 +126,7 @@ class RunningQuery:
             self._target,
             offsets=self._checkpoint.digest(batch_id),
             mode=self.flow.mode,
+            tell=lambda aside: self._hear(RowsSetAside(self.flow.name, batch_id, aside)),
         )
         try:
             if batch_id == self._unfinished:

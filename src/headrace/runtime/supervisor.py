@@ -22,7 +22,7 @@ from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted, EventBus, FlowFailed, FlowStarted, FlowStopped
+from headrace.runtime.events import BatchCommitted, EventBus, FlowFailed, FlowStarted, FlowStopped, RowsSetAside
 from headrace.runtime.failures import mapped
 from headrace.runtime.lease import lease
 from headrace.runtime.query import RunningQuery
@@ -109,9 +109,10 @@ class Supervisor:
     def _run_until_done(self, flow: Flow, checkpoint: Checkpoint) -> None:
         failures = 0
 
-        def hear(event: BatchCommitted) -> None:
+        def hear(event: BatchCommitted | RowsSetAside) -> None:
             nonlocal failures
-            failures = 0
+            if isinstance(event, BatchCommitted):
+                failures = 0
             self._bus.publish(event)
 
         while not self._draining.is_set():

@@ -1,0 +1,233 @@
+"""Send each batch to a service over HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
+from headrace.clients.http import Answer, Receiver, checked_address, service_url
+from headrace.errors import ConfigError, DataError, FlowError, nearest
+from headrace.flow.duration import Duration
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.levers import OutputMode
+from headrace.flow.sink import Batch, SetAside
+from headrace.flow.target import Service, Target
+from headrace.sinks.kafka import as_records
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Refusals of the sender, not of the rows: the next chunk would fare no better.
+_NOT_AS_DECLARED = (401, 403, 404, 405, 407)
+
+_DEAD_LETTERS = (
+    "query_id string, batch_id long, step string, chunk int, idempotency_key string, "
+    "status int, attempts int, answer string, value string"
+)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that go out in one request. `key` is the same whenever the same rows are sent again."""
+
+    number: int
+    values: tuple[str, ...]
+    body: bytes
+    key: str
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Post each row as a JSON object to a service of the target, many rows in one request.
+
+    | field        | default | meaning                                                                             |
+    |--------------|---------|-------------------------------------------------------------------------------------|
+    | service      |         | the name under `services:` of the target: URL and headers                            |
+    | path         |         | is added to the service's URL                                                        |
+    | body         | array   | `array`: one JSON array per request; `lines`: one object per line                    |
+    | max_rows     | 500     | the most rows of a request                                                           |
+    | max_bytes    | 1 MB    | the bytes after which a request takes no further row                                 |
+    | attempts     | 8       | how often a request is sent before its rows are set aside                            |
+    | timeout      | 30 s    | how long to wait for an answer                                                       |
+    | in_flight    | 4       | requests at a time; with 1 they arrive in order                                      |
+
+    At least once: a batch that is run again is sent again. Each request carries an `Idempotency-Key` made of query id,
+    step, batch, number of the chunk and a digest of its rows. Rows are sorted before they are cut, so a deterministic
+    transform makes the same requests again, under the same keys, and a service that honours them takes each row once.
+    Rows that differ get another key: they are taken twice rather than lost.
+
+    What becomes of a request, by its answer:
+
+    | answer                                   | then                                                                |
+    |------------------------------------------|---------------------------------------------------------------------|
+    | 2xx                                      | it is delivered                                                     |
+    | 408, 409, 425, 429, 500, 502-504, 507    | it is sent again after `Retry-After`, or a random, growing pause;    |
+    |                                          | after `attempts` its rows are set aside                             |
+    | 401, 403, 404, 405, 407, any redirect    | the flow stops (HR-515): no request would fare better               |
+    | any other                                | its rows are set aside at once                                      |
+    | none                                     | the batch is run again later (HR-610)                               |
+
+    Rows that are set aside are in the Delta table `_headrace/FLOW/dead_letters` below the lake before the batch is
+    committed.
+    """
+
+    service: str
+    path: str = ""
+    body: Literal["array", "lines"] = "array"
+    max_rows: int = 500
+    max_bytes: int = 1024 * 1024
+    attempts: int = 8
+    timeout: str = "30 seconds"
+    in_flight: int = 4
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+    output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND, OutputMode.UPDATE})
+
+    def __post_init__(self) -> None:
+        problems = [f"{name} is {value}" for name, value in self._numbers().items() if value < 1]
+        if self.body not in ("array", "lines"):
+            problems.append(f"body is '{self.body}'")
+        if problems:
+            raise FlowError(
+                f"The sink {self.name} is declared in a way that cannot be written.",
+                why=f"{' and '.join(problems)}. Numbers have to be at least 1, and a body is an array or lines.",
+                state="Nothing was started.",
+                remedy="Correct the declaration.",
+                code="HR-219",
+            )
+        Duration.parse(self.timeout)
+
+    @property
+    def name(self) -> str:
+        """Return `rest:SERVICE/PATH`."""
+        return f"rest:{self.service}{self.path}"
+
+    def preflight(self, target: Target) -> None:
+        """Prove that the service is declared and that its address may be sent to. Sends nothing."""
+        service = self._service(target)
+        checked_address(service_url(service, self.service, self.path), service, self.service)
+
+    def prepare(self, spark: SparkSession, target: Target) -> None:
+        """Nothing: the service is there."""
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        """Send the rows; returns when each was taken or is among the dead letters."""
+        receiver = Receiver(
+            self._service(batch.target),
+            self.service,
+            self.path,
+            attempts=self.attempts,
+            seconds=Duration.parse(self.timeout).seconds,
+            in_flight=self.in_flight,
+        )
+        try:
+            refused = [sent for sent in self._sent(receiver, self._chunks(rows, batch)) if not sent[1].taken]
+        finally:
+            receiver.close()
+        _file(rows.sparkSession, refused, batch)
+        if refused:
+            count = sum(len(chunk.values) for chunk, _answer in refused)
+            first = refused[0][1]
+            why = f"the service answered {first.status} ({first.text.strip()[:200] or 'without a word'})"
+            batch.tell(SetAside(self.name, count, why, dead_letters(batch.target, batch.flow)))
+
+    def _numbers(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("max_rows", "max_bytes", "attempts", "in_flight")}
+
+    def _service(self, target: Target) -> Service:
+        if self.service not in target.services:
+            raise ConfigError(
+                f"Target '{target.name}' has no service '{self.service}'.",
+                why=f"Its services are: {', '.join(target.services) or 'none'}."
+                f"{nearest(self.service, target.services)}",
+                state="Nothing was started.",
+                remedy=f"Declare services.{self.service} of the target in headrace.yml.",
+                code="HR-117",
+            )
+        return target.services[self.service]
+
+    def _chunks(self, rows: DataFrame, batch: Batch) -> Iterator[Chunk]:
+        """Cut the batch into requests, always in the same way: an attempt may find its rows in another order."""
+        # One partition, because a sort over several would sample the rows first and so compute the batch twice.
+        ordered = as_records(rows, None).select("value").repartition(1).sortWithinPartitions("value")
+        pending: list[str] = []
+        size = number = 0
+        for (value,) in ordered.toLocalIterator():
+            if pending and (len(pending) == self.max_rows or size + len(value) > self.max_bytes):
+                yield self._chunk(number, pending, batch)
+                pending, size, number = [], 0, number + 1
+            pending.append(value)
+            size += len(value)
+        if pending:
+            yield self._chunk(number, pending, batch)
+
+    def _chunk(self, number: int, values: list[str], batch: Batch) -> Chunk:
+        text = "\n".join(values) + "\n" if self.body == "lines" else f"[{','.join(values)}]"
+        body = text.encode()
+        key = f"{batch.app_id}:{batch.id}:{number}:{hashlib.sha256(body).hexdigest()[:16]}"
+        return Chunk(number, tuple(values), body, key)
+
+    def _sent(self, receiver: Receiver, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Answer]]:
+        """Send the chunks, several at a time, and yield each with its answer."""
+        waiting: deque[tuple[Chunk, Future[Answer]]] = deque()
+        with ThreadPoolExecutor(self.in_flight, thread_name_prefix="rest") as pool:
+            for chunk in chunks:
+                if len(waiting) == self.in_flight:
+                    yield self._judged(*waiting.popleft())
+                waiting.append((chunk, pool.submit(receiver.post, chunk.body, self._headers(chunk))))
+            while waiting:
+                yield self._judged(*waiting.popleft())
+
+    def _headers(self, chunk: Chunk) -> dict[str, str]:
+        kind = "application/json" if self.body == "array" else "application/x-ndjson"
+        return {"Content-Type": kind, "Idempotency-Key": chunk.key}
+
+    def _judged(self, chunk: Chunk, waiting: Future[Answer]) -> tuple[Chunk, Answer]:
+        answer = waiting.result()
+        if answer.status in _NOT_AS_DECLARED or 300 <= answer.status < 400:
+            raise DataError(
+                f"The service '{self.service}' does not take requests of {self.name}.",
+                why=f"It answered {answer.status}: {answer.text.strip()[:200] or 'without a word'}.",
+                state="The batch is not committed. Some of its rows may have been taken, and are sent again.",
+                remedy=f"Correct services.{self.service} of the target in headrace.yml, or the sink's path.",
+                code="HR-515",
+            )
+        return chunk, answer
+
+
+def dead_letters(target: Target, flow: str) -> str:
+    """Return where the rows of a flow are that its service did not take."""
+    return target.table(f"_headrace/{flow}/dead_letters")
+
+
+def _file(session: SparkSession, refused: list[tuple[Chunk, Answer]], batch: Batch) -> None:
+    """Make the dead letters of this batch those of this attempt: an earlier attempt's were sent again."""
+    place = dead_letters(batch.target, batch.flow)
+    of_batch = f"query_id = '{batch.query_id}' AND batch_id = {batch.id} AND step = '{batch.step}'"
+    there = DeltaTable.isDeltaTable(session, place)
+    if not refused and not (there and session.read.format("delta").load(place).where(of_batch).limit(1).count()):
+        return
+    letters = [
+        (
+            batch.query_id,
+            batch.id,
+            batch.step,
+            chunk.number,
+            chunk.key,
+            answer.status,
+            answer.attempts,
+            answer.text,
+            value,
+        )
+        for chunk, answer in refused
+        for value in chunk.values
+    ]
+    rows = session.createDataFrame(letters, _DEAD_LETTERS).withColumn("at", F.current_timestamp())
+    writer = rows.write.format("delta").mode("overwrite")
+    (writer.option("replaceWhere", of_batch) if there else writer).save(place)

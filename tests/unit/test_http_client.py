@@ -1,0 +1,224 @@
+"""Requests to a real server on the loopback: sent again, refused, unanswered; and where rows may not be sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from socket import socket
+from threading import Thread
+from urllib.parse import urlsplit
+
+import pytest
+
+from headrace.clients import http
+from headrace.clients.http import Receiver, checked_address, service_url
+from headrace.errors import ConfigError, PartUnavailable
+from headrace.flow.secret import Secret
+from headrace.flow.target import Service
+
+
+class Desk(ThreadingHTTPServer):
+    """Answers each request as it was told to, the last answer for ever, and keeps what it got."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Clerk)
+        self.answers: list[tuple[int, dict[str, str]]] = [(200, {})]
+        self.got: list[tuple[float, str, dict[str, str], bytes]] = []
+
+    @property
+    def service(self) -> Service:
+        return Service(f"http://127.0.0.1:{self.server_port}/v1/", private=True)
+
+    def will_answer(self, *statuses: int | tuple[int, dict[str, str]]) -> None:
+        self.answers = [each if isinstance(each, tuple) else (each, {}) for each in statuses]
+
+    def pauses(self) -> list[float]:
+        times = [each[0] for each in self.got]
+        return [later - earlier for earlier, later in pairwise(times)]
+
+
+class _Clerk(BaseHTTPRequestHandler):
+    server: Desk
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((time.monotonic(), self.path, dict(self.headers), body))
+        answers = self.server.answers
+        status, headers = answers.pop(0) if len(answers) > 1 else answers[0]
+        if status == 0:
+            self.connection.close()
+            return
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "6")
+        self.end_headers()
+        self.wfile.write(b"answer")
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    server = Desk()
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_FIRST_PAUSE_SECONDS", 0.01)
+
+
+def receiver(service: Service, attempts: int = 4, seconds: float = 5.0) -> Receiver:
+    return Receiver(service, "crm", "/events", attempts=attempts, seconds=seconds, in_flight=2)
+
+
+def test_a_request_arrives_with_its_path_headers_and_body(desk: Desk):
+    secret = Secret("${env:TOKEN}", "s3cret")
+    service = Service(desk.service.url, {"Authorization": secret}, private=True)
+    answer = receiver(service).post(b"[1]", {"Idempotency-Key": "k1"})
+    assert (answer.status, answer.attempts, answer.text, answer.taken) == (200, 1, "answer", True)
+    [(_time, path, headers, body)] = desk.got
+    assert (path, body) == ("/v1/events", b"[1]")
+    assert headers["Idempotency-Key"] == "k1"
+    assert headers["Authorization"] == "s3cret"
+    assert headers["Host"] == f"127.0.0.1:{desk.server_port}"
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 507, 0])
+def test_what_may_pass_by_itself_is_sent_again_unchanged(desk: Desk, status: int):
+    desk.will_answer(status, status, 201)
+    answer = receiver(desk.service).post(b"[1]", {"Idempotency-Key": "k1"})
+    assert (answer.status, answer.attempts) == (201, 3)
+    assert {(each[2]["Idempotency-Key"], each[3]) for each in desk.got} == {("k1", b"[1]")}
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 401, 403, 404, 413, 422])
+def test_what_will_not_pass_is_sent_once_and_not_followed(desk: Desk, status: int):
+    desk.will_answer((status, {"Location": f"http://127.0.0.1:{desk.server_port}/elsewhere"}), 200)
+    answer = receiver(desk.service).post(b"[1]", {})
+    assert (answer.status, answer.attempts, answer.taken) == (status, 1, False)
+    assert len(desk.got) == 1
+
+
+def test_the_last_answer_is_given_when_all_attempts_are_used_up(desk: Desk):
+    desk.will_answer(503)
+    answer = receiver(desk.service, attempts=3).post(b"[1]", {})
+    assert (answer.status, answer.attempts) == (503, 3)
+    assert len(desk.got) == 3
+
+
+def test_the_receiver_says_how_long_to_wait(desk: Desk):
+    soon = formatdate(time.time() + 2, usegmt=True)
+    desk.will_answer((429, {"Retry-After": "1"}), (503, {"Retry-After": soon}), (503, {"Retry-After": "soon"}), 200)
+    assert receiver(desk.service).post(b"[1]", {}).attempts == 4
+    seconds, date, words = desk.pauses()
+    assert seconds >= 1.0
+    assert date > 0.0
+    assert words < 1.0
+
+
+def test_pauses_grow_and_differ_between_senders():
+    def pauses() -> list[float]:
+        retries = http._Retries(total=9, backoff_factor=0.5, backoff_max=60.0, allowed_methods=None)
+        found = []
+        for _ in range(8):
+            retries = retries.increment("POST", "/", error=OSError())
+            found.append(retries.get_backoff_time())
+        return found
+
+    senders = [pauses() for _ in range(200)]
+    for step in range(8):
+        of_step = [each[step] for each in senders]
+        longest = min(60.0, 0.5 * 2**step)
+        assert 0 <= min(of_step) <= longest * 0.2
+        assert longest * 0.8 <= max(of_step) <= longest
+
+
+def test_a_receiver_that_does_not_answer_is_transient(desk: Desk):
+    desk.will_answer(0)
+    with pytest.raises(PartUnavailable) as silent:
+        receiver(desk.service, attempts=2).post(b"[1]", {})
+    assert silent.value.code == "HR-610"
+    assert "'crm'" in silent.value.what
+    assert " at 0x" not in str(silent.value)
+
+
+def test_a_receiver_that_is_not_there_or_too_slow_is_transient():
+    with socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        gone = Service(f"http://127.0.0.1:{busy.getsockname()[1]}", private=True)
+        with pytest.raises(PartUnavailable, match="Connection refused"):
+            receiver(gone, attempts=2).post(b"[1]", {})
+        busy.listen()
+        with pytest.raises(PartUnavailable, match="timed out"):
+            receiver(gone, attempts=1, seconds=0.1).post(b"[1]", {})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",  # noqa: S104
+        "224.0.0.1",
+        "[::1]",
+        "[fe80::1]",
+        "[fd00::1]",
+        "[::ffff:10.0.0.1]",
+        "[2002:7f00:1::]",
+        "2130706433",
+        "localhost",
+    ],
+)
+def test_an_address_inside_the_network_is_refused_unless_it_is_allowed(address: str):
+    url = urlsplit(f"https://{address}/")
+    with pytest.raises(ConfigError) as refused:
+        checked_address(url, Service(url.geturl()), "crm")
+    assert refused.value.code == "HR-118"
+    assert checked_address(url, Service(url.geturl(), private=True), "crm")
+
+
+def test_a_public_address_is_not_refused():
+    url = urlsplit("https://93.184.216.34/")
+    assert checked_address(url, Service(url.geturl()), "crm") == "93.184.216.34"
+
+
+def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pytest.MonkeyPatch):
+    found = [(2, 1, 6, "", ("93.184.216.34", 443)), (2, 1, 6, "", ("10.0.0.1", 443))]
+    monkeypatch.setattr("headrace.clients.http.socket.getaddrinfo", lambda *_args, **_kwargs: found)
+    url = urlsplit("https://two-faced.example/")
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1"):
+        checked_address(url, Service(url.geturl()), "crm")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("ftp://crm.example", "https://"),
+        ("crm.example/x", "https://"),
+        ("https://", "https://"),
+        ("https://me:pw@crm.example", "password"),
+        ("http://crm.example", "https"),
+        ("https://crm.example/#x", "fragment"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_being_printed(url: str, why: str):
+    with pytest.raises(ConfigError, match=why) as refused:
+        service_url(Service(url), "crm", "")
+    assert refused.value.code == "HR-117"
+    assert "pw" not in str(refused.value)
