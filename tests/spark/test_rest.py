@@ -67,7 +67,7 @@ class _Teller(BaseHTTPRequestHandler):
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
     server = Ledger()
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.shutdown()

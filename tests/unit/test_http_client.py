@@ -66,7 +66,7 @@ class _Clerk(BaseHTTPRequestHandler):
 @pytest.fixture
 def desk() -> Iterator[Desk]:
     server = Desk()
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.shutdown()
