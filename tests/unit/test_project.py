@@ -184,6 +184,22 @@ targets:
     assert set(opened.target(None, no_broker).databases) == {"there", "open"}
 
 
+def test_the_services_of_a_target_have_their_secrets_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRM", "Bearer canary")
+    opened = project(
+        tmp_path,
+        "name: shop\ntargets: {dev: {services: {crm: {url: https://crm.example.org, private: true, "
+        "headers: {Authorization: '${env:CRM}', X-Shop: one}}}}}\n",
+    )
+    service = opened.target(None, lambda: None).services["crm"]
+    assert (service.url, service.private, service.ca) == ("https://crm.example.org", True, None)
+    assert {name: revealed(value) for name, value in service.headers.items()} == {
+        "Authorization": "Bearer canary",
+        "X-Shop": "one",
+    }
+    assert "canary" not in repr(service)
+
+
 def test_an_unknown_target_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'dev'") as refused:
         project(tmp_path).target("devv", never)

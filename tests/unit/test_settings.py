@@ -37,6 +37,7 @@ def test_a_name_is_enough_and_the_rest_is_a_local_project(tmp_path: Path) -> Non
                 "kafka": {"bootstrap.servers": "local"},
                 "databases": {},
                 "spark": {},
+                "services": {},
             }
         },
     }
@@ -58,6 +59,7 @@ targets:
     kafka: {bootstrap.servers: "${env:KAFKA}", sasl.password: "${file:/run/secrets/kafka}"}
     databases: {shop: {url: "jdbc:postgresql://db/shop", user: u, password: "${env:SHOP}"}}
     spark: {spark.executor.memory: 4g}
+    services: {crm: {url: https://crm.example.org, headers: {Authorization: "${env:CRM}"}}}
 """,
         )
     )
@@ -69,6 +71,14 @@ targets:
         "kafka": {"bootstrap.servers": "${env:KAFKA}", "sasl.password": "${file:/run/secrets/kafka}"},
         "databases": {"shop": {"url": "jdbc:postgresql://db/shop", "user": "u", "password": "${env:SHOP}"}},
         "spark": {"spark.executor.memory": "4g"},
+        "services": {
+            "crm": {
+                "url": "https://crm.example.org",
+                "headers": {"Authorization": "${env:CRM}"},
+                "private": False,
+                "ca": None,
+            }
+        },
     }
 
 
@@ -90,6 +100,8 @@ def test_a_folder_without_a_file_is_told_how_to_make_a_project(tmp_path: Path) -
         (
             "name: shop\ntargets: {dev: {databases: {shop: {ulr: x}}}}\n",
             "The key 'targets.dev.databases.shop.ulr' is unknown. Did you mean 'url'?",
+            "name: shop\ntargets: {dev: {services: {crm: {url: x, header: {}}}}}\n",
+            "The key 'targets.dev.services.crm.header' is unknown. Did you mean 'headers'?",
         ),
         ("name: shop\nzzz: 1\n", "The key 'zzz' is unknown."),
         ("flows: [a.py]\n", "The key 'name' is missing."),
@@ -133,8 +145,14 @@ def test_the_json_schema_knows_every_key_describes_it_and_refuses_others() -> No
     schema = ProjectSettings.model_json_schema()
     target = schema["$defs"]["TargetSettings"]
     assert set(schema["properties"]) == {"name", "flows", "default_target", "targets"}
-    assert set(target["properties"]) == {"master", "lake", "checkpoints", "kafka", "databases", "spark"}
+    assert set(target["properties"]) == {
+        "master", "lake", "checkpoints", "kafka", "databases", "spark", "services"
+    }
     for each in (schema, target, schema["$defs"]["DatabaseSettings"]):
+    assert set(target["properties"]) == {
+        "master", "lake", "checkpoints", "kafka", "databases", "spark", "services"
+    }
+    for each in (schema, target, schema["$defs"]["ServiceSettings"]):
         assert each["additionalProperties"] is False
         assert [name for name, value in each["properties"].items() if not value.get("description")] == []
     assert schema["required"] == ["name"]
