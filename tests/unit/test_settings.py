@@ -145,14 +145,8 @@ def test_the_json_schema_knows_every_key_describes_it_and_refuses_others() -> No
     schema = ProjectSettings.model_json_schema()
     target = schema["$defs"]["TargetSettings"]
     assert set(schema["properties"]) == {"name", "flows", "default_target", "targets"}
-    assert set(target["properties"]) == {
-        "master", "lake", "checkpoints", "kafka", "databases", "spark", "services"
-    }
-    for each in (schema, target, schema["$defs"]["DatabaseSettings"]):
-    assert set(target["properties"]) == {
-        "master", "lake", "checkpoints", "kafka", "databases", "spark", "services"
-    }
-    for each in (schema, target, schema["$defs"]["ServiceSettings"]):
+    assert set(target["properties"]) == {"master", "lake", "checkpoints", "kafka", "databases", "spark", "services"}
+    for each in (schema, target, schema["$defs"]["DatabaseSettings"], schema["$defs"]["ServiceSettings"]):
         assert each["additionalProperties"] is False
         assert [name for name, value in each["properties"].items() if not value.get("description")] == []
     assert schema["required"] == ["name"]

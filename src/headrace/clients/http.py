@@ -60,7 +60,7 @@ class Receiver:
         url = service_url(service, name, path)
         address = checked_address(url, service, name)
         self._name, self._seconds = name, seconds
-        self._target = url.path + (f"?{url.query}" if url.query else "")
+        self._target = (url.path or "/") + (f"?{url.query}" if url.query else "")
         self._headers = {"Host": url.netloc} | {key: revealed(value) for key, value in service.headers.items()}
         self._retries = _Retries(
             total=attempts - 1,

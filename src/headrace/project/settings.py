@@ -150,7 +150,7 @@ def _sentence(problem: object) -> str:
     if problem["type"] == "extra_forbidden":
         known = ProjectSettings.model_fields
         if "targets" in place[:-1]:
-            inner = {"databases": DatabaseSettings, "services": ServiceSettings}
+            inner: dict[str, type[_Strict]] = {"databases": DatabaseSettings, "services": ServiceSettings}
             named = place[2] if len(place) > 3 else ""
             known = inner.get(named, TargetSettings).model_fields
         return f"The key '{where}' is unknown.{nearest(place[-1], known)}"
