@@ -100,6 +100,8 @@ def test_a_folder_without_a_file_is_told_how_to_make_a_project(tmp_path: Path) -
         (
             "name: shop\ntargets: {dev: {databases: {shop: {ulr: x}}}}\n",
             "The key 'targets.dev.databases.shop.ulr' is unknown. Did you mean 'url'?",
+        ),
+        (
             "name: shop\ntargets: {dev: {services: {crm: {url: x, header: {}}}}}\n",
             "The key 'targets.dev.services.crm.header' is unknown. Did you mean 'headers'?",
         ),
