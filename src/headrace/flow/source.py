@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -41,4 +43,70 @@ class Source(Protocol):
         Called by the auditor and by replays, never on the path of a batch. `start` and `end` are the
         JSON that Spark wrote into the offset log for this source.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Offsets of one partition that a flow can no longer read: from `first` to before `end`.
+
+    Without an end nobody can say how far they went: the partition itself is gone, or was set back.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    end: int | None
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} [{self.first}, {'end unknown' if self.end is None else self.end})"
+
+
+class Watch(Protocol):
+    """One source under watch while a flow reads it, over a connection that is kept. Used by one thread at a time.
+
+    Every method asks anew and changes nothing. A part that does not answer is a PartUnavailable.
+    """
+
+    def identities(self) -> Mapping[str, str]:
+        """Return the id of every topic that the source reads now, without those that are not there."""
+        ...
+
+    def gone(self, start: str, end: str) -> tuple[Gone, ...]:
+        """Return what is not there any more of a range between two offsets of the checkpoint's log."""
+        ...
+
+    def rest(self, topic: str, start: str) -> tuple[Gone, ...]:
+        """Return everything of a topic from an offset of the checkpoint's log on."""
+        ...
+
+    def passed_over(self, topic: str, start: str, end: str) -> tuple[Gone, ...]:
+        """Return what is never read of a topic that was made again, when a flow goes on in it at its old offsets."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A source whose rows can be gone before they are read, or be replaced by others under the same name.
+
+    The runtime watches it: before the query starts, before each batch is written, and where loss is accepted after it.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the source, as messages say it."""
+        ...
+
+    @property
+    def accept_loss(self) -> str | None:
+        """Why the flow may go on without rows that are gone, in words; None stops it."""
+        ...
+
+    @property
+    def accept_topics(self) -> tuple[str, ...]:
+        """The ids of topics that were made again and may be read in place of those that the checkpoint is about."""
+        ...
+
+    def watch(self, target: Target) -> Watch:
+        """Return the watch. Called once per start of a flow, on the thread that starts it."""
         ...

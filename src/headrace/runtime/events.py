@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError
 from headrace.flow.sink import SetAside
+from headrace.runtime.lost_offsets import Lost
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,15 @@ class RowsSetAside:
 
 
 @dataclass(frozen=True)
+class OffsetsLost:
+    """A batch goes on without offsets that are gone, as its source accepts. It is recorded, and not yet committed."""
+
+    flow: str
+    batch_id: int
+    lost: Sequence[Lost]
+
+
+@dataclass(frozen=True)
 class FlowFailed:
     """A query ended with an error. `retry_in` is None when it will not be started again."""
 
@@ -70,7 +80,7 @@ class AuditFailed:
     error: HeadraceError
 
 
-Event = FlowStarted | BatchCommitted | RowsSetAside | FlowFailed | FlowStopped | AuditFailed
+Event = FlowStarted | BatchCommitted | RowsSetAside | OffsetsLost | FlowFailed | FlowStopped | AuditFailed
 
 
 class EventBus:

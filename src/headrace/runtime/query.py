@@ -28,9 +28,10 @@ from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted, RowsSetAside
+from headrace.runtime.events import BatchCommitted, Event, RowsSetAside
 from headrace.runtime.failures import mapped
 from headrace.runtime.session import flow_session
+from headrace.runtime.source_guard import SourceGuard
 from headrace.transforms.parse import BAD, good, judged
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ _LOOK_SECONDS = 0.05
 class RunningQuery:
     """One run of a flow. Made by `start`, used by one supervisor thread; `drain` may be called from another."""
 
-    def __init__(
-        self, flow: Flow, target: Target, checkpoint: Checkpoint, hear: Callable[[BatchCommitted | RowsSetAside], None]
-    ):
+    def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, hear: Callable[[Event], None]):
         self.flow = flow
         self._target, self._checkpoint, self._hear = target, checkpoint, hear
         self._failure: Exception | None = None
@@ -58,10 +57,12 @@ class RunningQuery:
         self._hearing = threading.Lock()
         self._committed = threading.Event()
         self._unfinished = checkpoint.unfinished()
+        self._guard = SourceGuard(flow, target, checkpoint, hear)
         self._query: StreamingQuery
 
     def start(self, application: SparkSession) -> None:
         """Build the query and start it. Called once; returns when Spark has taken it over."""
+        self._guard.begin()
         session = flow_session(application, self.flow)
         # Queries inherit the pool of the thread that starts them.
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.flow.name)
@@ -91,7 +92,7 @@ class RunningQuery:
         for progress in self._query.recentProgress:
             self._on_progress(progress)
         if failure is not None:
-            raise mapped(self.flow.name, self._failure or failure) from failure
+            raise self._guard.explained(mapped(self.flow.name, self._failure or failure)) from failure
 
     def drain(self, patience: float) -> None:
         """Let the batch under way commit, for at most `patience` seconds, and stop."""
@@ -129,10 +130,11 @@ class RunningQuery:
             tell=lambda aside: self._hear(RowsSetAside(self.flow.name, batch_id, aside)),
         )
         try:
-            if batch_id == self._unfinished:
-                self._write_again(rows, batch)
-            else:
-                self.flow.sink.write(rows, batch)
+            with self._guard.around(batch_id):
+                if batch_id == self._unfinished:
+                    self._write_again(rows, batch)
+                else:
+                    self.flow.sink.write(rows, batch)
         except Exception as error:
             # Spark passes only a text on that does not name the cause; the supervisor wants the error itself.
             self._failure = error

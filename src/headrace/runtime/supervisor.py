@@ -22,7 +22,7 @@ from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted, EventBus, FlowFailed, FlowStarted, FlowStopped, RowsSetAside
+from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.failures import mapped
 from headrace.runtime.lease import lease
 from headrace.runtime.query import RunningQuery
@@ -109,7 +109,7 @@ class Supervisor:
     def _run_until_done(self, flow: Flow, checkpoint: Checkpoint) -> None:
         failures = 0
 
-        def hear(event: BatchCommitted | RowsSetAside) -> None:
+        def hear(event: Event) -> None:
             nonlocal failures
             if isinstance(event, BatchCommitted):
                 failures = 0

@@ -41,6 +41,32 @@ def require_version(source: str, starting_version: int) -> None:
         )
 
 
+def require_words(source: str, accept_loss: str | None) -> None:
+    """Raise when loss is accepted without a reason."""
+    if accept_loss is not None and not accept_loss.strip():
+        raise undeclarable(
+            f"{source} accepts loss without saying why.",
+            "The words are recorded with every range that is lost, for the person who finds it.",
+            "Set accept_loss to a sentence, or remove it: the flow then stops at a loss.",
+        )
+
+
+def require_ids(source: str, accept_topics: tuple[str, ...] | str, accept_loss: str | None) -> None:
+    """Raise unless topics that were made again are named by ids, together with the reason to pass over rows."""
+    if isinstance(accept_topics, str):
+        raise undeclarable(
+            f"{source} sets accept_topics to a text.",
+            "It is a tuple of ids.",
+            f"Set accept_topics=('{accept_topics}',).",
+        )
+    if accept_topics and accept_loss is None:
+        raise undeclarable(
+            f"{source} accepts a topic that was made again, and no loss.",
+            "A flow that goes on in such a topic passes over the rows before its old offsets.",
+            "Set accept_loss to a sentence that says why, or start the flow under a new name.",
+        )
+
+
 def undeclarable(what: str, why: str, remedy: str) -> FlowError:
     """Return the error for a source that is declared in a way that cannot be read."""
     return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-210")
