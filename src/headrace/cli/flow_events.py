@@ -16,6 +16,7 @@ from headrace.runtime.events import (
     FlowFailed,
     FlowStarted,
     FlowStopped,
+    OffsetsLost,
     RowsSetAside,
 )
 
@@ -31,6 +32,9 @@ def told(event: Event) -> None:
             rows = f" batch {event.batch_id}: {event.aside.rows:,} rows set aside by {event.aside.sink}"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (rows, "yellow")))
             err.print(Text.assemble(("  why  ", "dim"), event.aside.why, "\n", ("  data ", "dim"), event.aside.place))
+        case OffsetsLost():
+            for each in event.lost:
+                err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {each}", "yellow")))
         case FlowFailed():
             _tell_failure(event)
         case AuditFailed():
@@ -42,10 +46,10 @@ def told(event: Event) -> None:
 def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     """Return what flows did in a run, a line each."""
     table = Table(title=title, title_justify="left")
-    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad", "set aside"):
+    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad", "set aside", "lost ranges"):
         table.add_column(heading, justify="left" if heading == "flow" else "right")
     for flow, figures in flows.items():
-        kept = (figures.late, sum(figures.bad.values()), figures.set_aside)
+        kept = (figures.late, sum(figures.bad.values()), figures.set_aside, len(figures.lost))
         numbers = (figures.rows_in, figures.rows_out, figures.batches, *kept)
         table.add_row(flow, *(f"{number:,}" for number in numbers))
     return table

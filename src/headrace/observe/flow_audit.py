@@ -14,9 +14,11 @@ from pyspark.sql import functions as F
 from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
+from headrace.flow.source import Watched
 from headrace.flow.target import Target
 from headrace.observe.lateness import late, rows_before_windows
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.session import flow_session
 from headrace.transforms.parse import good, judged, with_reason
 
@@ -51,10 +53,14 @@ class Step:
 
 @dataclass
 class Tally:
-    """What was filed for a flow: bad rows by reason, late rows, and the error that keeps the rest from being filed."""
+    """What was filed for a flow: bad rows by reason, late rows, and what keeps the rest from being filed.
+
+    `unaudited` holds offsets that were gone before they could be looked at, of a source that accepts it.
+    """
 
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
+    unaudited: list[Lost] = field(default_factory=list)
     error: HeadraceError | None = None
 
 
@@ -68,6 +74,8 @@ class FlowAudit:
         self._session.conf.set("spark.databricks.delta.stats.collect", "false")
         self._checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, application))
         self._note = f"{self._checkpoint.house}/audited.json"
+        self._lost = LostOffsets(self._checkpoint)
+        self._unaudited: list[Lost] = []
         self._first_here: int | None = None
         self.error: HeadraceError | None = None
 
@@ -90,7 +98,7 @@ class FlowAudit:
 
     def tally(self) -> Tally:
         """Count what this process filed, from the tables themselves."""
-        found = Tally(error=self.error)
+        found = Tally(error=self.error, unaudited=self._unaudited)
         if self._first_here is None:
             return found
         since = (F.col("query_id") == self._checkpoint.query_id()) & (F.col("batch_id") >= self._first_here)
@@ -199,7 +207,13 @@ class FlowAudit:
         offsets = self._checkpoint.range(batch_id, index)
         if offsets is None:
             return None
-        rows = self._flow.named_inputs[name].source.batch(self._session, self._target, *offsets)
+        source = self._flow.named_inputs[name].source
+        if isinstance(source, Watched) and source.accept_loss is not None:
+            # Such a source leaves out what is gone by now. That is no reason to stop, and none to be silent.
+            gone = source.watch(self._target).gone(*offsets)
+            found = [Lost.of(each, name, source, "", Kind.NOT_AUDITED) for each in gone]
+            self._unaudited.extend(self._lost.add(batch_id, found))
+        rows = source.batch(self._session, self._target, *offsets)
         return rows.withColumn("batch_id", F.lit(batch_id).cast("long"))
 
     def _table(self, location: str) -> DataFrame | None:

@@ -13,7 +13,8 @@ from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
-from headrace.runtime.events import BatchCommitted, Event, EventBus, RowsSetAside
+from headrace.runtime.events import BatchCommitted, Event, EventBus, OffsetsLost, RowsSetAside
+from headrace.runtime.lost_offsets import Lost
 from headrace.runtime.session import open_session
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
@@ -33,6 +34,7 @@ class FlowFigures:
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
     set_aside: int = 0
+    lost: list[Lost] = field(default_factory=list)
     error: HeadraceError | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -44,6 +46,7 @@ class FlowFigures:
             "bad": dict(self.bad),
             "late": self.late,
             "set_aside": self.set_aside,
+            "lost": [each.as_dict() for each in self.lost],
             "error": self.error.as_dict() if self.error else None,
         }
 
@@ -92,6 +95,8 @@ class Application:
             figures.batches += 1
         elif isinstance(event, RowsSetAside):
             self._figures[event.flow].set_aside += event.aside.rows
+        elif isinstance(event, OffsetsLost):
+            self._figures[event.flow].lost.extend(event.lost)
 
 
 def open_application(
@@ -114,3 +119,4 @@ def open_application(
 def _add(figures: FlowFigures, tally: Tally) -> None:
     figures.bad = tally.bad
     figures.late = tally.late
+    figures.lost.extend(tally.unaudited)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 
-from headrace.flow.source import Gone
+from headrace.flow.source import Gone, Watched
 from headrace.runtime.checkpoint import Checkpoint
 
 
@@ -55,10 +56,21 @@ class Lost:
     at: str
     why: str
 
-    @property
-    def offsets(self) -> int | None:
-        """How many offsets the range has, if its end is known."""
-        return None if self.end is None else self.end - self.first
+    @classmethod
+    def of(cls, gone: Gone, name: str, source: Watched, topic_id: str, kind: Kind) -> Lost:
+        """Return the range of an input's source, found now."""
+        return cls(
+            input=name,
+            source=source.name,
+            topic=gone.topic,
+            topic_id=topic_id,
+            partition=gone.partition,
+            first=gone.first,
+            end=gone.end,
+            kind=kind,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            why=source.accept_loss or "",
+        )
 
     def as_dict(self) -> dict[str, object]:
         """The range as `--json` prints it and the file holds it."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from headrace.errors import DataError, HeadraceError, Transient
 from headrace.flow.flow import Flow
@@ -55,36 +54,53 @@ class SourceGuard:
 
     @contextmanager
     def around(self, batch_id: int) -> Iterator[None]:
-        """Compare the ids before a batch is written, and record what is lost of it before and after.
+        """Compare ids and offsets before a batch is written; after it, record what went while it was read.
 
         Of a batch that an earlier run may have written, what is gone by now may be in the sinks.
         """
         if not self._sources:
             yield
             return
-        again = self._maybe_written == batch_id
-        now = self._ids()
-        self._identities.before_batch(batch_id, now, again=again)
+        again = self._may_be_written(batch_id)
+        try:
+            now = self._ids()
+            self._identities.before_batch(now)
+            self._require_there(batch_id)
+        except HeadraceError:
+            if not again:
+                self._identities.note_unwritten(batch_id)
+            raise
         self._record(batch_id, now, Kind.MAYBE if again else Kind.LOST)
+        self._identities.note_unwritten(None)
         self._maybe_written = batch_id
         yield
         self._record(batch_id, now, Kind.MAYBE)
 
     def explained(self, error: HeadraceError) -> HeadraceError:
         """Return the error that a query died of; a loss with what is behind it: a new topic, or the ranges."""
-        if error.code not in _LOSS or not self._watches:
-            return error
-        begun = self._checkpoint.unfinished()
+        begun = self._checkpoint.unfinished() if error.code in _LOSS and self._watches else None
         if begun is None:
             return error
         try:
-            self._identities.before_batch(begun, self._ids(), again=self._maybe_written == begun)
-            gone = [each for name in self._sources for each in self._gone(name, begun)]
+            if not self._may_be_written(begun):
+                self._identities.note_unwritten(begun)
+            self._identities.before_batch(self._ids())
+            self._require_there(begun, error.why)
         except Transient:
             return error
         except HeadraceError as behind:
             return behind
-        return self._named(error, begun, gone) if gone else error
+        return error
+
+    def _may_be_written(self, batch_id: int) -> bool:
+        return self._maybe_written == batch_id != self._identities.unwritten
+
+    def _require_there(self, batch_id: int, cause: str = "") -> None:
+        """Raise HR-502 when offsets of a batch are gone, of a source that does not accept it."""
+        for name, source in self._sources.items():
+            gone = self._gone(name, batch_id) if source.accept_loss is None else ()
+            if gone:
+                raise self._named(source, batch_id, gone, cause)
 
     def _ids(self) -> dict[str, dict[str, str]]:
         return {name: dict(watch.identities()) for name, watch in self._watches.items()}
@@ -126,29 +142,16 @@ class SourceGuard:
             yield self._as_lost(accepted.input, before, accepted.id, Kind.LOST)
 
     def _as_lost(self, name: str, gone: Gone, topic_id: str, kind: Kind) -> Lost:
-        source = self._sources[name]
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        return Lost(
-            input=name,
-            source=source.name,
-            topic=gone.topic,
-            topic_id=topic_id,
-            partition=gone.partition,
-            first=gone.first,
-            end=gone.end,
-            kind=kind,
-            at=at,
-            why=source.accept_loss or "",
-        )
+        return Lost.of(gone, name, self._sources[name], topic_id, kind)
 
-    def _named(self, error: HeadraceError, batch_id: int, gone: Sequence[Gone]) -> DataError:
+    def _named(self, source: Watched, batch_id: int, gone: Sequence[Gone], cause: str) -> DataError:
         ranges = ", ".join(str(each) for each in gone[:_NAMED])
         more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
         return DataError(
             f"Flow '{self._flow.name}': Kafka no longer has offsets that the flow has not read: {ranges}{more}.",
-            why=f"Batch {batch_id} needs them. Retention or a deletion took them. {error.why}",
+            why=f"Batch {batch_id} needs them; retention or a deletion took them. {cause}".rstrip(),
             state="The sinks hold every batch up to the last commit. The rows of these offsets are lost.",
-            remedy="To go on without them, set accept_loss='why' on the source: the ranges are then recorded in "
+            remedy=f"To go on without them, set accept_loss='why' on {source.name}: the ranges are then recorded in "
             f"{self._checkpoint.house}/lost. Look at the topic's retention.",
             code="HR-502",
         )

@@ -36,7 +36,7 @@ class Accepted:
 
 @dataclass
 class _Record:
-    """What sources.json holds. `unwritten` is a batch that was planned, and refused before anything was written."""
+    """What sources.json holds."""
 
     query_id: str | None
     topics: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class _Record:
 
 
 class SourceIdentities:
-    """The ids of one flow's topics. Made for each start; `at_start` is called once, then `before_batch` per attempt."""
+    """The ids of one flow's topics. Made for each start; `at_start` is called once, the others per attempt."""
 
     def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, Watched]) -> None:
         self._checkpoint, self._sources = checkpoint, sources
@@ -66,20 +66,25 @@ class SourceIdentities:
         known = self._record.topics if self._query_id() is not None else {}
         self._remember({name: known.get(name, {}) | dict(ids) for name, ids in now.items()})
 
-    def before_batch(self, batch_id: int, now: Mapping[str, Mapping[str, str]], *, again: bool) -> None:
-        """Raise when a topic was made again since the start, before anything of it is written.
-
-        `again` says that an earlier run may have written the batch.
-        """
+    def before_batch(self, now: Mapping[str, Mapping[str, str]]) -> None:
+        """Raise when a topic was made again or is gone since the start; take over topics that are new."""
         for name, topic, before in self._made_again(now):
-            if not again:
-                self._record.unwritten = batch_id
-                self._write()
             raise self._refused(name, topic, before, now[name][topic])
         self._require_all(now)
         topics = {name: self._record.topics.get(name, {}) | dict(ids) for name, ids in now.items()}
         if topics != self._record.topics or self._record.query_id is None:
             self._remember(topics)
+
+    @property
+    def unwritten(self) -> int | None:
+        """The batch that was planned, and refused before anything of it was written by any run."""
+        return self._record.unwritten
+
+    def note_unwritten(self, batch_id: int | None) -> None:
+        """Note such a batch; None when it is about to be written. Durable when this returns."""
+        if self._record.unwritten != batch_id:
+            self._record.unwritten = batch_id
+            self._write()
 
     def forget(self, name: str, topics: set[str]) -> None:
         """Take topics out of the record that are gone, and that a batch has gone on without."""
@@ -140,7 +145,7 @@ class SourceIdentities:
         return Accepted(name, topic, before, new, batch, datetime.now(UTC).isoformat())
 
     def _remember(self, topics: dict[str, dict[str, str]]) -> None:
-        self._record.topics, self._record.unwritten = topics, None
+        self._record.topics = topics
         self._record.query_id = self._query_id()
         self._write()
 
