@@ -126,7 +126,9 @@ def _without(lost: Lost, known: Iterable[Lost]) -> Iterator[Lost]:
     ]
     first = lost.first
     for each in sorted(covering, key=lambda known: known.first):
-        if each.first > first and (lost.end is None or each.first < lost.end):
+        if lost.end is not None and each.first >= lost.end:
+            break
+        if each.first > first:
             yield replace(lost, first=first, end=each.first)
         if each.end is None:
             return
