@@ -3,7 +3,7 @@
 Layout of a flow's folder, below the target's checkpoints root:
 
     FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
-    FLOW/headrace/   what Headrace keeps beside it: the lease, how far the audit has come
+    FLOW/headrace/   what Headrace keeps beside it: the lease, how far the audit has come, ids of topics, lost offsets
 
 This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
 """
