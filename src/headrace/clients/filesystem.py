@@ -6,6 +6,7 @@ Used for checkpoints and what Headrace keeps beside them. Never for tables.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
@@ -22,12 +23,24 @@ class Files(Protocol):
         """Return the text of a file, or None when it is not there."""
         ...
 
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return a file as it is, or None when it is not there: for checksums, and for files that may be damaged."""
+        ...
+
     def write(self, path: str, text: str) -> None:
         """Replace a file in one step: a reader sees the old text or the new one, never a part."""
         ...
 
+    def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
+        ...
+
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, or none when it is not there."""
+        ...
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the bytes of every file below a folder, by its path from there. What goes meanwhile is left out."""
         ...
 
 
@@ -38,6 +51,13 @@ class LocalFiles:
         """Return the text of a file, or None when it is not there."""
         try:
             return local_path(path).read_text()
+        except FileNotFoundError:
+            return None
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return a file as it is, or None when it is not there."""
+        try:
+            return local_path(path).read_bytes()
         except FileNotFoundError:
             return None
 
@@ -52,10 +72,23 @@ class LocalFiles:
             os.fsync(file.fileno())
         beside.replace(final)
 
+    def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
+        local_path(path).unlink(missing_ok=True)
+
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, or none when it is not there."""
         folder = local_path(path)
         return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the bytes of every file below a folder. Links are not followed: they may lead out of it."""
+        root, found = local_path(path), {}
+        for folder, _, names in os.walk(root):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    found[str((Path(folder) / name).relative_to(root))] = (Path(folder) / name).lstat().st_size
+        return found
 
 
 class HadoopFiles:
@@ -68,12 +101,17 @@ class HadoopFiles:
 
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None when it is not there."""
+        found = self.read_bytes(path)
+        return None if found is None else found.decode()
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return a file as it is, or None when it is not there."""
         where, filesystem = self._open(path)
         if not filesystem.exists(where):
             return None
         stream = filesystem.open(where)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
         finally:
             stream.close()
 
@@ -92,6 +130,23 @@ class HadoopFiles:
         if not filesystem.exists(where):
             return []
         return sorted(status.getPath().getName() for status in filesystem.listStatus(where))
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the bytes of every file below a folder, by its path from there."""
+        where, filesystem = self._open(path)
+        if not filesystem.exists(where):
+            return {}
+        root, found = filesystem.makeQualified(where).toUri(), {}
+        files = filesystem.listFiles(where, True)
+        while files.hasNext():
+            status = files.next()
+            found[str(root.relativize(status.getPath().toUri()).getPath())] = int(status.getLen())
+        return found
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
+        where, filesystem = self._open(path)
+        filesystem.delete(where, False)
 
     def _open(self, path: str) -> tuple[JavaObject, JavaObject]:
         where = self._jvm.org.apache.hadoop.fs.Path(path)

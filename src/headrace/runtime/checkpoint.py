@@ -3,7 +3,8 @@
 Layout of a flow's folder, below the target's checkpoints root:
 
     FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
-    FLOW/headrace/   what Headrace keeps beside it: the lease, how far the audit has come, ids of topics, lost offsets
+    FLOW/headrace/   what Headrace keeps beside it: the lease, the manifest, how far the audit has come, ids of topics,
+                     lost offsets
 
 This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
 """
@@ -58,11 +59,11 @@ class Checkpoint:
     def query_id(self) -> str | None:
         """Return the identity that Spark gave the checkpoint, or None before the first start."""
         path = f"{self.location}/metadata"
-        text = self.files.read(path)
-        if text is None:
+        found = self.files.read_bytes(path)
+        if found is None:
             return None
         try:
-            return str(json.loads(text)["id"])
+            return str(json.loads(found)["id"])
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(path, f"The metadata hold the identity of the checkpoint; here: {error}.") from error
 
@@ -82,11 +83,11 @@ class Checkpoint:
     def entry(self, batch_id: int) -> OffsetEntry:
         """Read one entry of the offset log."""
         path = f"{self.location}/offsets/{batch_id}"
-        text = self.files.read(path)
+        found = self.files.read_bytes(path)
         try:
-            if text is None:
+            if found is None:
                 raise ValueError("the file is not there")
-            _version, settings, *offsets = text.split("\n")
+            _version, settings, *offsets = found.decode().split("\n")
             read = json.loads(settings)
             return OffsetEntry(
                 batch_id,
@@ -94,17 +95,17 @@ class Checkpoint:
                 timestamp_ms=int(read["batchTimestampMs"]),
                 offsets=tuple(None if line == "-" else line for line in offsets),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."
             raise self._damaged(path, why) from error
 
     def digest(self, batch_id: int) -> str:
         """Return the sha256 of one entry of the offset log. Spark writes an entry once, before the batch runs."""
         path = f"{self.location}/offsets/{batch_id}"
-        text = self.files.read(path)
-        if text is None:
+        found = self.files.read_bytes(path)
+        if found is None:
             raise self._damaged(path, "The file is not there.")
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(found).hexdigest()
 
     def range(self, batch_id: int, source: int) -> tuple[str, str] | None:
         """Return the offsets that a batch read of one source, `end` excluded; None when it read nothing."""

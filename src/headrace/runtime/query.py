@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import (
@@ -30,6 +32,8 @@ from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside
 from headrace.runtime.failures import mapped
+from headrace.runtime.integrity import require_intact
+from headrace.runtime.manifest import Manifest
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
 from headrace.transforms.parse import BAD, good, judged
@@ -58,10 +62,13 @@ class RunningQuery:
         self._committed = threading.Event()
         self._unfinished = checkpoint.unfinished()
         self._guard = SourceGuard(flow, target, checkpoint, hear)
+        self._manifest = Manifest(checkpoint)
+        self._digests: dict[int, str] = {}
         self._query: StreamingQuery
 
     def start(self, application: SparkSession) -> None:
-        """Build the query and start it. Called once; returns when Spark has taken it over."""
+        """Build the query and start it, unless the checkpoint is damaged. Returns when Spark has taken it over."""
+        require_intact(self._checkpoint)
         self._guard.begin()
         session = flow_session(application, self.flow)
         # Queries inherit the pool of the thread that starts them.
@@ -120,12 +127,13 @@ class RunningQuery:
         """Spark calls this once per attempt of a batch, on a thread of its own."""
         query_id = self._checkpoint.query_id()
         assert query_id is not None  # noqa: S101 - Spark writes the metadata before the first batch
+        digest = self._digests[batch_id] = self._checkpoint.digest(batch_id)
         batch = Batch(
             self.flow.name,
             query_id,
             batch_id,
             self._target,
-            offsets=self._checkpoint.digest(batch_id),
+            offsets=digest,
             mode=self.flow.mode,
             tell=lambda aside: self._hear(RowsSetAside(self.flow.name, batch_id, aside)),
         )
@@ -161,8 +169,15 @@ class RunningQuery:
             if progress.batchId <= self._last_heard:
                 return
             self._last_heard = progress.batchId
+            self._note(progress.batchId)
         self._hear(_as_event(self.flow.name, progress))
         self._committed.set()
+
+    def _note(self, batch_id: int) -> None:
+        """Put the files of a committed batch into the manifest. Not on the thread of the batches, which go on."""
+        # A disk that is full keeps no batch back: the files are noted with the next one, and `verify` says so.
+        with suppress(OSError, Py4JError):
+            self._manifest.record(batch_id, self._digests.pop(batch_id, None))
 
 
 def _triggered(writer: DataStreamWriter, flow: Flow) -> DataStreamWriter:

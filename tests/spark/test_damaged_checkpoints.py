@@ -1,0 +1,114 @@
+"""Checkpoints that real queries wrote, then damaged: what is refused, what is named, what repairs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import AvailableNow, Watermark
+from headrace.flow.target import Target
+from headrace.operate.run import Application, FlowFigures
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sources.files import FileSource
+
+pytestmark = pytest.mark.spark
+
+ORDER = StructType(
+    [
+        StructField("id", IntegerType()),
+        StructField("city", StringType()),
+        StructField("at", TimestampType(), nullable=False),
+    ]
+)
+
+
+def orders_per_city(orders: DataFrame) -> DataFrame:
+    return orders.groupBy("city").agg(F.count("*").alias("orders"))
+
+
+class Shop:
+    """A flow with state that counts the orders of cities, one file a batch, into a Delta table."""
+
+    def __init__(self, spark: SparkSession, folder: Path, name: str = "counts") -> None:
+        self.spark = spark
+        self.target = Target("test", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints"))
+        self.folder = folder / "checkpoints" / name
+        self.flow = Flow(
+            name,
+            Input(FileSource("orders", "csv", ORDER, max_files_per_trigger=1), watermark=Watermark("at", "1 minute")),
+            orders_per_city,
+            DeltaUpsert("counts", key=["city"]),
+            output_mode="update",
+            trigger=AvailableNow(),
+        )
+        (folder / "lake" / "orders").mkdir(parents=True)
+
+    def order(self, *numbers: int) -> None:
+        """Put down a file of one order each: odd ones from Oslo, even ones from Rome."""
+        for number in numbers:
+            city = "Oslo" if number % 2 else "Rome"
+            file = Path(self.target.table("orders")) / f"{number}.csv"
+            file.write_text(f"{number},{city},2024-01-01 00:{number:02d}:00\n")
+
+    def run(self) -> FlowFigures:
+        return Application(self.spark, self.target, [self.flow]).run()[self.flow.name]
+
+    def counts(self) -> dict[str, Any]:
+        rows = self.spark.read.format("delta").load(self.target.table("counts")).collect()
+        return {row["city"]: row["orders"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """Three batches, all committed. Tests put back what they damage."""
+    made = Shop(spark, tmp_path_factory.mktemp("shop"))
+    made.order(1, 2, 3)
+    assert made.run().error is None
+    return made
+
+
+def test_a_flow_notes_the_sums_of_all_its_log_files(shop: Shop):
+    noted = [line.split() for part in shop.folder.glob("headrace/manifest/*") for line in part.read_text().splitlines()]
+    logs = [
+        path
+        for path in shop.folder.glob("spark/**/*")
+        if path.is_file() and not path.name.startswith(".") and "state" not in path.parts
+    ]
+    assert {line[1] for line in noted if line[0] != "#"} == {
+        str(path.relative_to(shop.folder / "spark")) for path in logs
+    }
+
+
+@pytest.mark.parametrize("path", ["metadata", "offsets/2", "commits/2", "offsets/1", "sources/0/0"])
+@pytest.mark.parametrize("harm", ["truncated", "flipped", "deleted"])
+def test_a_damaged_log_is_refused_before_spark_reads_it_and_is_good_again_when_it_is_put_back(
+    shop: Shop, path: str, harm: str
+):
+    file = shop.folder / "spark" / path
+    whole = file.read_bytes()
+    if harm == "deleted":
+        file.unlink()
+        file.with_name(f".{file.name}.crc").unlink()
+    else:
+        # The last byte of the version, of a digit or of a brace: whatever it is, it is another one now.
+        file.write_bytes(whole[:-3] if harm == "truncated" else whole[:1] + bytes([whole[1] ^ 1]) + whole[2:])
+
+    figures = shop.run()
+
+    if (path, harm) == ("commits/2", "deleted"):
+        # As after a crash before the commit: the batch is run again, and the table has it already.
+        assert (figures.error, figures.batches) == (None, 1)
+    else:
+        file.write_bytes(whole)
+        assert figures.error is not None
+        assert (figures.error.code, figures.batches) == ("HR-320", 0)
+        assert f"{file} " in figures.error.what
+        assert shop.run().error is None
+    assert shop.counts() == {"Oslo": 2, "Rome": 1}
