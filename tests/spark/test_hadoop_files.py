@@ -8,6 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.clients.filesystem import HadoopFiles, LocalFiles, files_for
+from headrace.errors import RecoveryError
+from headrace.flow.target import Lease, Target
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.lease import lease
 
 pytestmark = pytest.mark.spark
 
@@ -34,3 +38,27 @@ def test_storage_is_chosen_by_the_scheme_of_the_location(spark: SparkSession):
     assert isinstance(files_for("/data/checkpoints", spark), LocalFiles)
     assert isinstance(files_for("file:/data/checkpoints", spark), LocalFiles)
     assert isinstance(files_for("s3a://bucket/checkpoints", spark), HadoopFiles)
+
+
+def test_a_file_is_made_once_and_can_be_deleted(spark: SparkSession, tmp_path: Path):
+    files, path = HadoopFiles(spark), f"file:{tmp_path}/a/00000001"
+
+    assert files.create(path, "first")
+    assert not files.create(path, "second")
+    assert files.read(path) == "first"
+    files.delete(path)
+    files.delete(path)
+    assert files.read(path) is None
+
+
+def test_a_checkpoint_on_other_storage_is_leased_by_records(spark: SparkSession, tmp_path: Path):
+    """`file:` through Hadoop stands for any of its filesystems."""
+    target = Target("test", lake="unused", checkpoints=f"file:{tmp_path}")
+    checkpoint, terms = Checkpoint.of("rides", target, HadoopFiles(spark)), Lease("record", 1.2)
+    with lease(checkpoint, terms) as holding:
+        holding.check()
+        with pytest.raises(RecoveryError) as refused, lease(checkpoint, terms):
+            pytest.fail("two drivers hold one checkpoint")
+        assert refused.value.code == "HR-302"
+    with lease(checkpoint, terms) as holding:
+        assert holding.token == 2

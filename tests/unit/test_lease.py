@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.clients.filesystem import LocalFiles
-from headrace.errors import ConfigError, RecoveryError
-from headrace.flow.target import Target
+from headrace.errors import ConfigError, PartUnavailable, RecoveryError
+from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 
 # Takes the lease, says so, and holds it until its standard input ends.
 HOLDER = """
 import sys
-from headrace.flow.target import Target
+from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.clients.filesystem import LocalFiles
 from headrace.runtime.lease import lease
 
 target = Target("dev", lake="unused", checkpoints=sys.argv[1])
-with lease(Checkpoint.of("rides", target, LocalFiles())):
+with lease(Checkpoint.of("rides", target, LocalFiles()), Lease(sys.argv[2], 1.5)):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+RECORD = Lease("record", 1.5)
 
 
 def checkpoint(root: Path | str, flow: str = "rides") -> Checkpoint:
@@ -36,13 +41,12 @@ def checkpoint(root: Path | str, flow: str = "rides") -> Checkpoint:
 
 
 @pytest.fixture
-def another_driver(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def another_driver(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
-    def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def start(kind: str = "lock") -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path), kind]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -54,30 +58,32 @@ def another_driver(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str
         process.communicate()
 
 
+@pytest.mark.parametrize("terms", [Lease(), RECORD], ids=["lock", "record"])
 def test_a_second_process_is_refused_and_told_who_holds_the_checkpoint(
-    tmp_path: Path, another_driver: Callable[[], subprocess.Popen[str]]
+    tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]], terms: Lease
 ) -> None:
-    holder = another_driver()
-    with pytest.raises(RecoveryError) as refused, lease(checkpoint(tmp_path)):
+    holder = another_driver(terms.kind or "lock")
+    with pytest.raises(RecoveryError) as refused, lease(checkpoint(tmp_path), terms):
         pytest.fail("two drivers hold one checkpoint")
     assert refused.value.code == "HR-302"
-    assert f'"pid": {holder.pid}' in refused.value.why
+    assert f"process {holder.pid} on" in refused.value.why
     assert str(tmp_path / "rides") in refused.value.why
 
 
 def test_a_driver_that_was_killed_holds_nothing(
-    tmp_path: Path, another_driver: Callable[[], subprocess.Popen[str]]
+    tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]]
 ) -> None:
     holder = another_driver()
     holder.kill()
     holder.wait()
     with lease(checkpoint(tmp_path)):
-        held = json.loads((tmp_path / "rides" / "headrace" / "lease").read_text())
+        (record,) = (tmp_path / "rides" / "headrace" / "leases").iterdir()
+        held = json.loads(record.read_text())
     assert held["pid"] != holder.pid
 
 
 def test_a_process_that_was_refused_leaves_the_note_of_the_holder_alone(
-    tmp_path: Path, another_driver: Callable[[], subprocess.Popen[str]]
+    tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]]
 ) -> None:
     holder = another_driver()
     for _ in range(2):
@@ -109,10 +115,120 @@ def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert refused.value.code == "HR-111"
 
 
-def test_a_root_on_other_storage_is_not_locked_and_makes_no_folder_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# ---- tokens and records ----
+
+
+def test_every_lease_of_either_kind_has_a_higher_token_than_the_one_before(tmp_path: Path) -> None:
+    tokens = []
+    for terms in (Lease(), RECORD, RECORD, Lease()):
+        with lease(checkpoint(tmp_path), terms) as holding:
+            tokens.append(holding.token)
+            holding.check()
+    assert tokens == [1, 2, 3, 4]
+    assert [each.name for each in (tmp_path / "rides" / "headrace" / "leases").iterdir()] == ["00000004"]
+
+
+def test_a_record_is_taken_over_when_its_holder_was_silent_for_its_time(
+    tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]]
 ) -> None:
+    holder = another_driver("record")
+    holder.kill()
+    holder.wait()
+    began = time.monotonic()
+    with lease(checkpoint(tmp_path), RECORD) as holding:
+        assert time.monotonic() - began >= RECORD.seconds
+        assert holding.token == 2
+
+
+def test_a_record_that_was_given_back_is_taken_at_once(tmp_path: Path) -> None:
+    long = Lease("record", 3600)
+    for token in (1, 2):
+        with lease(checkpoint(tmp_path), long) as holding:
+            assert holding.token == token
+
+
+def test_of_several_that_watch_a_dead_holder_one_takes_over(
+    tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]]
+) -> None:
+    holder = another_driver("record")
+    holder.kill()
+    holder.wait()
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), "record"]
+    takers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    try:
+        refused = [taker for taker in takers if taker.stdout is not None and taker.stdout.readline() != "held\n"]
+        told = [taker.communicate()[1] for taker in refused]
+    finally:
+        for taker in takers:
+            taker.kill()
+            taker.wait()
+    assert len(refused) == 2
+    assert all("HR-302" in each for each in told)
+
+
+@pytest.mark.parametrize("terms", [Lease(), RECORD], ids=["lock", "record"])
+def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks(tmp_path: Path, terms: Lease) -> None:
+    stopped = threading.Event()
+    with lease(checkpoint(tmp_path), terms) as old:
+        old.when_lost(stopped.set)
+        # Whoever takes the next number owns the checkpoint, by whatever right.
+        LocalFiles().create(f"{checkpoint(tmp_path).house}/leases/00000002", '{"pid": 7, "host": "b", "since": "now"}')
+        with pytest.raises(RecoveryError, match=r"lease 1 of .* lease 2 was taken by process 7 on b") as lost:
+            old.check()
+        assert lost.value.code == "HR-330"
+        assert old.explained(ValueError("the sink said no")).code == "HR-330"
+        assert terms.kind != "record" or stopped.wait(60)
+    beats = [each.name for each in (tmp_path / "rides" / "headrace" / "leases").glob("00000002*")]
+    assert beats == ["00000002"], "the one who lost gave back the lease of the other"
+
+
+def test_a_lease_whose_records_were_deleted_is_lost(tmp_path: Path) -> None:
+    with lease(checkpoint(tmp_path)) as holding:
+        shutil.rmtree(tmp_path / "rides")
+        with pytest.raises(RecoveryError, match="record is gone") as lost:
+            holding.check()
+    assert lost.value.code == "HR-330"
+
+
+def test_storage_that_does_not_answer_is_no_lost_lease(tmp_path: Path) -> None:
+    with lease(checkpoint(tmp_path)) as holding:
+        folder = tmp_path / "rides" / "headrace" / "leases"
+        (folder / "00000001").unlink()
+        (folder / "00000001").mkdir()
+        with pytest.raises(PartUnavailable) as unknown:
+            holding.check()
+        error = ValueError("the sink said no")
+        assert holding.explained(error) is error
+    assert unknown.value.code == "HR-608"
+
+
+def test_other_storage_than_a_disk_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with lease(checkpoint("s3a://bucket/checkpoints")), lease(checkpoint("s3a://bucket/checkpoints")):
-        pass
+    with (
+        pytest.raises(ConfigError, match="s3a://bucket") as refused,
+        lease(checkpoint("s3a://bucket/checkpoints"), Lease("lock")),
+    ):
+        pytest.fail("the lease was given")
+    assert refused.value.code == "HR-102"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_that_make_one_file_exactly_one_does(tmp_path: Path) -> None:
+    files, wins = LocalFiles(), []
+    barrier = threading.Barrier(8)
+
+    def make(number: int) -> None:
+        for each in range(50):
+            barrier.wait()
+            if files.create(str(tmp_path / str(each)), str(number)):
+                wins.append((each, str(number)))
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(wins) == sorted((each, (tmp_path / str(each)).read_text()) for each in range(50))

@@ -38,6 +38,7 @@ def test_a_name_is_enough_and_the_rest_is_a_local_project(tmp_path: Path) -> Non
                 "databases": {},
                 "spark": {},
                 "services": {},
+                "lease": {"kind": None, "seconds": 30.0},
             }
         },
     }
@@ -60,6 +61,7 @@ targets:
     databases: {shop: {url: "jdbc:postgresql://db/shop", user: u, password: "${env:SHOP}"}}
     spark: {spark.executor.memory: 4g}
     services: {crm: {url: https://crm.example.org, headers: {Authorization: "${env:CRM}"}}}
+    lease: {kind: record, seconds: 10}
 """,
         )
     )
@@ -79,6 +81,7 @@ targets:
                 "ca": None,
             }
         },
+        "lease": {"kind": "record", "seconds": 10.0},
     }
 
 
@@ -147,8 +150,9 @@ def test_the_json_schema_knows_every_key_describes_it_and_refuses_others() -> No
     schema = ProjectSettings.model_json_schema()
     target = schema["$defs"]["TargetSettings"]
     assert set(schema["properties"]) == {"name", "flows", "default_target", "targets"}
-    assert set(target["properties"]) == {"master", "lake", "checkpoints", "kafka", "databases", "spark", "services"}
-    for each in (schema, target, schema["$defs"]["DatabaseSettings"], schema["$defs"]["ServiceSettings"]):
+    keys = {"master", "lake", "checkpoints", "kafka", "databases", "spark", "services", "lease"}
+    assert set(target["properties"]) == keys
+    for each in (schema, target, *(schema["$defs"][f"{name}Settings"] for name in ("Database", "Service", "Lease"))):
         assert each["additionalProperties"] is False
         assert [name for name, value in each["properties"].items() if not value.get("description")] == []
     assert schema["required"] == ["name"]

@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from py4j.protocol import Py4JJavaError
+
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
+
+# Asks S3A for a conditional write. Filesystems that do not know the option pass over it.
+_CONDITIONAL = "fs.option.create.conditional.overwrite"
 
 
 class Files(Protocol):
@@ -29,6 +34,10 @@ class Files(Protocol):
 
     def write(self, path: str, text: str) -> None:
         """Replace a file in one step: a reader sees the old text or the new one, never a part."""
+        ...
+
+    def create(self, path: str, text: str) -> bool:
+        """Make a file that is not there yet; False when it is. Of two callers on any machines one gets True."""
         ...
 
     def delete(self, path: str) -> None:
@@ -71,6 +80,19 @@ class LocalFiles:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(final)
+
+    def create(self, path: str, text: str) -> bool:
+        """Make the file with O_EXCL. Hadoop's own local filesystem looks first and makes it then: two may succeed."""
+        final = local_path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with final.open("x") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            return False
+        return True
 
     def delete(self, path: str) -> None:
         """Delete a file, if it is there."""
@@ -123,6 +145,23 @@ class HadoopFiles:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+
+    def create(self, path: str, text: str) -> bool:
+        """Make the file. HDFS, ABFS and GCS make it exclusively by themselves; S3A does when it is asked to."""
+        where, filesystem = self._open(path)
+        making = filesystem.createFile(where).overwrite(False).recursive().opt(_CONDITIONAL, True)
+        try:
+            stream = making.build()
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                # An object store answers here.
+                stream.close()
+        except Py4JJavaError as error:
+            if filesystem.exists(where) and "Exist" in str(error.java_exception):
+                return False
+            raise
+        return True
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, or none when it is not there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headrace.flow.secret import Secret
 
@@ -46,6 +47,23 @@ class Service:
 
 
 @dataclass(frozen=True)
+class Lease:
+    """What keeps a second driver away from a checkpoint, and with it from the local tables that its flow writes.
+
+    | field   | default  | meaning                                                                                  |
+    |---------|----------|------------------------------------------------------------------------------------------|
+    | kind    | by place | `lock`: a lock of the operating system, for a disk of one machine                        |
+    |         |          | `record`: numbered records, for storage that several machines reach, a mounted one too   |
+    | seconds | 30       | how long the holder of a record has to be silent before another driver takes over        |
+
+    Without a kind a local folder is locked, and other storage holds records.
+    """
+
+    kind: Literal["lock", "record"] | None = None
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True)
 class Target:
     """One place to run flows: a Spark master, roots for tables and checkpoints, and how to reach the parts.
 
@@ -59,6 +77,7 @@ class Target:
     | databases   | {"shop": Database(...)}        | databases by the names that flows know them under          |
     | spark       | spark.executor.memory ...      | settings of the Spark application                          |
     | services    | crm: https://crm.example.org   | receivers of rows over HTTP, by name                       |
+    | lease       | Lease("record", 30)            | what keeps a second driver away from a checkpoint          |
     """
 
     name: str
@@ -69,6 +88,7 @@ class Target:
     spark: Mapping[str, str] = field(default_factory=dict)
     databases: Mapping[str, Database] = field(default_factory=dict)
     services: Mapping[str, Service] = field(default_factory=dict)
+    lease: Lease = Lease()
 
     def table(self, path: str) -> str:
         """Return the full location of a table: as it is when absolute, else below the lake."""

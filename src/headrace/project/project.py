@@ -15,7 +15,7 @@ from headrace.clients.filesystem import is_local
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
-from headrace.flow.target import Database, Service, Target
+from headrace.flow.target import Database, Lease, Service, Target
 from headrace.project.secrets import resolved
 from headrace.project.settings import LOCAL, ProjectSettings, TargetSettings, read_settings
 
@@ -88,6 +88,7 @@ class Project:
                 )
                 for each, given in chosen.services.items()
             },
+            lease=Lease(chosen.lease.kind, chosen.lease.seconds),
         )
 
     def flows(self, names: Sequence[str] = ()) -> list[Flow]:

@@ -26,7 +26,7 @@ targets:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -65,6 +65,19 @@ class ServiceSettings(_Strict):
     ca: str | None = Field(None, description="A file with the certificates to trust, when not the machine's.")
 
 
+class LeaseSettings(_Strict):
+    """What keeps a second driver away from a checkpoint."""
+
+    kind: Literal["lock", "record"] | None = Field(
+        None,
+        description="lock: a lock of the operating system, for a disk of one machine. record: numbered records, for "
+        "storage that several machines reach. Without it by place: a folder is locked, other storage holds records.",
+    )
+    seconds: float = Field(
+        30.0, ge=1.0, description="How long the holder of a record has to be silent before another driver takes over."
+    )
+
+
 class TargetSettings(_Strict):
     """One place to run flows."""
 
@@ -84,6 +97,10 @@ class TargetSettings(_Strict):
     spark: dict[str, str] = Field(default_factory=dict, description="Settings of the Spark application.")
     services: dict[str, ServiceSettings] = Field(
         default_factory=dict, description="Receivers of rows over HTTP, by name, for the sink `Rest`."
+    )
+    lease: LeaseSettings = Field(
+        default_factory=lambda: LeaseSettings.model_validate({}),
+        description="How a checkpoint is kept to one driver.",
     )
 
 

@@ -33,6 +33,7 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside
 from headrace.runtime.failures import mapped
 from headrace.runtime.integrity import require_intact
+from headrace.runtime.lease import Holding
 from headrace.runtime.manifest import Manifest
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
@@ -53,9 +54,16 @@ _LOOK_SECONDS = 0.05
 class RunningQuery:
     """One run of a flow. Made by `start`, used by one supervisor thread; `drain` may be called from another."""
 
-    def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, hear: Callable[[Event], None]):
+    def __init__(
+        self,
+        flow: Flow,
+        target: Target,
+        checkpoint: Checkpoint,
+        holding: Holding,
+        hear: Callable[[Event], None],
+    ) -> None:
         self.flow = flow
-        self._target, self._checkpoint, self._hear = target, checkpoint, hear
+        self._target, self._checkpoint, self._holding, self._hear = target, checkpoint, holding, hear
         self._failure: Exception | None = None
         self._last_heard = -1
         self._hearing = threading.Lock()
@@ -85,6 +93,7 @@ class RunningQuery:
                 .foreachBatch(self._write)
             )
             self._query = _triggered(writer, self.flow).start()
+            self._holding.when_lost(self._query.stop)
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
 
@@ -100,6 +109,7 @@ class RunningQuery:
             self._on_progress(progress)
         if failure is not None:
             raise self._guard.explained(mapped(self.flow.name, self._failure or failure)) from failure
+        self._holding.check()
 
     def drain(self, patience: float) -> None:
         """Let the batch under way commit, for at most `patience` seconds, and stop."""
@@ -135,17 +145,18 @@ class RunningQuery:
             self._target,
             offsets=digest,
             mode=self.flow.mode,
+            fence=self._holding.token,
             tell=lambda aside: self._hear(RowsSetAside(self.flow.name, batch_id, aside)),
         )
         try:
-            with self._guard.around(batch_id):
+            with self._guard.around(batch_id), self._holding.required():
                 if batch_id == self._unfinished:
                     self._write_again(rows, batch)
                 else:
                     self.flow.sink.write(rows, batch)
         except Exception as error:
             # Spark passes only a text on that does not name the cause; the supervisor wants the error itself.
-            self._failure = error
+            self._failure = self._holding.explained(error)
             raise
 
     def _write_again(self, rows: DataFrame, batch: Batch) -> None:

@@ -24,7 +24,7 @@ from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.failures import mapped
-from headrace.runtime.lease import lease
+from headrace.runtime.lease import Holding, lease
 from headrace.runtime.query import RunningQuery
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Supervisor:
     def _drive(self, flow: Flow) -> None:
         checkpoint = Checkpoint.of(flow.name, self._target, files_for(self._target.checkpoints, self._application))
         try:
-            with lease(checkpoint):
-                self._run_until_done(flow, checkpoint)
+            with lease(checkpoint, self._target.lease) as holding:
+                self._run_until_done(flow, checkpoint, holding)
         except HeadraceError as error:
             self._errors[flow.name] = error
             self._bus.publish(FlowFailed(flow.name, error, retry_in=None))
@@ -106,7 +106,7 @@ class Supervisor:
             self._errors[flow.name] = mapped(flow.name, error)
             self._bus.publish(FlowFailed(flow.name, self._errors[flow.name], retry_in=None))
 
-    def _run_until_done(self, flow: Flow, checkpoint: Checkpoint) -> None:
+    def _run_until_done(self, flow: Flow, checkpoint: Checkpoint, holding: Holding) -> None:
         failures = 0
 
         def hear(event: Event) -> None:
@@ -117,7 +117,7 @@ class Supervisor:
 
         while not self._draining.is_set():
             try:
-                self._run_once(flow, checkpoint, RunningQuery(flow, self._target, checkpoint, hear))
+                self._run_once(flow, checkpoint, RunningQuery(flow, self._target, checkpoint, holding, hear))
             except Transient as error:
                 failures += 1
                 delay = self._backoff.delay(failures)
