@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import (
+    ConfigError,
     DataError,
     FlowError,
     HeadraceError,
@@ -21,6 +22,9 @@ KNOWN = [
     ("org.apache.kafka.clients.consumer.OffsetOutOfRangeException: out of range", DataError, "HR-502"),
     ("org.apache.kafka.common.errors.UnknownTopicOrPartitionException: no topic", DataError, "HR-501"),
     ("org.apache.kafka.common.errors.UnknownTopicIdException: gone", DataError, "HR-501"),
+    ("org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed", ConfigError, "HR-114"),
+    ("org.apache.kafka.common.errors.SslAuthenticationException: SSL handshake failed", ConfigError, "HR-114"),
+    ("javax.net.ssl.SSLHandshakeException: PKIX path building failed", ConfigError, "HR-114"),
     ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema", RecoveryError, "HR-303"),
     ("[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema", RecoveryError, "HR-303"),
     ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", RecoveryError, "HR-304"),

@@ -12,6 +12,11 @@ from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.secret import Secret
 
 
+def login(address: str, secret: Secret) -> dict[str, str | Secret]:
+    settings = {"bootstrap.servers": address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    return {**settings, "sasl.username": "shop", "sasl.password": secret}
+
+
 def target(**kafka: str | Secret) -> Target:
     return Target("prod", lake="lake", checkpoints="checkpoints", kafka=kafka)
 
@@ -36,7 +41,7 @@ def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         secret = Secret("${env:SHOP_PASSWORD}", "canary-77aa")
         with pytest.raises(PartUnavailable, match=address) as refused:
-            client.require_topics(target(**{"bootstrap.servers": address, "sasl.password": secret}), ["rides"])
+            client.require_topics(target(**login(address, secret)), ["rides"])
     assert refused.value.code == "HR-601"
     assert "canary-77aa" not in str(refused.value)
 

@@ -88,5 +88,7 @@ def test_no_way_of_printing_shows_the_value(caplog: pytest.LogCaptureFixture) ->
 
 def test_only_the_options_of_the_connector_hold_the_value() -> None:
     secret = Secret("${env:SHOP_PASSWORD}", CANARY)
-    target = Target("prod", lake="l", checkpoints="c", kafka={"bootstrap.servers": "host:1", "sasl.password": secret})
-    assert connector_options(target) == {"kafka.bootstrap.servers": "host:1", "kafka.sasl.password": CANARY}
+    protocol = {"bootstrap.servers": "host:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}
+    login: dict[str, str | Secret] = {"sasl.username": "shop", "sasl.password": secret}
+    options = connector_options(Target("prod", lake="l", checkpoints="c", kafka=protocol | login))
+    assert [name for name, value in options.items() if CANARY in value] == ["kafka.sasl.jaas.config"]

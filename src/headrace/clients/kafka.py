@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import ClusterMetadata
 
+from headrace.clients.kafka_settings import Settings, java, librdkafka
 from headrace.errors import ConfigError, DataError, PartUnavailable, nearest
-from headrace.flow.secret import Secret, revealed
 from headrace.flow.target import Target
 
 # How long a start waits for a broker that does not answer, before it says so.
 _ANSWER_WITHIN_SECONDS = 10.0
 
+# How often the side channel of the client is looked at meanwhile: a refused login should not take all that time.
+_LOOK_SECONDS = 0.5
+
+_NOT_LET_IN = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
+# How librdkafka speaks of a broker that refuses the client's certificate, and of an address where nobody listens.
+_ALERT = "SSL alert"
+_NO_WAY = "Connect to "
 _NO_LEADER_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 # librdkafka reports every refused connection by itself; the errors below say it once, and what to do.
@@ -27,12 +35,42 @@ _QUIET.propagate = False
 
 def connector_options(target: Target) -> dict[str, str]:
     """Return the target's Kafka settings as Spark's connector wants them, secrets revealed."""
-    return {f"kafka.{key}": revealed(value) for key, value in target.kafka.items()}
+    return {f"kafka.{name}": value for name, value in java(target.kafka).items()}
 
 
-def admin(kafka: Mapping[str, str | Secret]) -> AdminClient:
-    """Return an admin client for a target's Kafka settings. It connects when it is first asked something."""
-    return AdminClient({key: revealed(value) for key, value in kafka.items()}, logger=_QUIET)
+def admin(kafka: Settings, hear: Callable[[KafkaError], None] = lambda _error: None) -> AdminClient:
+    """Return an admin client for a target's Kafka settings. It connects when it is first asked something.
+
+    `hear` is told what goes wrong with the connection, in the thread that polls the client.
+    """
+    return AdminClient({**librdkafka(kafka)}, logger=_QUIET, error_cb=hear)
+
+
+def reached(kafka: Settings) -> tuple[AdminClient, ClusterMetadata]:
+    """Return an admin client that has got an answer from the broker, and the answer.
+
+    Raises HR-114 when the broker refuses the login or the TLS handshake, as soon as it does; HR-605 when it hangs up
+    and HR-601 when nobody answers.
+    """
+    heard: list[KafkaError] = []
+    client = admin(kafka, heard.append)
+    deadline = time.monotonic() + _ANSWER_WITHIN_SECONDS
+    while True:
+        try:
+            return client, client.list_topics(timeout=min(_LOOK_SECONDS, _ANSWER_WITHIN_SECONDS))
+        except KafkaException as error:
+            # The call itself only says that its time is over. Why, the client tells on the side.
+            client.poll(0)
+            address = str(kafka["bootstrap.servers"])
+            refused = next((each for each in heard if each.code() in _NOT_LET_IN or _ALERT in each.str()), None)
+            if refused is not None:
+                raise _not_let_in(address, refused) from error
+            if time.monotonic() >= deadline:
+                # Every address was tried, and none of them failed before it was connected.
+                hung_up = heard and not any(
+                    each.code() == KafkaError._RESOLVE or _NO_WAY in each.str() for each in heard
+                )
+                raise (_hung_up(address, heard[0]) if hung_up else no_broker(address, error.args[0])) from error
 
 
 def list_topics(target: Target) -> dict[str, int]:
@@ -46,10 +84,7 @@ def list_topics(target: Target) -> dict[str, int]:
             remedy="Run `headrace up`, or set kafka.bootstrap.servers of the target in headrace.yml.",
             code="HR-110",
         )
-    try:
-        found = admin(target.kafka).list_topics(timeout=_ANSWER_WITHIN_SECONDS).topics
-    except KafkaException as error:
-        raise no_broker(str(address), error.args[0]) from error
+    found = reached(target.kafka)[1].topics
     return {name: len(found[name].partitions) for name in sorted(found) if not name.startswith("__")}
 
 
@@ -64,8 +99,28 @@ def no_broker(address: str, error: KafkaError) -> PartUnavailable:
     )
 
 
-def require_topics(target: Target, topics: list[str]) -> None:
-    """Raise unless the broker answers and has every topic."""
+def _not_let_in(address: str, error: KafkaError) -> ConfigError:
+    return ConfigError(
+        f"Kafka at {address} does not let this client in.",
+        why=f"The client says: {error.str().rstrip('.')}.",
+        state="Nothing was started.",
+        remedy="Correct security.protocol and the sasl and ssl settings under `kafka:` of the target in headrace.yml.",
+        code="HR-114",
+    )
+
+
+def _hung_up(address: str, error: KafkaError) -> PartUnavailable:
+    return PartUnavailable(
+        f"Kafka at {address} takes the connection and hangs up.",
+        why=f"Its listener may have another security.protocol. The client says: {error.str().rstrip('.')}.",
+        state="Nothing was started.",
+        remedy="Set security.protocol as the listener at that port has it; else wait until the broker is up.",
+        code="HR-605",
+    )
+
+
+def require_topics(target: Target, topics: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of partitions of the topics; raise unless the broker answers and has every one."""
     present = list_topics(target)
     missing = [topic for topic in topics if topic not in present]
     if missing:
@@ -76,6 +131,7 @@ def require_topics(target: Target, topics: list[str]) -> None:
             remedy=f"Create it with `headrace topics create {missing[0]}`, or correct the name in the flow.",
             code="HR-501",
         )
+    return {topic: present[topic] for topic in topics}
 
 
 def newest_timestamp(target: Target, topic: str) -> datetime | None:
@@ -123,7 +179,7 @@ def written_bounds(target: Target, partition: TopicPartition) -> tuple[int, int]
 
 
 def _reader(target: Target, isolation: str = "read_committed") -> Consumer:
-    settings = {key: revealed(value) for key, value in target.kafka.items()}
+    settings = librdkafka(target.kafka)
     group = {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True}
     # Readers here stop at the end of a partition, where a broker holds its answer back: by default half a second.
     quick = {"isolation.level": isolation, "fetch.wait.max.ms": 10}

@@ -9,29 +9,29 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.clients.kafka import admin, no_broker
+from headrace.clients.kafka import no_broker, reached
+from headrace.clients.kafka_settings import Settings
 from headrace.errors import DataError
-from headrace.flow.secret import Secret
 
 # One local broker answers in milliseconds; a remote one that elects a controller needs several seconds.
 ANSWER_SECONDS = 30.0
 
 
 def create_topics(
-    kafka: Mapping[str, str | Secret], topics: Mapping[str, int], config: Mapping[str, str] | None = None
+    kafka: Settings, topics: Mapping[str, int], config: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """Create the topics that are not there, wait until they can be used, and return their names.
 
     `kafka` holds a target's settings. `topics` gives each name its number of partitions, `config` is for all of them.
     Calling again does nothing. Raises HR-503 for a topic with another number of partitions: records of a
     key would move to another partition, so this is never changed in silence. Raises HR-601 when the broker
-    does not answer.
+    does not answer, HR-114 when it does not let this client in.
     """
-    client = admin(kafka)
     address = str(kafka["bootstrap.servers"])
     wanted = [NewTopic(name, num_partitions=count, config=dict(config or {})) for name, count in topics.items()]
     if not wanted:
         return ()
+    client, _ = reached(kafka)
     created = []
     for name, answer in client.create_topics(wanted, request_timeout=ANSWER_SECONDS).items():
         try:

@@ -29,8 +29,8 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from headrace import patterns
 from headrace.clients.kafka import require_topics
+from headrace.clients.kafka_settings import librdkafka
 from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailable, nearest
-from headrace.flow.secret import revealed
 from headrace.flow.target import Target
 
 _ACKNOWLEDGED_WITHIN_MS = 10_000
@@ -158,9 +158,8 @@ def generate(
     topic = topic or generator.topic
     require_topics(target, [topic])
     started = time.monotonic()
-    settings = {key: revealed(value) for key, value in target.kafka.items()}
     refused: list[tuple[KafkaError, str]] = []
-    producer = Producer({**settings, **_SETTINGS})
+    producer = Producer({**librdkafka(target.kafka), **_SETTINGS})
     counts: Counter[str] = Counter()
 
     def on_failure(error: KafkaError | None, message: Message) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from headrace.clients.filesystem import is_local
+from headrace.clients.kafka_settings import require_settings
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
@@ -58,6 +59,7 @@ class Project:
         kafka: dict[str, str | Secret] = {
             key: resolved(value, f"targets.{name}.kafka.{key}") for key, value in chosen.kafka.items()
         }
+        require_settings(kafka, f"targets.{name}.kafka")
         if kafka.get("bootstrap.servers") == LOCAL:
             address = local_broker()
             if address:

@@ -15,6 +15,9 @@ targets:
     checkpoints: s3a://shop/checkpoints
     kafka:
       bootstrap.servers: ${env:KAFKA}
+      security.protocol: SASL_SSL
+      sasl.mechanism: SCRAM-SHA-512
+      sasl.username: shop
       sasl.password: ${file:/run/secrets/kafka}
     databases:
       shop:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from headrace.errors import DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
+from headrace.errors import ConfigError, DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
 
 _STATE_KEPT = (
     "The sinks hold every batch up to the last commit; the failed batch will be run again from the same offsets."
@@ -45,6 +45,20 @@ _KNOWN = (
         "HR-501",
         "A topic is not there.",
         "Create it with `headrace topics create NAME`, or correct the name in the flow.",
+    ),
+    _Known(
+        (
+            "SaslAuthenticationException",
+            "SslAuthenticationException",
+            "SSLHandshakeException",
+            "javax.security.auth.login.LoginException",
+            "org.apache.kafka.common.errors.InvalidConfigurationException",
+            "org.apache.kafka.common.config.ConfigException",
+        ),
+        ConfigError,
+        "HR-114",
+        "Kafka does not let the flow's client in.",
+        "Correct the sasl and ssl settings under `kafka:` of the target in headrace.yml, and start the flow again.",
     ),
     _Known(
         ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE"),

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from headrace.flow.target import Target
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
 
+_REDACTION = "spark.redaction.regex"
 _APPLICATION = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -38,8 +39,9 @@ _APPLICATION = {
     # Spark's own INT96 is deprecated, and other readers take it for a time without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
-    # Spark hides what looks like a secret in its UI and logs. Inline keys and JAAS lines do not match its own pattern.
-    "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|keystore[.]key|jaas|credential",
+    # Spark hides what looks like a secret in its UI, plans and logs. Keys by value and JAAS lines, which settings of
+    # Kafka clients become, do not match its own pattern.
+    _REDACTION: "(?i:secret|password|passwd|token|access[.]?key|keystore[.]key|jaas|credential)",
 }
 
 
@@ -71,7 +73,7 @@ def open_session(
         }
     if jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)
-    for key, value in (settings | dict(target.spark)).items():
+    for key, value in with_redaction(settings | dict(target.spark)).items():
         builder = builder.config(key, value)
     try:
         with _stderr_into(log), _own_interrupt_handler():
@@ -86,6 +88,12 @@ def open_session(
         ) from error
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     return spark
+
+
+def with_redaction(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with Headrace's pattern for secrets in force; a target's own pattern adds to it."""
+    ours, theirs = _APPLICATION[_REDACTION], settings[_REDACTION]
+    return {**settings, _REDACTION: ours if theirs == ours else f"{ours}|(?:{theirs})"}
 
 
 def flow_session(application: SparkSession, flow: Flow) -> SparkSession:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from headrace.clients.kafka_settings import librdkafka
 from headrace.clients.ledger import LedgerEntry, create_ledger, last_entry
 from headrace.errors import DataError, HeadraceError, PartUnavailable, RecoveryError
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.secret import revealed
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks.kafka import KafkaSink, as_records
@@ -206,7 +206,7 @@ def _identity(batch: Batch) -> str:
 
 def _settings(batch: Batch) -> dict[str, str | int]:
     return {
-        **{name: revealed(value) for name, value in batch.target.kafka.items()},
+        **librdkafka(batch.target.kafka),
         "transactional.id": _identity(batch),
         "transaction.timeout.ms": int(_TRANSACTION_SECONDS * 1000),
         # As Java's clients do, and with them Spark's own sink: a key stays in its partition whoever writes it.
