@@ -43,6 +43,8 @@ from headrace.sources.delta import DeltaSource
 from headrace.sources.delta_changes import DeltaChanges
 from headrace.sources.files import FileSource
 from headrace.sources.kafka import Kafka
+from headrace.sources.kafka_start import StartOffsets, StartTime
+from headrace.sources.kafka_topics import TopicPartitions, TopicPattern
 from headrace.sources.rate import Rate
 from headrace.sources.socket import Socket
 
@@ -84,8 +86,12 @@ __all__ = [
     "Severity",
     "Socket",
     "StackError",
+    "StartOffsets",
+    "StartTime",
     "Target",
     "Terminal",
+    "TopicPartitions",
+    "TopicPattern",
     "Transient",
     "Watermark",
     "check",

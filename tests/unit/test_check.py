@@ -20,6 +20,7 @@ from headrace import (
     KafkaTopic,
     RealTime,
     Severity,
+    TopicPattern,
     Watermark,
     check,
 )
@@ -96,6 +97,8 @@ def codes(flows: Iterable[Flow]) -> list[str]:
         (flow(inputs={"left": MARKED, "wrong": MARKED}, transform=join), "HRC-107", Severity.ERROR),
         (flow(trigger=Continuous()), "HRC-108", Severity.ERROR),
         (flow(trigger=RealTime()), "HRC-108", Severity.ERROR),
+        (flow(sink=FanOut(Console(), KafkaTopic("t"))), "HRC-109", Severity.ERROR),
+        (flow(inputs=Input(Kafka(TopicPattern(".*")), schema=SCHEMA), sink=KafkaTopic("o")), "HRC-109", Severity.ERROR),
         (flow(inputs=BARE, output_mode="update", sink=FanOut(Console())), "HRC-201", Severity.WARNING),
         (flow(inputs=on("maybe_at")), "HRC-202", Severity.WARNING),
         (flow(inputs={"left": MARKED, "right": BARE}, transform=join), "HRC-203", Severity.WARNING),

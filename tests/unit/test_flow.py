@@ -55,7 +55,7 @@ def test_an_input_may_have_any_single_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "field"), [(flow(), "name"), (RIDES, "schema"), (Kafka("rides"), "topic"), (Every("1 s"), "interval")]
+    ("value", "field"), [(flow(), "name"), (RIDES, "schema"), (Kafka("rides"), "topics"), (Every("1 s"), "interval")]
 )
 def test_a_declaration_cannot_be_changed(value: object, field: str) -> None:
     with pytest.raises(FrozenInstanceError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from headrace.clients.kafka import admin
+from headrace.clients.kafka import reached
 from headrace.errors import PartUnavailable
 from headrace.flow.source import Gone
 from headrace.flow.target import Target
@@ -33,20 +33,23 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class TopicWatch:
-    """The topics of one source under watch, as `flow.source.Watch` asks. `names` gives the topics, each time anew."""
+    """The topics of one source under watch, as `flow.source.Watch` asks: given names, or a condition on names."""
 
-    def __init__(self, target: Target, names: Callable[[], Sequence[str]]) -> None:
-        self._names = names
+    def __init__(self, target: Target, topics: Sequence[str] | Callable[[str], bool]) -> None:
+        self._topics = topics
+        self._seen: set[str] = set()
         self._address = str(target.kafka.get("bootstrap.servers", ""))
-        self._client = admin(target.kafka)
+        # Asked at once: a broker that refuses the login will not let anybody in who tries again.
+        self._client, _ = reached(target.kafka)
 
     def identities(self) -> dict[str, str]:
         """Return the id of every topic that is there. A topic is missing only when it stays so for a while."""
         deadline = time.monotonic() + _BELIEVE_MISSING_AFTER_SECONDS
         while True:
-            names = list(self._names())
+            names = self._names()
             found = dict(self._ids(names))
             if len(found) == len(names) or time.monotonic() > deadline:
+                self._seen = set(found)
                 return {name: each for name, each in found.items() if each != _NO_ID}
             time.sleep(_ASK_AGAIN_SECONDS)
 
@@ -86,6 +89,16 @@ class TopicWatch:
             first.setdefault(topic, {})[number] = from_offset
             last.setdefault(topic, {})[number] = max(from_offset, end[topic][number])
         return first, last
+
+    def _names(self) -> list[str]:
+        """Return the names of the topics. Under a condition: those that are there now, and were when last asked for."""
+        if not callable(self._topics):
+            return list(self._topics)
+        try:
+            present = self._client.list_topics(timeout=_ANSWER_WITHIN_SECONDS).topics
+        except KafkaException as error:
+            raise self._away(error.args[0]) from error
+        return sorted(self._seen.union(filter(self._topics, present)))
 
     def _ids(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not names:

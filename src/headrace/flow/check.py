@@ -13,6 +13,7 @@ stable code, so that tests and machines need not read the prose.
 | HRC-106 | error    | a watermark on a column that is missing or not a timestamp        |
 | HRC-107 | error    | a transform whose parameters are not the inputs                   |
 | HRC-108 | error    | a trigger that the sink or the inputs cannot serve                |
+| HRC-109 | error    | a flow that reads the topic it writes                             |
 | HRC-201 | warning  | update or append with state but no watermark: state grows for ever |
 | HRC-202 | warning  | a watermark column that may be null                               |
 | HRC-203 | warning  | several inputs, one of them without a watermark                   |
@@ -32,7 +33,8 @@ from headrace.errors import FlowError
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import Continuous, OutputMode, RealTime
-from headrace.flow.sink import leaves
+from headrace.flow.sink import IntoTopic, leaves
+from headrace.flow.source import OfTopics
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
@@ -201,6 +203,19 @@ def _trigger(flow: Flow) -> Iterator[Finding]:
         )
 
 
+def _own_topic(flow: Flow) -> Iterator[Finding]:
+    for _step, sink in leaves(flow.sink):
+        for name, given in flow.named_inputs.items():
+            if isinstance(sink, IntoTopic) and isinstance(given.source, OfTopics) and given.source.reads(sink.topic):
+                yield Finding(
+                    "HRC-109",
+                    Severity.ERROR,
+                    f"flow '{flow.name}', input '{name}'",
+                    f"{given.source.name} takes in '{sink.topic}', which the flow writes: its rows would never end.",
+                    "Write to another topic, or read topics that do not include it.",
+                )
+
+
 def _watermark_missing(flow: Flow) -> Iterator[Finding]:
     marked = [name for name, given in flow.named_inputs.items() if given.watermark is not None]
     bare = [name for name in flow.named_inputs if name not in marked]
@@ -242,6 +257,7 @@ _RULES = (
     _sink_mode,
     _transform_parameters,
     _trigger,
+    _own_topic,
     _watermark_missing,
     _promise,
 )

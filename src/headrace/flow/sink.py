@@ -87,6 +87,16 @@ class Accountable(Protocol):
 
 
 @runtime_checkable
+class IntoTopic(Protocol):
+    """A sink whose rows end in a topic of Kafka."""
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        ...
+
+
+@runtime_checkable
 class Sink(Protocol):
     """Where the rows of each batch go.
 

@@ -110,3 +110,21 @@ class Watched(Protocol):
     def watch(self, target: Target) -> Watch:
         """Return the watch. Called once per start of a flow, on the thread that starts it."""
         ...
+
+
+@runtime_checkable
+class Positioned(Protocol):
+    """A source whose declaration says where a flow begins that has no checkpoint yet."""
+
+    def require_start(self, target: Target) -> None:
+        """Prove that the flow can begin there. Called before a flow without a checkpoint; raises a HeadraceError."""
+        ...
+
+
+@runtime_checkable
+class OfTopics(Protocol):
+    """A source of topics."""
+
+    def reads(self, topic: str) -> bool:
+        """Whether rows of the topic arrive, or would if it were there. Asks nobody."""
+        ...

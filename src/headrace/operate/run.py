@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.clients.filesystem import Files, files_for, is_local
 from headrace.errors import HeadraceError
 from headrace.flow.check import require_clean
 from headrace.flow.flow import Flow
+from headrace.flow.source import Positioned
 from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
+from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus, OffsetsLost, RowsSetAside
 from headrace.runtime.lost_offsets import Lost
 from headrace.runtime.session import open_session
@@ -60,6 +63,17 @@ def preflight(flows: Sequence[Flow], target: Target) -> None:
         for given in flow.named_inputs.values():
             given.source.preflight(target)
         flow.sink.preflight(target)
+    if is_local(target.checkpoints):
+        require_starts(flows, target, files_for(target.checkpoints))
+
+
+def require_starts(flows: Sequence[Flow], target: Target, checkpoints: Files) -> None:
+    """Raise for a flow without a checkpoint that cannot begin where its sources say; the others go on anyway."""
+    for flow in flows:
+        if not Checkpoint.of(flow.name, target, checkpoints).planned():
+            for given in flow.named_inputs.values():
+                if isinstance(given.source, Positioned):
+                    given.source.require_start(target)
 
 
 class Application:
@@ -113,6 +127,9 @@ def open_application(
     jars = JarCache().verify("spark")
     on_step("starting Spark")
     spark = open_session(target, jars, log=log)
+    if not is_local(target.checkpoints):
+        # Only now can the checkpoints be looked at.
+        require_starts(flows, target, files_for(target.checkpoints, spark))
     return Application(spark, target, flows, backoff=backoff), spark
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.clients.kafka import connector_options, require_topics
+from headrace.clients.kafka import connector_options
 from headrace.clients.topic_watch import TopicWatch
 from headrace.flow.target import Target
-from headrace.sources.bounds import require_ids, require_words
+from headrace.sources.bounds import require_ids, require_positive, require_words
+from headrace.sources.kafka_start import Start, StartOffsets, StartTime, require_edge
+from headrace.sources.kafka_topics import Selection, TopicNames, TopicPartitions, TopicPattern
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,84 +25,139 @@ _CONSUMER = {
     "kafka.fetch.max.wait.ms": "50",
 }
 
+# What a record is read as, for a range of which the broker has nothing left.
+_COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+
 
 @dataclass(frozen=True)
 class Kafka:
-    """Read one topic from its start, and never past a loss in silence.
+    """Read topics, and never past a loss in silence.
 
     Rows carry key, value, topic, partition, offset and the broker's timestamp. Aborted transactions are not read.
     A range of offsets that the broker no longer has stops the flow: rows are never skipped unsaid.
 
-    | field                   | meaning                                                                        |
-    |-------------------------|--------------------------------------------------------------------------------|
-    | topic                   | the topic                                                                      |
-    | max_offsets_per_trigger | the most records of one batch; bounds memory and the time of a batch           |
-    | starting                | `earliest` or `latest`; only the first start reads it, a checkpoint goes before |
-    | accept_loss             | in words, why the flow may go on without records that are gone; what is lost   |
-    |                         | is then recorded per batch. None: such a loss stops the flow                   |
-    | accept_topics           | ids of topics that were made again and may be read in place of the old ones,   |
-    |                         | from the old offsets on                                                        |
+    | field                     | meaning                                                                      |
+    |---------------------------|------------------------------------------------------------------------------|
+    | topics                    | a name, a list of names, a `TopicPattern` or `TopicPartitions`               |
+    | max_offsets_per_trigger   | the most records of one batch; bounds memory and the time of a batch         |
+    | starting                  | `earliest`, `latest`, `StartOffsets` or `StartTime`. Only the first start    |
+    |                           | reads it, a checkpoint goes before. A topic or a partition that is added     |
+    |                           | later is always read from its start                                          |
+    | accept_loss               | in words, why the flow may go on without records that are gone; what is lost |
+    |                           | is then recorded per batch. None: such a loss stops the flow                 |
+    | accept_topics             | ids of topics that were made again and may be read in place of the old ones, |
+    |                           | from the old offsets on                                                      |
+    | min_partitions            | the least number of tasks that share a batch, where there are more cores     |
+    |                           | than partitions                                                              |
+    | max_records_per_partition | the most records of one task                                                 |
+
+    The last two split the range of a partition evenly between tasks. The records of a key are then in several tasks,
+    which run at the same time: within a task they are in the order of the partition, between tasks in none.
     """
 
-    topic: str
+    topics: str | Sequence[str] | TopicPattern | TopicPartitions
     max_offsets_per_trigger: int = 500_000
-    starting: str = "earliest"
+    starting: Start = "earliest"
     accept_loss: str | None = None
     accept_topics: tuple[str, ...] = ()
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
 
     def __post_init__(self) -> None:
-        require_words(self.name, self.accept_loss)
-        require_ids(self.name, self.accept_topics, self.accept_loss)
+        if not isinstance(self.topics, str | TopicPattern | TopicPartitions):
+            object.__setattr__(self, "topics", tuple(self.topics))
+        name = self.name
+        if not isinstance(self.starting, StartOffsets | StartTime):
+            require_edge(name, self.starting)
+        for each in ("min_partitions", "max_records_per_partition"):
+            number = getattr(self, each)
+            if number is not None:
+                require_positive(name, each, number)
+        require_words(name, self.accept_loss)
+        require_ids(name, self.accept_topics, self.accept_loss)
+
+    @property
+    def selection(self) -> Selection:
+        """Return what is read, as a value that can ask the broker for it."""
+        if isinstance(self.topics, TopicPattern | TopicPartitions):
+            return self.topics
+        return TopicNames((self.topics,) if isinstance(self.topics, str) else tuple(self.topics))
 
     @property
     def name(self) -> str:
-        """Return `kafka:TOPIC`."""
-        return f"kafka:{self.topic}"
+        """Return `kafka:TOPIC`, `kafka:TOPIC,TOPIC`, `kafka:/REGEX/` or `kafka:TOPIC[0,1]`."""
+        return self.selection.label
 
     @property
     def carries_payload(self) -> bool:
         """Kafka delivers bytes."""
         return True
 
+    def reads(self, topic: str) -> bool:
+        """Whether a topic of that name is read, now or when it appears."""
+        return self.selection.reads(topic)
+
     def preflight(self, target: Target) -> None:
-        """Ask the broker for the topic."""
-        require_topics(target, [self.topic])
+        """Ask the broker for the topics and partitions."""
+        self.selection.partitions(target)
+
+    def require_start(self, target: Target) -> None:
+        """Ask the broker whether the first start can begin as declared."""
+        if isinstance(self.starting, StartOffsets | StartTime):
+            self.starting.require(self.selection, target)
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
-        """Return the endless frame of the topic."""
+        """Return the endless frame of the topics."""
+        name, value = self.selection.option()
         return (
             spark.readStream.format("kafka")
             .options(**self._options(target))
-            .option("startingOffsets", self.starting)
+            .options(**self._start(target))
+            .option(name, value)
             .option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
             .load()
         )
 
     def watch(self, target: Target) -> TopicWatch:
-        """Return the watch over the topic's id and its offsets."""
-        return TopicWatch(target, lambda: [self.topic])
+        """Return the watch over the topics' ids and their offsets."""
+        return TopicWatch(target, self.selection.watched())
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
-        """Return the records from `start` to before `end`, as the offset log writes them."""
+        """Return the records from `start` to before `end`, as the offset log writes them.
+
+        Exactly the partitions in `end` are read, whatever the topics and partitions are now.
+        """
         first, last = json.loads(start), json.loads(end)
         # A partition that was added during the batch is not in `start`. Spark reads a new partition from 0.
-        for topic, partitions in last.items():
-            first[topic] = {part: first.get(topic, {}).get(part, 0) for part in partitions}
+        first = {
+            topic: {number: first.get(topic, {}).get(number, 0) for number in partitions}
+            for topic, partitions in last.items()
+        }
         if self.accept_loss is not None:
             first, last = self.watch(target).held(first, last)
+        if not last:
+            return spark.createDataFrame([], _COLUMNS)
+        assigned = {topic: [int(number) for number in partitions] for topic, partitions in last.items()}
         return (
             spark.read.format("kafka")
             .options(**self._options(target))
+            .option("assign", json.dumps(assigned))
             .option("startingOffsets", json.dumps(first))
             .option("endingOffsets", json.dumps(last))
             .load()
         )
 
+    def _start(self, target: Target) -> dict[str, str]:
+        if isinstance(self.starting, StartOffsets | StartTime):
+            return self.starting.options(self.selection, target)
+        return {"startingOffsets": self.starting}
+
     def _options(self, target: Target) -> dict[str, str]:
+        tasks = {"minPartitions": self.min_partitions, "maxRecordsPerPartition": self.max_records_per_partition}
         return {
             **_CONSUMER,
             **connector_options(target),
-            "subscribe": self.topic,
+            **{name: str(number) for name, number in tasks.items() if number is not None},
             "kafka.isolation.level": "read_committed",
             "failOnDataLoss": "true" if self.accept_loss is None else "false",
         }

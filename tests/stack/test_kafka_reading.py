@@ -1,0 +1,220 @@
+"""What the Kafka source reads and where it starts, on a real broker: names, patterns, partitions, offsets, times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from headrace import (
+    AvailableNow,
+    Flow,
+    Guarantee,
+    HeadraceError,
+    Input,
+    Kafka,
+    OutputMode,
+    StartOffsets,
+    StartTime,
+    Target,
+    TopicPartitions,
+    TopicPattern,
+)
+from headrace.clients.filesystem import files_for
+from headrace.clients.topics import create_topics
+from headrace.flow.sink import Batch
+from headrace.operate.run import preflight
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.events import EventBus
+from headrace.runtime.supervisor import Backoff, Supervisor
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from conftest import Broker
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+ROW = StructType([StructField("id", StringType())])
+
+# Per test: topic, then partition, then the records as (value, minutes after noon).
+Records = Mapping[str, Mapping[int, list[tuple[str, int]]]]
+
+
+@dataclass
+class Kept:
+    """Keeps the values of each batch in memory, sorted."""
+
+    batches: list[list[str]] = field(default_factory=list)
+    name: str = "kept"
+    guarantee: ClassVar[Guarantee] = Guarantee.BEST_EFFORT
+    output_modes: ClassVar[frozenset[OutputMode]] = frozenset(OutputMode)
+
+    def preflight(self, target: Target) -> None: ...
+
+    def prepare(self, spark: SparkSession, target: Target) -> None: ...
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        self.batches.append(values(rows))
+
+
+def values(rows: DataFrame) -> list[str]:
+    return sorted(row[0].decode() for row in rows.select("value").collect())
+
+
+@dataclass(frozen=True)
+class House:
+    """Topics whose names begin with `prefix`, and one flow that reads them."""
+
+    target: Target
+    prefix: str
+
+    def topic(self, name: str) -> str:
+        return f"{self.prefix}.{name}"
+
+    def make(self, **partitions: int) -> None:
+        create_topics(self.target.kafka, {self.topic(name): count for name, count in partitions.items()})
+
+    def send(self, records: Records) -> None:
+        producer = Producer(dict(self.target.kafka))
+        for name, by_partition in records.items():
+            for partition, sent in by_partition.items():
+                for value, minutes in sent:
+                    at = int((NOON + timedelta(minutes=minutes)).timestamp() * 1000)
+                    producer.produce(self.topic(name), value, partition=partition, timestamp=at)
+        assert producer.flush(30) == 0
+
+    def drain(self, spark: SparkSession, source: Kafka) -> list[str]:
+        """Run the flow over what is there, as `headrace run` does; return the values of this start."""
+        sink = Kept()
+        flow = Flow("read", Input(source), lambda rows: rows, sink, trigger=AvailableNow())
+        self.preflight(source)
+        errors = Supervisor(spark, self.target, [flow], EventBus(), backoff=Backoff(attempts=0)).run()
+        assert errors == {}
+        return sorted(value for batch in sink.batches for value in batch)
+
+    def preflight(self, source: Kafka) -> None:
+        preflight([Flow("read", Input(source, schema=ROW), lambda rows: rows, Kept())], self.target)
+
+    def read_again(self, spark: SparkSession, source: Kafka, batch_id: int) -> DataFrame:
+        """Return the rows of a batch, by the offsets that Spark logged for it."""
+        checkpoint = Checkpoint.of("read", self.target, files_for(self.target.checkpoints, spark))
+        offsets = checkpoint.range(batch_id, 0)
+        assert offsets is not None
+        return source.batch(spark, self.target, *offsets)
+
+
+@pytest.fixture
+def house(broker: Broker, tmp_path: Path) -> House:
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "cp"), kafka=kafka)
+    return House(target, tmp_path.name)
+
+
+def test_topics_by_name_are_all_read_and_each_batch_can_be_read_again(spark: SparkSession, house: House):
+    house.make(a=1, b=2, c=1)
+    source = Kafka([house.topic("a"), house.topic("b")])
+    house.send({"a": {0: [("a1", 0)]}, "b": {0: [("b1", 0)], 1: [("b2", 0)]}, "c": {0: [("c1", 0)]}})
+    assert house.drain(spark, source) == ["a1", "b1", "b2"]
+    house.send({"b": {1: [("b3", 0)]}})
+    assert house.drain(spark, source) == ["b3"]
+    assert values(house.read_again(spark, source, 0)) == ["a1", "b1", "b2"]
+    assert values(house.read_again(spark, source, 1)) == ["b3"]
+
+
+def test_a_pattern_means_the_whole_name_and_takes_in_topics_that_appear_later(spark: SparkSession, house: House):
+    house.make(rides_x=1, old_rides_x=1, rides_x_bak=1)
+    source = Kafka(TopicPattern(rf"{house.prefix}\.rides_[a-z]"), starting="latest")
+    house.send({"rides_x": {0: [("before", 0)]}})
+    assert house.drain(spark, source) == []
+    house.make(rides_y=2)
+    house.send({"rides_x": {0: [("x1", 0)]}, "rides_y": {1: [("y1", 0)]}, "rides_x_bak": {0: [("no", 0)]}})
+    house.send({"old_rides_x": {0: [("no", 0)]}})
+    assert house.drain(spark, source) == ["x1", "y1"]
+    assert values(house.read_again(spark, source, 1)) == ["x1", "y1"]
+    # A topic that is made after a batch is none of its business.
+    house.make(rides_z=1)
+    assert values(house.read_again(spark, source, 1)) == ["x1", "y1"]
+
+
+def test_given_partitions_are_read_and_no_others(spark: SparkSession, house: House):
+    house.make(a=3)
+    source = Kafka(TopicPartitions({house.topic("a"): [0, 2]}))
+    house.send({"a": {number: [(f"p{number}", 0)] for number in range(3)}})
+    assert house.drain(spark, source) == ["p0", "p2"]
+    assert values(house.read_again(spark, source, 0)) == ["p0", "p2"]
+
+
+AT_TEN_PAST = NOON + timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        pytest.param(lambda _topic: "latest", [], id="latest"),
+        pytest.param(lambda topic: StartOffsets({topic: {0: 1, 1: "earliest"}}), ["p2", "p3", "q1"], id="offsets"),
+        pytest.param(lambda topic: StartOffsets({topic: {0: 3, 1: "latest"}}), [], id="the end"),
+        pytest.param(lambda _topic: StartTime(NOON), ["p1", "p2", "p3", "q1"], id="a time that all have"),
+        pytest.param(lambda _topic: StartTime(AT_TEN_PAST, if_none="latest"), ["p2", "p3"], id="a time that one has"),
+        pytest.param(
+            lambda topic: StartTime({topic: {0: AT_TEN_PAST, 1: NOON}}), ["p2", "p3", "q1"], id="a time for each"
+        ),
+    ],
+)
+def test_the_first_start_begins_as_declared_and_later_ones_go_on(
+    spark: SparkSession, house: House, start: Any, expected: list[str]
+):
+    house.make(a=2)
+    house.send({"a": {0: [("p1", 0), ("p2", 10), ("p3", 20)], 1: [("q1", 0)]}})
+    assert house.drain(spark, Kafka(house.topic("a"), starting=start(house.topic("a")))) == expected
+    house.send({"a": {0: [("p4", 5)], 1: [("q2", 5)]}})
+    # Where the first start began is past; not even a start that nothing fits to matters now.
+    later = Kafka(house.topic("a"), starting=StartOffsets({house.topic("a"): {0: 99}}))
+    assert house.drain(spark, later) == ["p4", "q2"]
+    if expected:
+        assert values(house.read_again(spark, later, 0)) == expected
+
+
+def test_tasks_share_a_partition_evenly(spark: SparkSession, house: House):
+    house.make(a=1)
+    house.send({"a": {0: [(f"{number:02}", 0) for number in range(12)]}})
+    offsets = (f'{{"{house.topic("a")}":{{"0":0}}}}', f'{{"{house.topic("a")}":{{"0":12}}}}')
+
+    def per_task(source: Kafka) -> list[int]:
+        rows = source.batch(spark, house.target, *offsets).select(F.spark_partition_id()).collect()
+        return sorted(Counter(row[0] for row in rows).values())
+
+    assert per_task(Kafka(house.topic("a"))) == [12]
+    assert per_task(Kafka(house.topic("a"), min_partitions=3)) == [4, 4, 4]
+    assert per_task(Kafka(house.topic("a"), max_records_per_partition=6)) == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("declare", "code", "said"),
+    [
+        (lambda a: Kafka([a, f"{a}b"]), "HR-501", "Did you mean"),
+        (lambda a: Kafka(TopicPattern(f"{a}b+")), "HR-211", "The topics there are"),
+        (lambda a: Kafka(TopicPartitions({a: [0, 2]})), "HR-211", "has no partition 2. It has 2"),
+        (lambda a: Kafka(a, starting=StartOffsets({a: {0: 1}})), "HR-212", "No start for: {a}[1]"),
+        (lambda a: Kafka(a, starting=StartOffsets({a: {0: 1, 1: 0, 2: 0}})), "HR-212", "Not among those that are read"),
+        (lambda a: Kafka(a, starting=StartOffsets({a: {0: 2, 1: 0}})), "HR-213", "begin at 0 and end before 1"),
+        (lambda a: Kafka(a, starting=StartTime({a: {0: NOON}})), "HR-212", "No start for: {a}[1]"),
+        (lambda a: Kafka(a, starting=StartTime(NOON)), "HR-213", "{a}[1] has no record at or after 2026-01-31T12:00"),
+    ],
+)
+def test_what_does_not_fit_the_broker_is_refused_before_the_start(house: House, declare: Any, code: str, said: str):
+    house.make(a=2)
+    house.send({"a": {0: [("p1", 0)]}})
+    with pytest.raises(HeadraceError) as refused:
+        house.preflight(declare(house.topic("a")))
+    assert refused.value.code == code
+    assert said.format(a=house.topic("a")) in str(refused.value)
