@@ -75,6 +75,7 @@ class Listeners:
         spec = java.security.KeyFactory.getInstance("EC").getKeySpec(store.getKey("self", letters), pkcs8)
         encoded = base64.encodebytes(spec.getEncoded()).decode()
         key = self.folder / "key.pem"
+        key.touch(mode=0o600)
         key.write_text(f"-----BEGIN PRIVATE KEY-----\n{encoded}-----END PRIVATE KEY-----\n")
         return {
             "bootstrap.servers": self.proof,

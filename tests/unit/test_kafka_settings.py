@@ -35,6 +35,7 @@ def test_a_login_reaches_each_client_in_its_own_words() -> None:
 def test_certificates_and_keys_reach_java_by_value(tmp_path: Path) -> None:
     for name, text in {"ca.pem": CERTIFICATE, "client.pem": CERTIFICATE, "client.key": KEY}.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "client.key").chmod(0o600)
     kafka: dict[str, str | Secret] = {
         "bootstrap.servers": "a:1",
         "security.protocol": "ssl",
@@ -106,20 +107,24 @@ def test_a_setting_that_is_unknown_dangerous_or_without_effect_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "mode", "said"),
     [
-        (None, "cannot be read: No such file"),
-        ("nothing", "holds no PEM block 'PRIVATE KEY'"),
-        (KEY.replace("PRIVATE", "RSA PRIVATE"), "openssl pkcs8 -topk8"),
+        (None, 0o600, "cannot be read: No such file"),
+        ("nothing", 0o600, "holds no PEM block 'PRIVATE KEY'"),
+        (KEY.replace("PRIVATE", "RSA PRIVATE"), 0o600, "openssl pkcs8 -topk8"),
+        (KEY, 0o640, "chmod 600"),
     ],
 )
-def test_a_key_that_java_cannot_read_is_refused_and_not_shown(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_key_that_cannot_be_used_is_refused_and_not_shown(
+    tmp_path: Path, text: str | None, mode: int, said: str
+) -> None:
     (tmp_path / "ca.pem").write_text(CERTIFICATE)
     if text is not None:
         (tmp_path / "key.pem").write_text(text)
+        (tmp_path / "key.pem").chmod(mode)
     files = {"ssl.certificate.location": str(tmp_path / "ca.pem"), "ssl.key.location": str(tmp_path / "key.pem")}
     with pytest.raises(ConfigError, match=re.escape(said)) as refused:
-        java({**LOGIN, **files})
+        require_settings({**LOGIN, **files})
     assert refused.value.code == "HR-113"
     assert "QQ==" not in str(refused.value)
 

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
 
-from headrace.clients.kafka_settings import Settings, java, librdkafka
+from headrace.clients.kafka_settings import Settings, java, librdkafka, unusable
 from headrace.errors import ConfigError, DataError, PartUnavailable, nearest
 from headrace.flow.target import Target
 
@@ -43,7 +43,12 @@ def admin(kafka: Settings, hear: Callable[[KafkaError], None] = lambda _error: N
 
     `hear` is told what goes wrong with the connection, in the thread that polls the client.
     """
-    return AdminClient({**librdkafka(kafka)}, logger=_QUIET, error_cb=hear)
+    try:
+        return AdminClient({**librdkafka(kafka)}, logger=_QUIET, error_cb=hear)
+    except KafkaException as error:
+        # Such as a key that its password does not open.
+        why = f"The client says: {error.args[0].str().rstrip('.')}."
+        raise unusable("No client can be made with the settings of Kafka.", why) from error
 
 
 def reached(kafka: Settings) -> tuple[AdminClient, ClusterMetadata]:

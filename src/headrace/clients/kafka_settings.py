@@ -39,7 +39,12 @@ _CHOICES = {
     "ssl.endpoint.identification.algorithm": ("https", "none"),
 }
 _SECRET = ("sasl.password", "ssl.key.password")
-_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+# PEM files, and the kind of block that each has to hold.
+_FILES = {
+    "ssl.ca.location": "CERTIFICATE",
+    "ssl.certificate.location": "CERTIFICATE",
+    "ssl.key.location": "PRIVATE KEY",
+}
 # The same words with the same meaning in both clients.
 _SHARED = (
     "bootstrap.servers",
@@ -67,33 +72,36 @@ _ELSEWHERE = {
 
 
 def require_settings(kafka: Settings, place: str = "kafka") -> None:
-    """Raise HR-113 unless both clients can be given the settings. Opens no connection; `place` begins the names."""
+    """Raise HR-113 unless both clients can be given the settings; reads the PEM files. `place` begins the names."""
     for name, value in kafka.items():
         where = f"{place}.{name}"
         if name not in _KNOWN:
             instead = f" Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else nearest(name, _KNOWN)
             why = f"It is not among the settings that Headrace passes on to Kafka clients.{instead}"
-            raise _unusable(f"The setting {where} is refused.", why)
+            raise unusable(f"The setting {where} is refused.", why)
         if name in _SECRET and not isinstance(value, Secret):
             why = (
                 "It is a secret, and stands there for everyone to read. Write a reference: ${env:NAME} or ${file:PATH}."
             )
-            raise _unusable(f"The setting {where} is refused.", why)
+            raise unusable(f"The setting {where} is refused.", why)
         choices = _CHOICES.get(name)
         if choices is not None and _chosen(name, value) not in choices:
-            raise _unusable(f"The setting {where} is refused.", f"It is one of {', '.join(choices)}.")
+            raise unusable(f"The setting {where} is refused.", f"It is one of {', '.join(choices)}.")
     protocol = _chosen("security.protocol", kafka.get("security.protocol", "PLAINTEXT"))
     for kind, speaks in (("sasl.", protocol.startswith("SASL_")), ("ssl.", protocol.endswith("SSL"))):
         idle = next((name for name in kafka if name.startswith(kind)), None)
         if idle and not speaks:
             # Data and passwords would go over the network in the clear, unsaid.
             why = f"security.protocol is {protocol}, which makes no use of it."
-            raise _unusable(f"The setting {place}.{idle} has no effect.", why)
+            raise unusable(f"The setting {place}.{idle} has no effect.", why)
     if protocol.startswith("SASL_"):
         _require_login(kafka, place)
     if ("ssl.certificate.location" in kafka) != ("ssl.key.location" in kafka):
         why = "A client shows a certificate and proves with the key that it is its own: it needs both."
-        raise _unusable(f"{place}.ssl.certificate.location and {place}.ssl.key.location belong together.", why)
+        raise unusable(f"{place}.ssl.certificate.location and {place}.ssl.key.location belong together.", why)
+    for name in _FILES:
+        if name in kafka:
+            _pem(kafka, name, place)
 
 
 def librdkafka(kafka: Settings) -> dict[str, str]:
@@ -115,11 +123,11 @@ def java(kafka: Settings) -> dict[str, str]:
         made["sasl.jaas.config"] = f"{module} required username={user} password={password};"
     if "ssl.ca.location" in kafka:
         made["ssl.truststore.type"] = "PEM"
-        made["ssl.truststore.certificates"] = _pem(kafka, "ssl.ca.location", "CERTIFICATE")
+        made["ssl.truststore.certificates"] = _pem(kafka, "ssl.ca.location")
     if "ssl.key.location" in kafka:
         made["ssl.keystore.type"] = "PEM"
-        made["ssl.keystore.certificate.chain"] = _pem(kafka, "ssl.certificate.location", "CERTIFICATE")
-        made["ssl.keystore.key"] = _pem(kafka, "ssl.key.location", "PRIVATE KEY")
+        made["ssl.keystore.certificate.chain"] = _pem(kafka, "ssl.certificate.location")
+        made["ssl.keystore.key"] = _pem(kafka, "ssl.key.location")
         if "ssl.key.password" in kafka:
             made["ssl.key.password"] = revealed(kafka["ssl.key.password"])
     return made
@@ -133,10 +141,10 @@ def _require_login(kafka: Settings, place: str) -> None:
     # The mechanism too: both clients take Kerberos where none is named.
     for name in ("sasl.mechanism", "sasl.username", "sasl.password"):
         if not revealed(kafka.get(name, "")):
-            raise _unusable(f"The setting {place}.{name} is missing.", "security.protocol asks for a login.")
+            raise unusable(f"The setting {place}.{name} is missing.", "security.protocol asks for a login.")
     for name in ("sasl.username", "sasl.password"):
         if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in revealed(kafka[name])):
-            raise _unusable(
+            raise unusable(
                 f"The setting {place}.{name} is refused.", "It holds a line break or another control character."
             )
 
@@ -146,23 +154,27 @@ def _quoted(value: str | Secret) -> str:
     return '"' + revealed(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _pem(kafka: Settings, name: str, kind: str) -> str:
-    """Return the text of a PEM file that holds `kind` in a form that Java's client reads."""
-    path = Path(revealed(kafka[name]))
+def _pem(kafka: Settings, name: str, place: str = "kafka") -> str:
+    """Return the text of a PEM file; raise unless it holds its kind of block in a form that both clients read."""
+    path, kind = Path(revealed(kafka[name])), _FILES[name]
     try:
-        text = path.read_text()
+        text, mode = path.read_text(), path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         why = f"The file {path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}."
-        raise _unusable(f"The setting kafka.{name} cannot be used.", why) from error
+        raise unusable(f"The setting {place}.{name} cannot be used.", why) from error
+    if name == "ssl.key.location" and mode & 0o077:
+        why = f"Other users of this machine can read {path}. Run `chmod 600 {path}`."
+        raise unusable(f"The setting {place}.{name} is refused.", why)
     if f"-----BEGIN {kind}-----" in text or f"-----BEGIN ENCRYPTED {kind}-----" in text:
         return text
     why = f"The file {path} holds no PEM block '{kind}'."
     if "PRIVATE KEY-----" in text:
         why += " A key in an older form becomes one by `openssl pkcs8 -topk8 -in OLD -out NEW`."
-    raise _unusable(f"The setting kafka.{name} cannot be used.", why)
+    raise unusable(f"The setting {place}.{name} cannot be used.", why)
 
 
-def _unusable(what: str, why: str) -> ConfigError:
+def unusable(what: str, why: str) -> ConfigError:
+    """Return the error for settings that no client can be given."""
     return ConfigError(
         what,
         why=why,
