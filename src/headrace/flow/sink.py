@@ -97,6 +97,15 @@ class IntoTopic(Protocol):
 
 
 @runtime_checkable
+class InFolder(Protocol):
+    """A sink that commits by renaming files in a folder: on a local disk one process may write it."""
+
+    def folder(self, target: Target) -> str:
+        """Return the full location of the folder."""
+        ...
+
+
+@runtime_checkable
 class Sink(Protocol):
     """Where the rows of each batch go.
 

@@ -26,6 +26,7 @@ from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed,
 from headrace.runtime.failures import mapped
 from headrace.runtime.lease import Holding, lease
 from headrace.runtime.query import RunningQuery
+from headrace.runtime.sole_writer import sole_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +98,7 @@ class Supervisor:
     def _drive(self, flow: Flow) -> None:
         checkpoint = Checkpoint.of(flow.name, self._target, files_for(self._target.checkpoints, self._application))
         try:
-            with lease(checkpoint, self._target.lease) as holding:
+            with lease(checkpoint, self._target.lease) as holding, sole_writer(flow, self._target):
                 self._run_until_done(flow, checkpoint, holding)
         except HeadraceError as error:
             self._errors[flow.name] = error

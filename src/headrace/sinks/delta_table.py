@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.flow.guarantee import Guarantee
+from headrace.flow.sink import Held
 from headrace.flow.target import Target
 from headrace.sinks.local_folder import require_writable
 
@@ -31,6 +32,23 @@ class DeltaTableSink:
     def name(self) -> str:
         """Return `delta:PATH`."""
         return f"delta:{self.path}"
+
+    def folder(self, target: Target) -> str:
+        """Return the location of the table."""
+        return target.table(self.path)
+
+    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+        """Return the table's id and the batches that its log records."""
+        place, jvm = f"the Delta table {self.folder(target)}", spark._jvm
+        assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, self.folder(target))
+        snapshot = log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())
+        if snapshot.version() < 0:
+            return Held(place, None, {})
+        records, end = snapshot.setTransactions(), f":{flow}:{step}"
+        found = [records.apply(number) for number in range(records.size())]
+        last = {each.appId().removesuffix(end): int(each.version()) for each in found if each.appId().endswith(end)}
+        return Held(place, str(snapshot.metadata().id()), last)
 
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be written."""

@@ -44,6 +44,10 @@ class Files:
         """Return `FORMAT:PATH`."""
         return f"{self.format}:{self.path}"
 
+    def folder(self, target: Target) -> str:
+        """Return the location of the folder."""
+        return target.table(self.path)
+
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be written."""
         require_writable(target.table(self.path))

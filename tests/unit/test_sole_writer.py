@@ -1,0 +1,74 @@
+"""One writing process per local folder, with real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import RecoveryError
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.target import Lease, Target
+from headrace.runtime.sole_writer import sole_writer, writing
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.fan_out import FanOut, Only
+from headrace.sinks.files import Files
+from headrace.sources.rate import Rate
+
+HOLDER = """
+import sys
+from headrace.runtime.sole_writer import writing
+
+with writing(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def flow(*sinks: DeltaAppend | Files | Only) -> Flow:
+    return Flow("rides", Input(Rate(1)), lambda rows: rows, FanOut(*sinks))
+
+
+def target(root: Path, **more: Lease) -> Target:
+    return Target("dev", lake=str(root), checkpoints="unused", **more)
+
+
+@pytest.mark.parametrize("sink", [DeltaAppend("gold/rides"), Files("gold/rides"), Only("true", Files("gold/rides"))])
+def test_a_second_process_is_refused_until_the_first_one_ends(tmp_path: Path, sink: DeltaAppend | Files | Only) -> None:
+    command = [sys.executable, "-c", HOLDER, f"file:{tmp_path}/gold/rides"]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(RecoveryError, match=rf"gold/rides .*{holder.pid}") as refused,
+            sole_writer(flow(DeltaAppend("gold/other"), sink), target(tmp_path)),
+        ):
+            pytest.fail("two processes write one folder")
+        assert refused.value.code == "HR-337"
+    finally:
+        holder.kill()
+        holder.communicate()
+    with sole_writer(flow(sink), target(tmp_path)):
+        pass
+
+
+def test_the_flows_of_one_process_share_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with writing(str(tmp_path / "rides")):
+        with writing(str(tmp_path / "link" / "rides")):
+            pass
+        taken = subprocess.run(
+            [sys.executable, "-c", HOLDER, str(tmp_path / "rides")], capture_output=True, text=True, check=False
+        )
+        assert "HR-337" in taken.stderr, "the end of one flow took the lock from the other"
+
+
+def test_folders_that_machines_share_and_other_storage_are_not_locked(tmp_path: Path) -> None:
+    with sole_writer(flow(DeltaAppend("gold/rides")), target(tmp_path, lease=Lease("record"))):
+        assert list(tmp_path.iterdir()) == []
+    with writing("s3a://bucket/gold/rides"):
+        pass
