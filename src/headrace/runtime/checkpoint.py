@@ -3,8 +3,8 @@
 Layout of a flow's folder, below the target's checkpoints root:
 
     FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
-    FLOW/headrace/   what Headrace keeps beside it: the lease, the manifest, how far the audit has come, ids of topics,
-                     lost offsets
+    FLOW/headrace/   what Headrace keeps beside it: the lease, the manifest, how far the audit has come, ids of topics
+                     and of places, lost offsets
 
 This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
 """
