@@ -11,12 +11,11 @@ holds is compared with the offset log and the commit log:
 | ends at batch N                   | holds a later one                            | HR-333 |
 | has committed batch N             | ends before it                               | HR-334 |
 | lies elsewhere than it was made   |                                              | HR-335 |
-| has lost Spark's part, or another |                                              | HR-336 |
 
 A sink that is one batch ahead of the commit log, or of another sink, is what a crash leaves. Sinks that keep no account
 (at-least-once, best-effort) are not asked.
 
-`FLOW/headrace/identity.json` records where the checkpoint lies, its query id, and the identity of each place.
+`FLOW/headrace/identity.json` records where the checkpoint lies and the identity of each place.
 """
 
 from __future__ import annotations
@@ -43,37 +42,28 @@ _NEW_NAME = "start the flow under a new name with new tables"
 
 @dataclass(frozen=True)
 class _Identity:
-    """What identity.json holds; `places` are identities by step."""
+    """What identity.json holds: where the checkpoint lies, and the identity of the place of each step."""
 
     location: str
-    query_id: str | None = None
     places: Mapping[str, str] = field(default_factory=dict)
 
 
-class Lineage:
-    """The identities of one flow. Made by `compared` before each start of its query; `record` follows the start."""
+def require_lineage(spark: SparkSession, flow: Flow, target: Target, checkpoint: Checkpoint) -> None:
+    """Ask every sink what it holds; raise a RecoveryError unless the checkpoint fits, else record who belongs to it.
 
-    def __init__(self, checkpoint: Checkpoint, places: Mapping[str, str]) -> None:
-        self._checkpoint, self._places = checkpoint, places
-
-    @classmethod
-    def compared(cls, spark: SparkSession, flow: Flow, target: Target, checkpoint: Checkpoint) -> Lineage:
-        """Ask every sink what it holds; raise a RecoveryError unless the checkpoint fits. Changes nothing."""
-        recorded = _recorded(checkpoint)
-        _require_place(checkpoint, recorded)
-        places = dict(recorded.places)
-        for step, sink in leaves(flow.sink):
-            if isinstance(sink, Accountable):
-                held = sink.held(spark, flow.name, step, target)
-                _require_fit(checkpoint, held, places.get(step))
-                if held.identity is not None:
-                    places[step] = held.identity
-        return cls(checkpoint, places)
-
-    def record(self, query_id: str) -> None:
-        """Write down what was found, with the query id that Spark has given the checkpoint by now."""
-        identity = _Identity(_location(self._checkpoint), query_id, self._places)
-        self._checkpoint.files.write(_path(self._checkpoint), json.dumps(asdict(identity), indent=1))
+    Called under the lease, before each start of a query, and before the sinks are prepared.
+    """
+    recorded = _recorded(checkpoint)
+    _require_place(checkpoint, recorded)
+    places = dict(recorded.places)
+    for step, sink in leaves(flow.sink):
+        if isinstance(sink, Accountable):
+            held = sink.held(spark, flow.name, step, target)
+            _require_fit(checkpoint, held, places.get(step))
+            if held.identity is not None:
+                places[step] = held.identity
+    now = _Identity(_location(checkpoint), places)
+    checkpoint.files.write(_path(checkpoint), json.dumps(asdict(now), indent=1))
 
 
 def _path(checkpoint: Checkpoint) -> str:
@@ -94,7 +84,7 @@ def _recorded(checkpoint: Checkpoint) -> _Identity:
         return _Identity(_location(checkpoint))
     try:
         read = json.loads(text)
-        return _Identity(str(read["location"]), read["query_id"], {**read["places"]})
+        return _Identity(str(read["location"]), {**read["places"]})
     except (ValueError, KeyError, TypeError) as error:
         raise RecoveryError(
             f"Flow '{checkpoint.flow}': {_path(checkpoint)} cannot be read.",
@@ -106,7 +96,7 @@ def _recorded(checkpoint: Checkpoint) -> _Identity:
 
 
 def _require_place(checkpoint: Checkpoint, recorded: _Identity) -> None:
-    """Raise when the checkpoint was copied, moved, or its Spark's part exchanged."""
+    """Raise when the checkpoint was copied or moved."""
     if recorded.location != _location(checkpoint):
         raise RecoveryError(
             f"The checkpoint of flow '{checkpoint.flow}' lies at {_location(checkpoint)}, and was made elsewhere.",
@@ -116,16 +106,6 @@ def _require_place(checkpoint: Checkpoint, recorded: _Identity) -> None:
             remedy="Run the flow on the original. If that is gone for good and this one stays in its place, delete "
             f"{_path(checkpoint)}: the next start then takes this folder for the original.",
             code="HR-335",
-        )
-    query_id = checkpoint.query_id()
-    if recorded.query_id is not None and query_id != recorded.query_id:
-        raise RecoveryError(
-            f"Spark's part of the checkpoint of flow '{checkpoint.flow}' is not the one that ran here.",
-            why=f"{checkpoint.location} is {query_id or 'not there'}; it was {recorded.query_id}.",
-            state=f"{_UNTOUCHED} A new checkpoint begins at the start of its sources: rows would be written twice.",
-            remedy=f"Restore {checkpoint.location}. To begin anew, move all of {checkpoint.folder} away, and "
-            "the flow's tables with it.",
-            code="HR-336",
         )
 
 

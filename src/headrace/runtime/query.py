@@ -8,8 +8,8 @@ The way of a row, each step one line of `start`:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -34,7 +34,7 @@ from headrace.runtime.events import BatchCommitted, Event, RowsSetAside
 from headrace.runtime.failures import mapped
 from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import Holding
-from headrace.runtime.lineage import Lineage
+from headrace.runtime.lineage import require_lineage
 from headrace.runtime.manifest import Manifest
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
@@ -84,7 +84,7 @@ class RunningQuery:
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.flow.name)
         session.streams.addListener(_Listener(self._on_progress))
         try:
-            lineage = Lineage.compared(session, self.flow, self._target, self._checkpoint)
+            require_lineage(session, self.flow, self._target, self._checkpoint)
             self.flow.sink.prepare(session, self._target)
             frames = {name: self._input(session, name) for name in self.flow.named_inputs}
             result = self.flow.apply(frames).observe(_OUT, F.count(F.lit(1)).alias("rows"))
@@ -96,8 +96,6 @@ class RunningQuery:
             )
             self._query = _triggered(writer, self.flow).start()
             self._holding.when_lost(self._query.stop)
-            with self._stopped_unless_well():
-                lineage.record(str(self._query.id))
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
 
@@ -124,15 +122,6 @@ class RunningQuery:
                 break
             waited += _LOOK_SECONDS
         self._query.stop()
-
-    @contextmanager
-    def _stopped_unless_well(self) -> Iterator[None]:
-        """Leave no query behind that nobody waits for."""
-        try:
-            yield
-        except BaseException:
-            self._query.stop()
-            raise
 
     def _input(self, session: SparkSession, name: str) -> DataFrame:
         given = self.flow.named_inputs[name]
