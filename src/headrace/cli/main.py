@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.check import check_command
+from headrace.cli.checkpoint import checkpoint_app
 from headrace.cli.demo import demo_command
 from headrace.cli.doctor import doctor_command
 from headrace.cli.down import down_command
@@ -54,6 +55,7 @@ app.command("generate", rich_help_panel=_TRY)(generate_command)
 app.command("init", rich_help_panel=_PROJECT)(init_command)
 app.command("check", rich_help_panel=_PROJECT)(check_command)
 app.command("run", rich_help_panel=_PROJECT)(run_command)
+app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=_PROJECT)
 app.command("schema", rich_help_panel=_PROJECT)(schema_command)
 app.command("up", rich_help_panel=_STACK)(up_command)
 app.command("down", rich_help_panel=_STACK)(down_command)

@@ -36,7 +36,7 @@ from headrace.flow.levers import Continuous, OutputMode, RealTime
 from headrace.flow.sink import IntoTopic, leaves
 from headrace.flow.source import OfTopics
 
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+FLOW_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
 class Severity(StrEnum):
@@ -102,7 +102,7 @@ def _shared_names(flows: Sequence[Flow]) -> Iterator[Finding]:
 
 
 def _name(flow: Flow) -> Iterator[Finding]:
-    if not _NAME.fullmatch(flow.name):
+    if not FLOW_NAME.fullmatch(flow.name):
         yield Finding(
             "HRC-101",
             Severity.ERROR,

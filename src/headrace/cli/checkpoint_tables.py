@@ -1,0 +1,138 @@
+"""Checkpoints as tables for people. A terminal of 80 columns is wide enough."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.output import out
+from headrace.operate.checkpoint_offsets import SourceReads
+from headrace.operate.checkpoint_show import Anatomy
+from headrace.operate.checkpoint_verify import Verdict
+from headrace.runtime.integrity import Flaw
+
+# The most files of an unfinished batch that are named; `--json` has all.
+_FEW = 5
+
+
+def print_anatomy(anatomy: Anatomy) -> None:
+    """Print a checkpoint: a line each for what has one value, a table each for what has many."""
+    out.print(Text.assemble((anatomy.flow, "bold"), "" if anatomy.declared else "  (not in the project any more)"))
+    for label, value in _lines(anatomy):
+        out.print(Text.assemble((f"  {label:<11}", "dim"), value))
+    if anatomy.reads:
+        out.print(_reads_table(anatomy))
+        _print_files(anatomy.reads)
+    if anatomy.state:
+        out.print(_state_table(anatomy))
+    if anatomy.lost:
+        out.print(_lost_table(anatomy))
+    for flaw in anatomy.damages:
+        _print_flaw(flaw)
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Print every flaw, and a line that sums up."""
+    for flaw in verdict.flaws:
+        _print_flaw(flaw)
+    looked = f"{verdict.flow}: {verdict.files} files, {_bytes(verdict.bytes)}, {verdict.summed} with a checksum."
+    if verdict.damages:
+        out.print(Text.assemble(looked, " ", (f"{len(verdict.damages)} damaged.", "bold red")))
+    elif verdict.files:
+        out.print(Text.assemble(looked, " ", ("No damage.", "green")))
+    else:
+        out.print(f"{verdict.flow}: never started, nothing to verify.", markup=False)
+
+
+def _lines(anatomy: Anatomy) -> list[tuple[str, str]]:
+    if anatomy.planned is None and not anatomy.damages:
+        return [("folder", anatomy.folder), ("batches", "none: never started")]
+    planned, committed = anatomy.planned, anatomy.committed
+    holder = anatomy.holder
+    lines = [
+        ("folder", f"{anatomy.folder} ({_bytes(anatomy.bytes)})"),
+        ("query", anatomy.query_id or "unreadable"),
+        ("planned", f"{planned[0]} to {planned[1]}, the last one at {anatomy.begun_at}" if planned else "none"),
+        ("committed", f"{committed[0]} to {committed[1]}" if committed else "none"),
+        ("next start", _next(anatomy)),
+        ("watermark", anatomy.watermark or "none"),
+        ("running", f"process {holder.get('pid')} on {holder.get('host')}" if holder else "no"),
+        ("audited", f"up to batch {anatomy.audited}" if anatomy.audited is not None else "not yet"),
+        ("manifest", f"{anatomy.noted} files" if anatomy.noted else "none yet: made with the next batch"),
+    ]
+    if anatomy.damages:
+        lines.append(("damage", f"{len(anatomy.damages)} files: `headrace checkpoint verify {anatomy.flow}`"))
+    return lines
+
+
+def _next(anatomy: Anatomy) -> str:
+    if anatomy.damages:
+        return "refused: the checkpoint is damaged"
+    if anatomy.unfinished is not None:
+        return f"runs batch {anatomy.unfinished} again, of exactly these rows"
+    return "goes on from here"
+
+
+def _reads_table(anatomy: Anatomy) -> Table:
+    again = anatomy.unfinished is not None
+    table = _table("The next start reads", ("input", "of", "from", "to" if again else "end now", "records"))
+    for source in anatomy.reads:
+        for each in source.ranges:
+            to = each.end if again else each.latest
+            cells = (each.start, to, each.records)
+            table.add_row(source.input or str(source.source), each.place, *(_cell(cell) for cell in cells))
+    return table
+
+
+def _print_files(reads: tuple[SourceReads, ...]) -> None:
+    for source in reads:
+        if source.unknown:
+            out.print(f"How far behind it is, is not known: {source.unknown}", markup=False)
+        for path in source.files[:_FEW]:
+            out.print(f"  {path}", markup=False)
+        if len(source.files) > _FEW:
+            out.print(f"  and {len(source.files) - _FEW} more files", markup=False)
+
+
+def _state_table(anatomy: Anatomy) -> Table:
+    counted = any(store.rows is not None for store in anatomy.state)
+    table = _table("State", ("operator", "store", "partition", "on disk", *(["rows"] if counted else [])))
+    for store in anatomy.state:
+        numbers = (str(store.partition), _bytes(store.bytes), *([_cell(store.rows)] if counted else []))
+        table.add_row(f"{store.operator} {store.name}", store.store, *numbers)
+    return table
+
+
+def _lost_table(anatomy: Anatomy) -> Table:
+    table = _table("Offsets that the flow went on without", ("batch", "of", "from", "to", "kind"))
+    for lost in anatomy.lost:
+        place = f"{lost.get('topic')}[{lost.get('partition')}]"
+        values = (lost.get("batch"), place, lost.get("first"), lost.get("end"), lost.get("kind"))
+        table.add_row(*(_cell(value) for value in values))
+    return table
+
+
+def _table(title: str, headings: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
+    return table
+
+
+def _print_flaw(flaw: Flaw) -> None:
+    colour = "bold red" if flaw.level == "damage" else "yellow"
+    out.print(Text.assemble((f"{flaw.level:<7}", colour), (flaw.path, "bold"), f" {flaw.found}"))
+    out.print(Text(f"       {flaw.means}"))
+    out.print(Text(f"       {flaw.remedy}", style="dim"))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _bytes(count: int) -> str:
+    if count < 1_000_000:
+        return f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.1f} MB" if count < 1_000_000_000 else f"{count / 1e9:.1f} GB"

@@ -1,0 +1,71 @@
+"""The checkpoint that a person names: one flow's folder below the target's root, and never anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headrace.clients.filesystem import Files, is_local, local_path
+from headrace.errors import ConfigError, RecoveryError, nearest
+from headrace.flow.check import FLOW_NAME
+from headrace.flow.target import Target
+from headrace.runtime.checkpoint import Checkpoint
+
+
+def find_checkpoint(name: str, target: Target, files: Files, declared: Sequence[str] = ()) -> Checkpoint:
+    """Return the checkpoint of a flow that is declared, or of one that is not any more and has left its folder.
+
+    Raises when the name is no flow's, and when the folder lies elsewhere than it seems to.
+    """
+    if not FLOW_NAME.fullmatch(name):
+        raise ConfigError(
+            f"'{name}' is not the name of a flow.",
+            why="A flow's name is a letter, then a-z, 0-9, _ and -, at most 63; it names one folder of the root.",
+            state="Nothing was read.",
+            remedy="`headrace check` lists the flows.",
+            code="HR-321",
+        )
+    checkpoint = Checkpoint.of(name, target, files)
+    _require_below_root(checkpoint, target)
+    present = flow_folders(target, files)
+    if name not in present and name not in declared:
+        known = sorted({*declared, *present})
+        raise ConfigError(
+            f"There is no flow and no checkpoint '{name}'.",
+            why=f"The project and {target.checkpoints} have: {', '.join(known) or 'none'}.{nearest(name, known)}",
+            state="Nothing was read.",
+            remedy="Name one of them, or another target with --target.",
+            code="HR-321",
+        )
+    return checkpoint
+
+
+def flow_folders(target: Target, files: Files) -> list[str]:
+    """Return the names of the flows that have a folder in the target's root."""
+    return [name for name in files.names(target.checkpoints) if FLOW_NAME.fullmatch(name)]
+
+
+def require_no_links(checkpoint: Checkpoint, paths: Iterable[str]) -> None:
+    """Raise when one of the paths below the flow's folder is a link: a copy would hold what lies elsewhere."""
+    folder = local_path(checkpoint.folder)
+    for path in paths:
+        if (folder / path).is_symlink():
+            raise _elsewhere(checkpoint, f"{folder / path} is a link to {(folder / path).readlink()}.")
+
+
+def _require_below_root(checkpoint: Checkpoint, target: Target) -> None:
+    if not is_local(checkpoint.folder):
+        return
+    root, folder = local_path(target.checkpoints).resolve(), local_path(checkpoint.folder)
+    for each in (folder, folder / "spark", folder / "headrace"):
+        if each.resolve() != root / each.relative_to(local_path(target.checkpoints)):
+            raise _elsewhere(checkpoint, f"{each} leads to {each.resolve()}.")
+
+
+def _elsewhere(checkpoint: Checkpoint, why: str) -> RecoveryError:
+    return RecoveryError(
+        f"The checkpoint of flow '{checkpoint.flow}' does not lie in its folder.",
+        why=f"{why} Tools for checkpoints stay below the target's root.",
+        state="Nothing was read and nothing was changed.",
+        remedy="Replace the link by what it leads to, or make that folder the root of a target.",
+        code="HR-322",
+    )

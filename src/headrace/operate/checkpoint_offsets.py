@@ -1,0 +1,166 @@
+"""Offsets as each kind of source writes them, and what the next start of a flow reads by them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from headrace.clients.kafka import list_topics, no_broker, written_bounds
+from headrace.errors import HeadraceError
+from headrace.flow.target import Target
+from headrace.runtime.checkpoint import Checkpoint
+
+# A topic and the number of one of its partitions.
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Range:
+    """One line of what a source is read by: a partition of a topic, or the whole of another source.
+
+    `end` is None when the next start itself decides how far to read. `latest` is the end of the topic now, and None
+    when there is no topic or the broker did not say.
+    """
+
+    place: str
+    start: int | str | None
+    end: int | str | None
+    latest: int | None = None
+    topic: str | None = None
+    partition: int | None = None
+
+    @classmethod
+    def of(cls, partition: Partition, start: int, end: int | None, latest: int | None = None) -> Range:
+        """Return the range of a topic's partition."""
+        return cls(f"{partition[0]}[{partition[1]}]", start, end, latest, *partition)
+
+    @property
+    def records(self) -> int | None:
+        """How many offsets the range has, where they can be counted."""
+        end = self.latest if self.end is None else self.end
+        return end - (self.start or 0) if isinstance(end, int) and not isinstance(self.start, str) else None
+
+
+@dataclass(frozen=True)
+class SourceReads:
+    """What the next start reads of one source. `unknown` says why the end of a topic is not known."""
+
+    source: int
+    input: str | None
+    kind: str
+    ranges: tuple[Range, ...]
+    files: tuple[str, ...] = ()
+    unknown: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The source as `--json` prints it."""
+        return asdict(self) | {"ranges": [asdict(each) | {"records": each.records} for each in self.ranges]}
+
+
+def next_reads(checkpoint: Checkpoint, target: Target, inputs: Sequence[str]) -> Iterator[SourceReads]:
+    """Yield, per source, the range of the unfinished batch; or where the next one begins, and the end of its topic."""
+    begun = checkpoint.planned()
+    if not begun:
+        return
+    last, unfinished = begun[-1], checkpoint.unfinished()
+    entry = checkpoint.entry(last)
+    for source, end in enumerate(entry.offsets):
+        name = inputs[source] if len(inputs) == len(entry.offsets) else None
+        if unfinished is None:
+            yield _from_here(source, name, _read(end), target)
+        else:
+            found = checkpoint.range(last, source)
+            start = _read(found[0]) if found else _read(end)
+            yield _again(checkpoint, source, name, start, _read(end))
+
+
+def _from_here(source: int, name: str | None, offsets: Any, target: Target) -> SourceReads:
+    kind = kind_of(offsets)
+    if kind != "kafka":
+        return SourceReads(source, name, kind, (Range(kind, said(offsets), None),))
+    ends: dict[Partition, int] = {}
+    unknown = None
+    try:
+        ends = _ends(target, offsets)
+    except HeadraceError as error:
+        unknown = error.what
+    # A partition that was added since the last batch is read from 0.
+    starts = dict.fromkeys(ends, 0) | _partitions(offsets)
+    ranges = [Range.of(each, starts[each], None, ends.get(each)) for each in sorted(starts)]
+    return SourceReads(source, name, kind, tuple(ranges), unknown=unknown)
+
+
+def _again(checkpoint: Checkpoint, source: int, name: str | None, start: Any, end: Any) -> SourceReads:
+    kind = kind_of(end)
+    if kind == "kafka":
+        before = _partitions(start)
+        # A partition that was added during the batch is read from 0.
+        ranges = [Range.of(each, before.get(each, 0), offset) for each, offset in sorted(_partitions(end).items())]
+        return SourceReads(source, name, kind, tuple(ranges))
+    files = tuple(_files(checkpoint, source, start, end)) if kind == "files" else ()
+    return SourceReads(source, name, kind, (Range(kind, said(start), said(end)),), files)
+
+
+def kind_of(offsets: Any) -> str:
+    """Return what kind of source writes offsets like these."""
+    if isinstance(offsets, dict) and "reservoirVersion" in offsets:
+        return "delta"
+    if isinstance(offsets, dict) and set(offsets) == {"logOffset"}:
+        return "files"
+    if isinstance(offsets, dict) and offsets and all(isinstance(each, dict) for each in offsets.values()):
+        return "kafka"
+    return "other"
+
+
+def said(offsets: Any) -> int | str | None:
+    """Return the offsets of any source but Kafka in a few words."""
+    match kind_of(offsets):
+        case "delta":
+            # -1 stands for the version as a whole: nothing of it is read yet.
+            index = f", file {offsets['index']}" if int(offsets.get("index", -1)) >= 0 else ""
+            return f"version {offsets['reservoirVersion']}{index}"
+        case "files":
+            return f"entry {offsets['logOffset']}"
+    return offsets if isinstance(offsets, int) or offsets is None else json.dumps(offsets)
+
+
+def _files(checkpoint: Checkpoint, source: int, start: Any, end: Any) -> Iterator[str]:
+    """Yield the files of the entries after `start` up to `end` of a file source's own log."""
+    first = int(start["logOffset"]) + 1 if start != end and kind_of(start) == "files" else 0
+    for number in range(first, int(end["logOffset"]) + 1):
+        for name in (str(number), f"{number}.compact"):
+            text = checkpoint.files.read(f"{checkpoint.location}/sources/{source}/{name}")
+            for line in (text or "").split("\n")[1:]:
+                read = json.loads(line)
+                if read["batchId"] == number:
+                    yield str(read["path"])
+
+
+def _partitions(offsets: Any) -> dict[Partition, int]:
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in (offsets or {}).items()
+        for partition, offset in partitions.items()
+    }
+
+
+def _ends(target: Target, offsets: Any) -> dict[Partition, int]:
+    """Ask the broker for the ends of all partitions of the topics. Raises when it does not answer."""
+    present = list_topics(target)
+    wanted = [(topic, partition) for topic in offsets for partition in range(present.get(topic, 0))]
+    try:
+        return {each: written_bounds(target, TopicPartition(*each))[1] for each in wanted}
+    except KafkaException as error:
+        raise no_broker(str(target.kafka["bootstrap.servers"]), error.args[0]) from error
+
+
+def _read(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return re.sub(r"\s+", " ", text or "")
