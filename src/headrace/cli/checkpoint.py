@@ -87,7 +87,8 @@ def backup_command(
 ) -> None:
     """Copy the checkpoint of a stopped flow into a new folder, with the sha256 of every file."""
     with _found(flow, project, target, json=json) as place:
-        folder, backup = back_up(place.checkpoint, (to or place.project.home / "backups").absolute())
+        into = (to or place.project.home / "backups").absolute()
+        folder, backup = back_up(place.checkpoint, into, place.target.lease)
     if json:
         said = {"flow": backup.flow, "query_id": backup.query_id, "committed": backup.committed}
         emit({"ok": True, "backup": folder, "files": len(backup.files), **said})
@@ -117,7 +118,7 @@ def restore_command(
             require_not_ahead(plan, place.flow, place.target, place.session())
         if not yes:
             _ask(plan)
-        aside = restore(place.checkpoint, plan)
+        aside = restore(place.checkpoint, plan, place.target.lease)
     if json:
         emit({"ok": True, "flow": flow, "committed": plan.backup.committed, "replaced": aside, "told": plan.lines})
         return

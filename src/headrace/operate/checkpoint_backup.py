@@ -25,6 +25,7 @@ from pathlib import Path
 
 from headrace.clients.filesystem import is_local, local_path
 from headrace.errors import ConfigError, RecoveryError
+from headrace.flow.target import Lease
 from headrace.operate.checkpoint_find import require_no_links
 from headrace.operate.checkpoint_verify import verify
 from headrace.runtime.checkpoint import Checkpoint
@@ -72,8 +73,8 @@ class Backup:
             raise untrusted(folder, f"{added[0]} was added since.")
 
 
-def back_up(checkpoint: Checkpoint, into: Path) -> tuple[Path, Backup]:
-    """Copy a checkpoint into a new folder below `into`, and return that with its note.
+def back_up(checkpoint: Checkpoint, into: Path, terms: Lease | None = None) -> tuple[Path, Backup]:
+    """Copy a checkpoint into a new folder below `into`, and return that with its note. `terms` are the target's.
 
     1. The lease is taken: a running flow is refused, and cannot be started meanwhile.
     2. Every file is looked at: a damaged checkpoint is refused, for its backup would be damaged too.
@@ -90,7 +91,7 @@ def back_up(checkpoint: Checkpoint, into: Path) -> tuple[Path, Backup]:
             remedy=f"Start it with `headrace run {checkpoint.flow}`, or name another target with --target.",
             code="HR-324",
         )
-    with lease(checkpoint):
+    with lease(checkpoint, terms):
         damages = verify(checkpoint).damages
         if damages:
             raise damaged(checkpoint, list(damages))

@@ -27,7 +27,7 @@ from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Accountable, leaves
-from headrace.flow.target import Target
+from headrace.flow.target import Lease, Target
 from headrace.operate.checkpoint_backup import Backup, copied, is_of_the_lease, require_local, untrusted
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.integrity import RESTORING, numbers
@@ -92,10 +92,10 @@ def accountable(flow: Flow) -> bool:
     return any(isinstance(sink, Accountable) for _, sink in leaves(flow.sink))
 
 
-def restore(checkpoint: Checkpoint, plan: Plan) -> Path | None:
+def restore(checkpoint: Checkpoint, plan: Plan, terms: Lease | None = None) -> Path | None:
     """Carry out a plan, and return where the checkpoint that was there is now; None when there was none."""
     folder, now = local_path(checkpoint.folder), datetime.now(UTC)
-    with lease(checkpoint):
+    with lease(checkpoint, terms):
         staged = folder.with_name(f".{folder.name}.restoring-{now:%Y%m%dT%H%M%S%fZ}")
         try:
             for path, noted in plan.backup.files.items():

@@ -95,8 +95,9 @@ def state_flaws(checkpoint: Checkpoint, sizes: Mapping[str, int], version: int) 
     present = {(store.operator, store.partition, store.name): store for store in stores(sizes)}
     if not version:
         return
+    named = {operator.id for operator in operators(checkpoint, sizes)}
     for number in sorted({store.operator for store in present.values()}):
-        if not any(path.startswith(f"state/{number}/_metadata/") for path in sizes):
+        if number not in named:
             yield _lost(checkpoint, f"state/{number}/_metadata/metadata", "It names the operator and its stores.")
     for operator in operators(checkpoint, sizes):
         for partition in range(operator.partitions):

@@ -1,0 +1,434 @@
+"""What `headrace checkpoint` makes of checkpoints that are spelt out here, file by file."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.clients.filesystem import LocalFiles
+from headrace.errors import HeadraceError
+from headrace.flow.target import Target
+from headrace.operate import checkpoint_restore
+from headrace.operate.checkpoint_backup import back_up
+from headrace.operate.checkpoint_find import find_checkpoint
+from headrace.operate.checkpoint_offsets import next_reads
+from headrace.operate.checkpoint_restore import plan_restore, restore
+from headrace.operate.checkpoint_show import show
+from headrace.operate.checkpoint_sums import hadoop_agrees, spark_agrees
+from headrace.operate.checkpoint_verify import verify
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.integrity import require_intact
+from headrace.runtime.lease import lease
+from headrace.runtime.manifest import Manifest
+
+SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{}}'
+OPERATOR = (
+    '{"operatorInfo":{"operatorId":0,"operatorName":"dedupe"},'
+    '"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":1}]}'
+)
+
+
+class Made:
+    """A flow's folder, written by hand: batches of a topic, with the state of one operator in one partition."""
+
+    def __init__(self, root: Path, flow: str = "rides", query_id: str = "6a1f") -> None:
+        self.root, self.folder = root, root / flow
+        self.target = Target("dev", lake=str(root / "lake"), checkpoints=str(root))
+        self.checkpoint = Checkpoint.of(flow, self.target, LocalFiles())
+        self.put("metadata", f'{{"id":"{query_id}"}}')
+        self.put("sources/0/0", '\0v1\n{"rides":{"0":0,"1":0}}')
+
+    def put(self, path: str, content: str | bytes) -> Path:
+        file = self.folder / "spark" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return file
+
+    def batch(self, number: int, *, committed: bool = True) -> None:
+        self.put(f"offsets/{number}", f'v1\n{SETTINGS}\n{{"rides":{{"0":{10 * (number + 1)},"1":{number}}}}}')
+        if committed:
+            self.put(f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":1714996800000}')
+            Manifest(self.checkpoint).record(number)
+
+    def state(self, *names: str) -> None:
+        self.put("state/0/_metadata/metadata", f"v1\n{OPERATOR}")
+        for name in names:
+            self.put(f"state/0/0/{name}", b"LZ4Block")
+
+    def damages(self) -> list[tuple[str, str]]:
+        return [(flaw.path, flaw.found) for flaw in verify(self.checkpoint).damages]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """Three batches, 0 to 2, all committed and noted."""
+    found = Made(tmp_path / "checkpoints")
+    for number in range(3):
+        found.batch(number)
+    return found
+
+
+def code(act: Callable[[], object]) -> str:
+    with pytest.raises(HeadraceError) as refused:
+        act()
+    return refused.value.code
+
+
+# ---- verify ----
+
+
+def test_the_checksums_of_hadoop_and_of_spark_are_the_known_ones() -> None:
+    """The check values of CRC-32 and CRC-32C: the sums of the digits 1 to 9."""
+    digits = b"123456789"
+    assert hadoop_agrees(digits, b"crc\0" + struct.pack(">iI", 512, 0xCBF43926))
+    assert not hadoop_agrees(b"123456780", b"crc\0" + struct.pack(">iI", 512, 0xCBF43926))
+    signed = struct.unpack(">i", struct.pack(">I", 0xE3069283))[0]
+    noted = {"algorithm": "CRC32C", "value": signed, "mainFileSize": 9}
+    assert spark_agrees(digits, json.dumps(noted).encode())
+    assert not spark_agrees(b"123456780", json.dumps(noted).encode())
+    assert not spark_agrees(digits, b"{")
+
+
+def test_a_checksum_that_is_wrong_beside_a_file_that_is_right_is_the_one_to_delete(made: Made) -> None:
+    made.put("offsets/.1.crc", b"crc\0" + struct.pack(">iI", 512, 7))
+    [flaw] = verify(made.checkpoint).damages
+    assert flaw.path == "spark/offsets/.1.crc"
+    assert flaw.remedy.startswith("Delete this checksum")
+
+
+def test_a_file_of_the_state_that_is_not_what_its_checksum_was_taken_of_is_named(made: Made) -> None:
+    made.state("1.changelog", "2.changelog", "3.changelog", "4.changelog")
+    for number in (3, 4):
+        made.put(f"state/0/0/.{number}.changelog.crc", b"crc\0" + struct.pack(">iI", 512, 7))
+    verdict = verify(made.checkpoint)
+    assert [flaw.path for flaw in verdict.damages] == ["spark/state/0/0/3.changelog"]
+    # Version 4 belongs to a batch that was never committed: it is written again.
+    assert [flaw.path for flaw in verdict.flaws if flaw.level == "note"] == ["spark/state/0/0/4.changelog"]
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        (["1.changelog", "2.changelog", "3.changelog"], []),
+        (["1.changelog", "3.changelog"], ["2.changelog"]),
+        (["1.changelog", "2.changelog"], ["3.changelog"]),
+        ([], ["1.changelog", "2.changelog", "3.changelog"]),
+        (["1.delta", "3.delta"], ["2.delta"]),
+        (["2.snapshot", "3.delta"], []),
+        (["2.snapshot", "2.delta"], ["3.delta"]),
+        (["4.snapshot", "1.delta", "2.delta", "3.delta"], []),
+        ([f"{number}_6a1f2b3c-0000-4000-8000-000000000000.changelog" for number in (1, 2, 3)], []),
+    ],
+)
+def test_the_state_of_the_last_commit_needs_a_snapshot_and_every_change_since(
+    made: Made, there: list[str], missing: list[str]
+) -> None:
+    made.state(*there)
+    assert made.damages() == [(f"spark/state/0/0/{name}", "is not there") for name in missing]
+
+
+def snapshot(tables: dict[str, int]) -> bytes:
+    """Return a snapshot of RocksDB as Spark uploads it: an archive with a list of the tables beside it."""
+    listed = [{"localFileName": name, "dfsSstFileName": name, "sizeBytes": size} for name, size in tables.items()]
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("metadata", f"v1\n{json.dumps({'sstFiles': listed, 'numKeys': 1})}")
+        archive.writestr("CURRENT", "MANIFEST-000005\n")
+    return file.getvalue()
+
+
+def test_a_snapshot_of_rocksdb_is_whole_with_all_the_tables_that_it_names(made: Made) -> None:
+    made.state("3.changelog")
+    made.put("state/0/0/2.zip", snapshot({"1.sst": 4, "2.sst": 4}))
+    for name, content in (("1.sst", b"rows"), ("2.sst", b"row")):
+        made.put(f"state/0/0/SSTs/{name}", content)
+    assert made.damages() == [("spark/state/0/0/SSTs/2.sst", "has 3 bytes; the snapshot 2.zip names 4")]
+    (made.folder / "spark/state/0/0/SSTs/1.sst").unlink()
+    made.put("state/0/0/SSTs/2.sst", b"rows")
+    assert made.damages() == [("spark/state/0/0/SSTs/1.sst", "is not there")]
+
+
+def test_an_archive_that_is_torn_or_flipped_is_named(made: Made) -> None:
+    made.state("3.changelog")
+    whole = snapshot({})
+    at = whole.index(b"MANIFEST")
+    for harmed in (whole[:-9], whole[:at] + b"X" + whole[at + 1 :]):
+        made.put("state/0/0/2.zip", harmed)
+        [(path, found)] = made.damages()
+        assert path == "spark/state/0/0/2.zip"
+        assert found.startswith("is torn")
+
+
+def test_a_partition_that_is_gone_is_missed(made: Made) -> None:
+    made.state("1.changelog", "2.changelog", "3.changelog")
+    made.put("state/0/_metadata/metadata", "v1\n" + OPERATOR.replace('Partitions":1', 'Partitions":2'))
+    assert [path for path, _ in made.damages()] == [f"spark/state/0/1/{number}.changelog" for number in (1, 2, 3)]
+
+
+def test_what_a_killed_driver_left_half_written_is_no_damage(made: Made) -> None:
+    made.put("commits/.3.6a1f.tmp", "")
+    [flaw] = verify(made.checkpoint).flaws
+    assert (flaw.level, flaw.found) == ("note", "was never finished")
+
+
+# ---- find ----
+
+
+def test_a_flow_that_left_the_project_is_found_by_its_folder_and_one_that_never_ran_by_its_declaration(
+    made: Made,
+) -> None:
+    assert find_checkpoint("rides", made.target, LocalFiles()).folder == str(made.folder)
+    assert find_checkpoint("fresh", made.target, LocalFiles(), ["fresh"]).planned() == []
+    assert code(lambda: find_checkpoint("fresh", made.target, LocalFiles(), [])) == "HR-321"
+
+
+@pytest.mark.parametrize("name", ["../rides", "rides/spark", "/etc", "..", "", "rides.replaced-1", "Rides"])
+def test_a_name_cannot_lead_out_of_the_root(made: Made, name: str) -> None:
+    assert code(lambda: find_checkpoint(name, made.target, LocalFiles(), [name])) == "HR-321"
+
+
+def test_a_link_cannot_lead_out_of_the_root(made: Made, tmp_path: Path) -> None:
+    Made(tmp_path / "elsewhere", "other")
+    (made.root / "linked").symlink_to(tmp_path / "elsewhere" / "other")
+    assert code(lambda: find_checkpoint("linked", made.target, LocalFiles())) == "HR-322"
+    (made.root / "half").mkdir()
+    (made.root / "half" / "spark").symlink_to(tmp_path / "elsewhere" / "other" / "spark")
+    assert code(lambda: find_checkpoint("half", made.target, LocalFiles())) == "HR-322"
+
+
+def test_a_root_that_is_a_link_itself_is_fine(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "root").symlink_to(made.root)
+    target = Target("dev", lake="unused", checkpoints=str(tmp_path / "root"))
+    assert find_checkpoint("rides", target, LocalFiles()).planned() == [0, 1, 2]
+
+
+# ---- show ----
+
+
+def test_an_unfinished_batch_is_shown_with_the_exact_range_that_it_runs_again(made: Made) -> None:
+    made.batch(3, committed=False)
+    anatomy = show(made.checkpoint, made.target, None)
+    assert (anatomy.unfinished, anatomy.committed) == (3, (0, 2))
+    [source] = anatomy.reads
+    found = [(each.topic, each.partition, each.start, each.end, each.records) for each in source.ranges]
+    assert found == [("rides", 0, 30, 40, 10), ("rides", 1, 2, 3, 1)]
+    assert anatomy.watermark == "2024-05-06T12:00:00.000Z"
+    assert anatomy.begun_at == "2024-05-06T12:10:00.123Z"
+
+
+def test_the_first_batch_begins_where_the_topic_was_first_read_and_a_new_partition_at_0(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    made.put("sources/0/0", '\0v1\n{"rides":{"0":4}}')
+    made.put("offsets/0", f'v1\n{SETTINGS}\n{{"rides":{{"0":9,"1":3}}}}')
+    [source] = next_reads(made.checkpoint, made.target, [])
+    assert [(each.start, each.end) for each in source.ranges] == [(4, 9), (0, 3)]
+
+
+def test_without_an_unfinished_batch_the_flow_goes_on_where_the_last_one_ended(made: Made) -> None:
+    [source] = next_reads(made.checkpoint, made.target, ["rows"])
+    assert [(each.place, each.start, each.end, each.records) for each in source.ranges] == [
+        ("rides[0]", 30, None, None),
+        ("rides[1]", 2, None, None),
+    ]
+    assert source.unknown == "Target 'dev' does not say where Kafka is."
+
+
+def test_the_offsets_of_other_sources_are_said_in_words(made: Made) -> None:
+    table = '{"sourceVersion":1,"reservoirId":"a","reservoirVersion":%d,"index":%d,"isStartingVersion":false}'
+    made.put("offsets/3", f'v1\n{SETTINGS}\n{table % (16, -1)}\n{{"logOffset":1}}\n7\n-')
+    made.put("offsets/4", f'v1\n{SETTINGS}\n{table % (17, 2)}\n{{"logOffset":2}}\n9\n-')
+    made.put("commits/3", 'v1\n{"nextBatchWatermarkMs":0}')
+    made.put("sources/1/2", 'v1\n{"path":"file:///a.csv","timestamp":1,"batchId":2}')
+    found = list(next_reads(made.checkpoint, made.target, ["table", "folder", "rate", "nothing"]))
+    assert [(each.input, each.kind, each.ranges[0].start, each.ranges[0].end, each.files) for each in found] == [
+        ("table", "delta", "version 16", "version 17, file 2", ()),
+        ("folder", "files", "entry 1", "entry 2", ("file:///a.csv",)),
+        ("rate", "other", 7, 9, ()),
+        ("nothing", "other", None, None, ()),
+    ]
+
+
+def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_trusted(made: Made) -> None:
+    made.put("offsets/2", "v1")
+    anatomy = show(made.checkpoint, made.target, None)
+    assert (anatomy.committed, anatomy.reads, anatomy.query_id) == ((0, 2), (), None)
+    assert [flaw.path for flaw in anatomy.damages] == ["spark/offsets/2"]
+
+
+def test_who_runs_the_flow_is_shown_only_while_it_runs(made: Made) -> None:
+    with lease(made.checkpoint):
+        holder = show(made.checkpoint, made.target, None).holder
+        assert holder is not None
+        assert "pid" in holder
+    assert show(made.checkpoint, made.target, None).holder is None
+
+
+# ---- backup and restore ----
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {path: content for path, content in found.items() if "headrace/lease" not in path}
+
+
+def test_a_backup_holds_every_file_but_the_lease_and_comes_back_the_same(made: Made, tmp_path: Path) -> None:
+    before = files(made.folder)
+    folder, backup = back_up(made.checkpoint, tmp_path / "backups")
+    assert {path: content for path, content in files(folder).items() if path != "backup.json"} == before
+    assert (backup.query_id, backup.committed, backup.planned) == ("6a1f", 2, 2)
+
+    made.put("offsets/2", "torn")
+    torn = files(made.folder)
+    aside = restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
+    assert aside is not None
+    assert files(made.folder) == before
+    assert files(aside) == torn
+    require_intact(made.checkpoint)
+
+
+def test_a_running_flow_is_neither_backed_up_nor_replaced(made: Made, tmp_path: Path) -> None:
+    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
+    plan = plan_restore(made.checkpoint, folder, None)
+    before = files(made.root)
+    with lease(made.checkpoint):
+        assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-302"
+        assert code(lambda: restore(made.checkpoint, plan)) == "HR-302"
+    assert files(made.root) == before
+
+
+def test_what_is_damaged_or_was_never_started_is_not_backed_up(made: Made, tmp_path: Path) -> None:
+    made.put("commits/1", "")
+    assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-320"
+    fresh = Checkpoint.of("fresh", made.target, LocalFiles())
+    assert code(lambda: back_up(fresh, tmp_path / "backups")) == "HR-324"
+    assert not (tmp_path / "backups").exists()
+
+
+def test_a_link_within_a_checkpoint_is_not_followed_into_a_backup(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("v1\n{}")
+    (made.folder / "spark/state").mkdir()
+    (made.folder / "spark/state/link").symlink_to(tmp_path / "secret")
+    assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-322"
+
+
+def test_a_backup_that_cannot_be_written_leaves_nothing_behind(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert code(lambda: back_up(made.checkpoint, tmp_path / "file" / "backups")) == "HR-324"
+
+
+def test_a_backup_that_was_changed_is_refused(made: Made, tmp_path: Path) -> None:
+    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
+    before = files(made.root)
+    offsets = folder / "spark/offsets/1"
+    whole = offsets.read_bytes()
+
+    def refused() -> str:
+        return code(lambda: plan_restore(made.checkpoint, folder, None))
+
+    offsets.write_bytes(whole[:-1] + b"\n")
+    assert refused() == "HR-325"
+    offsets.unlink()
+    assert refused() == "HR-325"
+    offsets.write_bytes(whole)
+    (folder / "spark/offsets/9").write_text("added")
+    assert refused() == "HR-325"
+    (folder / "spark/offsets/9").unlink()
+    plan_restore(made.checkpoint, folder, None)
+    (folder / "backup.json").unlink()
+    assert refused() == "HR-325"
+    assert files(made.root) == before
+
+
+def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(made: Made, tmp_path: Path) -> None:
+    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
+    other = Checkpoint.of("other", made.target, LocalFiles())
+    assert code(lambda: plan_restore(other, folder, None)) == "HR-326"
+    made.put("metadata", '{"id":"begun anew"}')
+    assert code(lambda: plan_restore(made.checkpoint, folder, None)) == "HR-326"
+    # Where nothing is, nothing is replaced.
+    made.folder.rename(tmp_path / "away")
+    assert restore(made.checkpoint, plan_restore(made.checkpoint, folder, None)) is None
+    assert made.checkpoint.query_id() == "6a1f"
+
+
+@pytest.mark.parametrize("cut_at", ["after the old one is aside", "before anything moves"])
+def test_a_restore_that_is_cut_off_is_not_started_from_and_can_be_run_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
+) -> None:
+    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
+    before = files(made.folder)
+    made.put("offsets/2", "torn")
+    plan, moved, calls = plan_restore(made.checkpoint, folder, None), checkpoint_restore._moved, []
+
+    def killed(source: Path, into: Path) -> Path | None:
+        calls.append(source)
+        if len(calls) == 2 or cut_at == "before anything moves":
+            raise KeyboardInterrupt
+        return moved(source, into)
+
+    monkeypatch.setattr(checkpoint_restore, "_moved", killed)
+    with pytest.raises(KeyboardInterrupt):
+        restore(made.checkpoint, plan)
+    assert code(lambda: require_intact(made.checkpoint)) == "HR-320"
+
+    monkeypatch.undo()
+    restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
+    assert files(made.folder) == before
+    require_intact(made.checkpoint)
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def project(made: Made, tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "headrace.yml").write_text(f"name: shop\ntargets: {{dev: {{checkpoints: {made.root}}}}}\n")
+    (folder / "flows.py").write_text("")
+    return folder
+
+
+def headrace(project: Path, *words: str, answer: str | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["checkpoint", *words, "--project", str(project)], input=answer)
+    return result.exit_code, result.stdout
+
+
+def test_the_commands_answer_machines_with_one_object(made: Made, project: Path) -> None:
+    exit_code, printed = headrace(project, "show", "rides", "--json")
+    assert (exit_code, json.loads(printed)["committed"]) == (0, [0, 2])
+    exit_code, printed = headrace(project, "backup", "rides", "--json")
+    backup = json.loads(printed)["backup"]
+    assert (exit_code, Path(backup).parent) == (0, project / ".headrace" / "backups")
+
+    made.put("commits/1", "")
+    exit_code, printed = headrace(project, "verify", "rides", "--json")
+    flaws = json.loads(printed)["flaws"]
+    assert (exit_code, [flaw["path"] for flaw in flaws]) == (3, ["spark/commits/1"])
+
+    assert headrace(project, "restore", "rides", "--from", backup, "--json")[0] == 2
+    exit_code, printed = headrace(project, "restore", "rides", "--from", backup, "--json", "--yes")
+    assert (exit_code, json.loads(printed)["committed"]) == (0, 2)
+    assert headrace(project, "verify", "rides")[0] == 0
+
+
+def test_a_restore_asks_first_and_no_changes_nothing(made: Made, project: Path) -> None:
+    _, printed = headrace(project, "backup", "rides")
+    before = files(made.root)
+    assert headrace(project, "restore", "rides", "--from", printed.strip(), answer="n\n")[0] == 1
+    assert files(made.root) == before
+    assert headrace(project, "restore", "rides", "--from", printed.strip(), answer="y\n")[0] == 0
+
+
+def test_progress_can_be_looked_after_while_the_project_cannot_be_imported(made: Made, project: Path) -> None:
+    (project / "flows.py").write_text("import nothing_of_this_name")
+    exit_code, printed = headrace(project, "show", "rides", "--json")
+    assert (exit_code, json.loads(printed)["query_id"]) == (0, "6a1f")
