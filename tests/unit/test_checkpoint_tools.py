@@ -359,6 +359,22 @@ def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(made: Made,
     assert made.checkpoint.query_id() == "6a1f"
 
 
+def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left(made: Made, tmp_path: Path) -> None:
+    """Sinks refuse a driver whose number is below one that they have seen."""
+    for _ in range(3):
+        with lease(made.checkpoint):
+            pass
+    folder, backup = back_up(made.checkpoint, tmp_path / "backups")
+    assert backup.lease == 4
+    made.folder.rename(tmp_path / "away")
+    restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
+    with lease(made.checkpoint) as holding:
+        assert holding.token == 6
+    restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
+    with lease(made.checkpoint) as holding:
+        assert holding.token == 8
+
+
 @pytest.mark.parametrize("cut_at", ["after the old one is aside", "before anything moves"])
 def test_a_restore_that_is_cut_off_is_not_started_from_and_can_be_run_again(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str

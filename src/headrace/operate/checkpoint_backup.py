@@ -40,12 +40,13 @@ _OF_THE_LEASE = ("lease", "leases")
 
 @dataclass(frozen=True)
 class Backup:
-    """What `backup.json` says. `files` holds the sha256 of each file, by its path in the backup."""
+    """What `backup.json` says. `files` holds the sha256 of each file, by its path in the backup; `lease` its number."""
 
     flow: str
     query_id: str
     committed: int | None
     planned: int
+    lease: int
     made_at: str
     versions: Mapping[str, str]
     files: Mapping[str, str]
@@ -91,7 +92,7 @@ def back_up(checkpoint: Checkpoint, into: Path, terms: Lease | None = None) -> t
             remedy=f"Start it with `headrace run {checkpoint.flow}`, or name another target with --target.",
             code="HR-324",
         )
-    with lease(checkpoint, terms):
+    with lease(checkpoint, terms) as holding:
         damages = verify(checkpoint).damages
         if damages:
             raise damaged(checkpoint, list(damages))
@@ -105,6 +106,7 @@ def back_up(checkpoint: Checkpoint, into: Path, terms: Lease | None = None) -> t
                 query_id=str(checkpoint.query_id()),
                 committed=done[-1] if done else None,
                 planned=checkpoint.planned()[-1] if checkpoint.planned() else -1,
+                lease=holding.token,
                 made_at=now.isoformat(timespec="seconds"),
                 versions={name: version(name) for name in ("headrace", "pyspark", "delta-spark")},
                 files=sums,

@@ -31,7 +31,7 @@ from headrace.flow.target import Lease, Target
 from headrace.operate.checkpoint_backup import Backup, copied, is_of_the_lease, require_local, untrusted
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.integrity import RESTORING, numbers
-from headrace.runtime.lease import lease
+from headrace.runtime.lease import go_on_above, lease
 from headrace.runtime.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def accountable(flow: Flow) -> bool:
 def restore(checkpoint: Checkpoint, plan: Plan, terms: Lease | None = None) -> Path | None:
     """Carry out a plan, and return where the checkpoint that was there is now; None when there was none."""
     folder, now = local_path(checkpoint.folder), datetime.now(UTC)
+    # Where nothing is left of the flow, its leases would begin at 1 again, below what its sinks remember.
+    if not checkpoint.files.names(checkpoint.house):
+        go_on_above(checkpoint, plan.backup.lease)
     with lease(checkpoint, terms):
         staged = folder.with_name(f".{folder.name}.restoring-{now:%Y%m%dT%H%M%S%fZ}")
         try:

@@ -164,6 +164,16 @@ def lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterator[Holdin
         yield holding
 
 
+def go_on_above(checkpoint: Checkpoint, number: int) -> None:
+    """Let the next lease have a number above one that was taken before, where the records of it are lost.
+
+    Called by a restore: sinks remember the highest number that they have seen, and refuse drivers with a lower one.
+    """
+    if _highest(checkpoint) < number:
+        checkpoint.files.write(f"{_path(checkpoint, number)}.beat", _ENDED)
+        checkpoint.files.create(_path(checkpoint, number), json.dumps({"restored": True}))
+
+
 @contextmanager
 def _locked(checkpoint: Checkpoint) -> Iterator[None]:
     path = local_path(checkpoint.house) / "lease"
