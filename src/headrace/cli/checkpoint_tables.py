@@ -52,7 +52,7 @@ def _lines(anatomy: Anatomy) -> list[tuple[str, str]]:
     lines = [
         ("folder", f"{anatomy.folder} ({_bytes(anatomy.bytes)})"),
         ("query", anatomy.query_id or "unreadable"),
-        ("planned", f"{planned[0]} to {planned[1]}, the last one at {anatomy.begun_at}" if planned else "none"),
+        ("planned", f"{planned[0]} to {planned[1]}{_at(anatomy.begun_at)}" if planned else "none"),
         ("committed", f"{committed[0]} to {committed[1]}" if committed else "none"),
         ("next start", _next(anatomy)),
         ("watermark", anatomy.watermark or "none"),
@@ -61,8 +61,12 @@ def _lines(anatomy: Anatomy) -> list[tuple[str, str]]:
         ("manifest", f"{anatomy.noted} files" if anatomy.noted else "none yet: made with the next batch"),
     ]
     if anatomy.damages:
-        lines.append(("damage", f"{len(anatomy.damages)} files: `headrace checkpoint verify {anatomy.flow}`"))
+        lines.append(("damage", f"{len(anatomy.damages)} in the logs; `headrace checkpoint verify` looks at the rest"))
     return lines
+
+
+def _at(begun: str | None) -> str:
+    return f", the last one at {begun}" if begun else ""
 
 
 def _next(anatomy: Anatomy) -> str:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
@@ -120,19 +121,26 @@ def _store_sizes(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> Iterator[S
 
 
 def _audited(checkpoint: Checkpoint) -> int | None:
-    text = checkpoint.files.read(f"{checkpoint.house}/audited.json")
-    note = json.loads(text) if text else {}
+    note = _object(checkpoint, "audited.json")
     # A note of another checkpoint says nothing about this one.
-    return int(note["batch"]) if note and note.get("query_id") == checkpoint.query_id() else None
+    return int(note["batch"]) if note.get("query_id") == checkpoint.query_id() and "batch" in note else None
 
 
 def _lost(checkpoint: Checkpoint) -> Iterator[Mapping[str, object]]:
     """Yield the ranges that the flow went on without, in the order of the batches."""
-    names = [name for name in checkpoint.files.names(f"{checkpoint.house}/lost") if name.endswith(".json")]
-    for name in sorted(names, key=lambda each: int(each.removesuffix(".json")) if each[:-5].isdigit() else -1):
-        text = checkpoint.files.read(f"{checkpoint.house}/lost/{name}")
-        read = json.loads(text) if text else {}
-        yield from ({"batch": read.get("batch"), **each} for each in read.get("lost", ()))
+    names = [name for name in checkpoint.files.names(f"{checkpoint.house}/lost") if name[:-5].isdigit()]
+    for name in sorted(names, key=lambda each: int(each[:-5])):
+        read = _object(checkpoint, f"lost/{name}")
+        yield from ({"batch": int(name[:-5]), **each} for each in read.get("lost", [{"kind": "unreadable"}]))
+
+
+def _object(checkpoint: Checkpoint, path: str) -> dict[str, Any]:
+    """Read one of Headrace's own notes; what is not there or cannot be read is empty."""
+    try:
+        read = json.loads(checkpoint.files.read_bytes(f"{checkpoint.house}/{path}") or b"{}")
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _iso(milliseconds: int) -> str:

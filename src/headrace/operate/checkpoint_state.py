@@ -154,7 +154,7 @@ def _zip_flaws(checkpoint: Checkpoint, store: Store, name: str, because: str) ->
             tables += [
                 (f"logs/{each['dfsLogFileName']}", int(each["sizeBytes"])) for each in metadata.get("logFiles") or ()
             ]
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # the reader of archives trips over damage in a dozen ways, and each means the same
         yield Flaw(
             "damage",
             f"spark/{store.folder}/{name}",
@@ -185,7 +185,7 @@ def _operator(checkpoint: Checkpoint, number: int, path: str) -> Operator:
         kept = read["stateStoreInfo"]
         names = tuple(dict.fromkeys(str(each["storeName"]) for each in kept))
         return Operator(number, str(read["operatorInfo"]["operatorName"]), names, int(kept[0]["numPartitions"]))
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         return Operator(number, "unreadable", (), 0)
 
 
