@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.filesystem import HadoopFiles, LocalFiles
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -135,6 +135,9 @@ def test_the_real_checkpoint_has_no_flaws_and_shows_where_it_stands(shop: Shop):
     found = shop.checkpoint()
 
     assert verify(found).flaws == ()
+    # Hadoop's filesystems show no checksums; the files are the same.
+    through_hadoop = verify(Checkpoint("counts", f"file:{shop.folder}", HadoopFiles(shop.spark)))
+    assert (through_hadoop.flaws, through_hadoop.files) == ((), verify(found).files)
     anatomy = show(found, shop.target, shop.flow)
     assert (anatomy.planned, anatomy.committed, anatomy.unfinished) == ((0, 2), (0, 2), None)
     # The newest order is of 00:03, and the watermark a minute behind it.

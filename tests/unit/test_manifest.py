@@ -118,6 +118,19 @@ def test_what_spark_purges_is_forgotten_and_is_no_damage(noted: Checkpoint) -> N
     assert log_flaws(noted) == []
 
 
+def test_a_purge_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
+    """Spark deletes what is older than the last hundred batches in the order in which the folder lists it."""
+    found = checkpoint(tmp_path)
+    for number in range(110):
+        batch(tmp_path, number)
+    Manifest(found).record(109)
+    for path in ("offsets/3", "offsets/9", "commits/4", "commits/9"):
+        at(found, f"spark/{path}").unlink()
+    require_intact(found)
+    at(found, "spark/offsets/10").unlink()
+    assert damage(found) == [("spark/offsets/10", "is not there")]
+
+
 def test_a_compacted_log_of_a_source_may_lose_what_it_holds(noted: Checkpoint) -> None:
     for name in ("1", "2", "3.compact"):
         at(noted, f"spark/sources/0/{name}").write_text('v1\n{"path":"file:///a"}')

@@ -130,9 +130,10 @@ def _moved(source: Path, into: Path) -> Path | None:
 def _present_id(checkpoint: Checkpoint) -> str | None:
     """Return the identity of the present checkpoint, None when there is none, and nothing when it cannot be read."""
     try:
-        return checkpoint.query_id()
+        found = checkpoint.query_id()
     except RecoveryError:
         return ""
+    return "" if found is None and (checkpoint.planned() or checkpoint.committed()) else found
 
 
 def _explained(

@@ -27,6 +27,10 @@ from headrace.runtime.manifest import LOGS, SOURCE_LOG, Known, Manifest, log_fil
 # Written by a restore before its first change and deleted after its last.
 RESTORING = "restoring.json"
 
+# Sessions tell Spark to keep at least so many batches. What is older may be half purged, in any order, by a driver that
+# was killed; nothing reads it any more.
+_RETAINED = 100
+
 _BACKUP = "Restore a backup: `headrace checkpoint restore {flow} --from BACKUP`."
 
 
@@ -123,20 +127,21 @@ def _missing(checkpoint: Checkpoint, known: Known, present: set[str]) -> Iterato
             )
         elif not _purged(path, present):
             yield _lost(checkpoint, path)
-    for number in sorted(_gaps(begun) | {number for number in done if begun and number > begun[0]} - set(begun)):
+    oldest = max(begun[0], begun[-1] - _RETAINED) if begun else 0
+    for number in sorted(_gaps(begun) | {number for number in done if begun and number > oldest} - set(begun)):
         if f"offsets/{number}" not in known.sums:
             yield _lost(checkpoint, f"offsets/{number}")
     if done and not begun and not any(path.startswith("offsets/") for path in known.sums):
         yield _lost(checkpoint, f"offsets/{done[-1]}")
     # Every batch but the last one is committed before the next one is begun.
-    begun_later = {number for number in begun[:-1] if number > (done[0] if done else -1)}
+    begun_later = {number for number in begun[:-1] if number > max(oldest - 1, done[0] if done else -1)}
     for number in sorted(_gaps(done) | begun_later - set(done)):
         if f"commits/{number}" not in known.sums:
             yield _lost(checkpoint, f"commits/{number}")
 
 
 def _gaps(found: list[int]) -> set[int]:
-    return set(range(found[0], found[-1] + 1)) - set(found) if found else set()
+    return set(range(max(found[0], found[-1] - _RETAINED + 1), found[-1] + 1)) - set(found) if found else set()
 
 
 def _purged(path: str, present: set[str]) -> bool:
@@ -145,7 +150,8 @@ def _purged(path: str, present: set[str]) -> bool:
     number = _number(name)
     there = [each.rpartition("/")[2] for each in present if each.rpartition("/")[0] == log]
     if log in LOGS:
-        return bool(there) and all(_number(each) > number for each in there)
+        numbers_there = [_number(each) for each in there]
+        return bool(there) and (min(numbers_there) > number or max(numbers_there) - number >= _RETAINED)
     return any(each.endswith(".compact") and _number(each) >= number for each in there)
 
 
