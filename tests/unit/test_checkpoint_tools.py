@@ -278,6 +278,21 @@ def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_trusted(made: Made) -
     assert [flaw.path for flaw in anatomy.damages] == ["spark/offsets/2"]
 
 
+def test_lost_offsets_are_shown_in_the_order_of_their_batches(made: Made) -> None:
+    lost = made.folder / "headrace" / "lost"
+    lost.mkdir(parents=True)
+    for number in (10, 9):
+        entry = {"query_id": "6a1f", "topic": "rides", "partition": 0, "first": number, "end": 20, "kind": "lost"}
+        (lost / f"{number}.json").write_text(json.dumps({"batch": number, "lost": [entry]}))
+    (lost / "11.json").write_text("torn")
+    found = show(made.checkpoint, made.target, None).lost
+    assert [(each["batch"], each.get("first"), each["kind"]) for each in found] == [
+        (9, 9, "lost"),
+        (10, 10, "lost"),
+        (11, None, "unreadable"),
+    ]
+
+
 def test_who_runs_the_flow_is_shown_only_while_it_runs(made: Made) -> None:
     with lease(made.checkpoint):
         holder = show(made.checkpoint, made.target, None).holder
