@@ -8,15 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
-
-from headrace.clients.kafka import list_topics, no_broker, written_bounds
+from headrace.clients.kafka import list_topics
+from headrace.clients.positions import Partition, end_offsets
 from headrace.errors import HeadraceError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
-
-# A topic and the number of one of its partitions.
-Partition = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -152,11 +148,7 @@ def _partitions(offsets: Any) -> dict[Partition, int]:
 def _ends(target: Target, offsets: Any) -> dict[Partition, int]:
     """Ask the broker for the ends of all partitions of the topics. Raises when it does not answer."""
     present = list_topics(target)
-    wanted = [(topic, partition) for topic in offsets for partition in range(present.get(topic, 0))]
-    try:
-        return {each: written_bounds(target, TopicPartition(*each))[1] for each in wanted}
-    except KafkaException as error:
-        raise no_broker(str(target.kafka["bootstrap.servers"]), error.args[0]) from error
+    return end_offsets(target, [(topic, number) for topic in offsets for number in range(present.get(topic, 0))])
 
 
 def _read(text: str | None) -> Any:
