@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from headrace.clients.filesystem import HadoopFiles, LocalFiles
-from headrace.errors import RecoveryError
+from headrace.clients.filesystem import LocalFiles
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, Watermark
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_backup import back_up
-from headrace.operate.checkpoint_restore import plan_restore, require_not_ahead, restore
 from headrace.operate.checkpoint_rows import counted
 from headrace.operate.checkpoint_show import show
 from headrace.operate.checkpoint_verify import verify
@@ -72,12 +68,6 @@ class Shop:
 
     def checkpoint(self) -> Checkpoint:
         return Checkpoint.of(self.flow.name, self.target, LocalFiles())
-
-    def restore(self, backup: Path) -> Path | None:
-        """Restore as the command does."""
-        plan = plan_restore(self.checkpoint(), backup, self.flow)
-        require_not_ahead(plan, self.flow, self.target, self.spark)
-        return restore(self.checkpoint(), plan)
 
     def counts(self) -> dict[str, Any]:
         rows = self.spark.read.format("delta").load(self.target.table("counts")).collect()
@@ -135,9 +125,6 @@ def test_the_real_checkpoint_has_no_flaws_and_shows_where_it_stands(shop: Shop):
     found = shop.checkpoint()
 
     assert verify(found).flaws == ()
-    # Hadoop's filesystems show no checksums; the files are the same.
-    through_hadoop = verify(Checkpoint("counts", f"file:{shop.folder}", HadoopFiles(shop.spark)))
-    assert (through_hadoop.flaws, through_hadoop.files) == ((), verify(found).files)
     anatomy = show(found, shop.target, shop.flow)
     assert (anatomy.planned, anatomy.committed, anatomy.unfinished) == ((0, 2), (0, 2), None)
     # The newest order is of 00:03, and the watermark a minute behind it.
@@ -164,37 +151,3 @@ def test_every_damaged_file_of_the_state_is_named(shop: Shop, path: str, harm: s
         assert [flaw.path for flaw in verify(shop.checkpoint()).damages] == [f"spark/{path}"]
     finally:
         file.write_bytes(whole)
-
-
-def test_a_backup_is_restored_in_the_place_of_what_was_damaged_or_lost_and_the_flow_goes_on(
-    spark: SparkSession, tmp_path: Path
-):
-    shop, table = Shop(spark, tmp_path), tmp_path / "lake" / "counts"
-    shop.order(1, 2, 3)
-    shop.run()
-    folder, backup = back_up(shop.checkpoint(), tmp_path / "backups")
-    shutil.copytree(table, tmp_path / "table")
-    assert (backup.committed, backup.planned) == (2, 2)
-
-    # Damaged: refused, restored, kept aside; the next batch counts on from the state of the backup.
-    (shop.folder / "spark/offsets/2").write_text("v1")
-    assert getattr(shop.run().error, "code", None) == "HR-320"
-    aside = shop.restore(folder)
-    assert aside is not None
-    assert (aside / "spark/offsets/2").read_text() == "v1"
-    shop.order(4)
-    assert (shop.run().rows_in, shop.counts()) == (1, {"Oslo": 2, "Rome": 2})
-
-    # Older than the table now: batch 3 would be made of other rows, and the table would skip it.
-    with pytest.raises(RecoveryError) as refused:
-        shop.restore(folder)
-    assert refused.value.code == "HR-327"
-    assert "up to 2" in refused.value.why
-    assert (shop.run().error, shop.counts()) == (None, {"Oslo": 2, "Rome": 2})
-
-    # Lost altogether, table and checkpoint: both come back, and the order since is read again.
-    shutil.rmtree(shop.folder)
-    shutil.rmtree(table)
-    shutil.copytree(tmp_path / "table", table)
-    assert shop.restore(folder) is None
-    assert (shop.run().rows_in, shop.counts()) == (1, {"Oslo": 2, "Rome": 2})

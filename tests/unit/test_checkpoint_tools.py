@@ -18,6 +18,10 @@ from typer.testing import CliRunner
 from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import HeadraceError
+from headrace.flow.flow import Flow
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.inputs import Input
+from headrace.flow.levers import OutputMode
 from headrace.flow.target import Target
 from headrace.operate import checkpoint_restore
 from headrace.operate.checkpoint_backup import back_up
@@ -31,6 +35,7 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import lease
 from headrace.runtime.manifest import Manifest
+from headrace.sources.kafka import Kafka
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{}}'
 OPERATOR = (
@@ -387,6 +392,32 @@ def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(made: Made,
     made.folder.rename(tmp_path / "away")
     assert restore(made.checkpoint, plan_restore(made.checkpoint, folder, None)) is None
     assert made.checkpoint.query_id() == "6a1f"
+
+
+class Silent:
+    """An exactly-once sink that cannot say what it holds."""
+
+    name = "silent"
+    guarantee = Guarantee.EXACTLY_ONCE
+    output_modes = frozenset(OutputMode)
+
+    def preflight(self, target: Target) -> None: ...
+
+    def prepare(self, spark: object, target: Target) -> None: ...
+
+    def write(self, rows: object, batch: object) -> None: ...
+
+
+def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(made: Made, tmp_path: Path) -> None:
+    flow = Flow("rides", Input(Kafka("rides")), lambda rows: rows, Silent())
+    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
+    plan_restore(made.checkpoint, folder, flow)
+    made.batch(3)
+    assert code(lambda: plan_restore(made.checkpoint, folder, flow)) == "HR-327"
+    # Also when nothing but the manifest tells of the later batch.
+    for path in sorted((made.folder / "spark").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert code(lambda: plan_restore(made.checkpoint, folder, flow)) == "HR-327"
 
 
 def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left(made: Made, tmp_path: Path) -> None:
