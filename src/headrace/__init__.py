@@ -36,6 +36,7 @@ from headrace.sinks.delta_overwrite import DeltaOverwrite
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
+from headrace.sinks.jdbc import JdbcUpsert
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 from headrace.sinks.rest import Rest
@@ -71,6 +72,7 @@ __all__ = [
     "HeadraceError",
     "InMemory",
     "Input",
+    "JdbcUpsert",
     "Kafka",
     "KafkaExactlyOnce",
     "KafkaTopic",

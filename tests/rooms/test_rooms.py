@@ -177,6 +177,7 @@ def test_the_public_names_are_these() -> None:
         "HeadraceError",
         "InMemory",
         "Input",
+        "JdbcUpsert",
         "Kafka",
         "KafkaExactlyOnce",
         "KafkaTopic",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -21,8 +23,8 @@ _ANSWER_WITHIN_SECONDS = 10
 _OPTIONS = ("sslmode", "sslrootcert")
 
 # SQL states that a later attempt may not meet again, by their first characters: a connection that broke, a server that
-# starts or stops, resources used up, a transaction that gave way to another one, a lock that somebody else holds.
-_PASSING = ("08", "57P", "53", "40", "55P03", "25P03", "58")
+# starts, stops or cancels, resources used up, a transaction that gave way, a lock that somebody else holds.
+_PASSING = ("08", "57", "53", "40", "55P03", "25P03", "58")
 
 # A refusal at the connection carries no SQL state; these are its words.
 _REFUSALS = (
@@ -110,6 +112,18 @@ def connect(database: Database, application: str = "headrace") -> psycopg.Connec
         )
     except psycopg.Error as error:
         raise _no_connection(where, database.user, error) from error
+
+
+@contextmanager
+def session(database: Database) -> Iterator[psycopg.Connection]:
+    """Open a connection to look at a database, and close it. Raises as `connect` does, also for a later failure."""
+    connection = connect(database)
+    try:
+        yield connection
+    except psycopg.Error as error:
+        raise _no_connection(address(database), database.user, error) from error
+    finally:
+        connection.close()
 
 
 def is_passing(error: psycopg.Error) -> bool:
