@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
-from pyspark.storagelevel import StorageLevel
 
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.sinks.delta_table import DeltaTableSink
+from headrace.sinks.kept import kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,19 +46,15 @@ class DeltaUpsert(DeltaTableSink):
         DeltaTable.createIfNotExists(session).location(location).addColumns(rows.schema).execute()
         newer = None if self.sequence is None else f"new.`{self.sequence}` >= old.`{self.sequence}`"
         # MERGE reads its source twice, and a batch must be computed once.
-        kept = self._newest(rows).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            with _identity(session, batch):
-                (
-                    DeltaTable.forPath(session, location)
-                    .alias("old")
-                    .merge(kept.alias("new"), " AND ".join(f"old.`{name}` <=> new.`{name}`" for name in self.key))
-                    .whenMatchedUpdateAll(newer)
-                    .whenNotMatchedInsertAll()
-                    .execute()
-                )
-        finally:
-            kept.unpersist()
+        with kept(self._newest(rows)) as once, _identity(session, batch):
+            (
+                DeltaTable.forPath(session, location)
+                .alias("old")
+                .merge(once.alias("new"), " AND ".join(f"old.`{name}` <=> new.`{name}`" for name in self.key))
+                .whenMatchedUpdateAll(newer)
+                .whenNotMatchedInsertAll()
+                .execute()
+            )
 
     def _newest(self, rows: DataFrame) -> DataFrame:
         """Return one row per key: with a sequence, the newest."""

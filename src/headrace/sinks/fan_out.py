@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyspark.storagelevel import StorageLevel
-
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
+from headrace.sinks.kept import kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,9 +101,6 @@ class FanOut:
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Compute the batch once and hand it to each sink."""
-        kept = rows.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
+        with kept(rows) as once:
             for step, sink in enumerate(self.sinks):
-                sink.write(kept, replace(batch, step=f"{batch.step}.{step}"))
-        finally:
-            kept.unpersist()
+                sink.write(once, replace(batch, step=f"{batch.step}.{step}"))
