@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
+from pyspark.sql import functions as F
+
+from headrace.clients.file_folder import FileFormat, is_pattern
 from headrace.errors import nearest
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bound, undeclarable
 from headrace.sources.local_folder import require_readable
 from headrace.sources.reading_again import not_again
+from headrace.sources.sink_folder import require_log_honoured, written_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-FileFormat = Literal["csv", "json", "parquet", "orc"]
 
 _DEFAULTS = {
     # Spark's own default turns a field that it cannot read into null and says nothing.
@@ -38,6 +40,10 @@ class FileSource:
       1. files appear whole: write them elsewhere on the same disk, then move them in;
       2. a file never changes and is never replaced under its name. Spark remembers names, not contents;
       3. a file stays until its batch is committed.
+
+    Of a folder that another flow writes with a Files sink, the files of committed batches are read, with the options by
+    which rows come back as they were. A pattern, or a folder below it, is refused: Spark would then read the files of
+    attempts that never committed.
 
     Rows carry the fields of the schema, each of which may be null. A line of CSV or JSON that cannot be read as
     declared stops the flow: rows are never skipped unsaid. The option `mode` has it otherwise. Old batches cannot be
@@ -92,19 +98,26 @@ class FileSource:
 
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be listed. A pattern is left to Spark."""
-        if not set("*?[{") & set(self.path):
+        if not is_pattern(self.path):
             require_readable(target.table(self.path))
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the endless frame of the folder."""
+        location = target.table(self.path)
+        require_log_honoured(spark, self.name, location)
+        defaults = dict(_DEFAULTS)
+        if not is_pattern(location):
+            defaults |= written_options(spark, self.name, location, self.format)
         own = {option.lower() for option in self.options}
-        defaults = {option: value for option, value in _DEFAULTS.items() if option.lower() not in own}
+        defaults = {option: value for option, value in defaults.items() if option.lower() not in own}
         reader = spark.readStream.format(self.format).schema(self.schema).options(**defaults, **self.options)
         if self.max_files_per_trigger is not None:
             reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
         if self.max_bytes_per_trigger is not None:
             reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
-        return reader.load(target.table(self.path))
+        rows = reader.load(location)
+        # Spark adds the columns of folders that it finds, and only those that are there at the start.
+        return rows if rows.columns == self.schema.names else rows.select(*(F.col(f"`{n}`") for n in self.schema.names))
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Raise: the offset log counts batches of files and does not name them."""

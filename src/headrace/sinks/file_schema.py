@@ -1,0 +1,141 @@
+"""Which columns a format of files can hold so that they come back as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from headrace.clients.file_folder import FileFormat
+from headrace.errors import FlowError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+HOURLY = ("date", "hour")
+
+# In microseconds.
+_DAY, _HOUR = 86_400_000_000, 3_600_000_000
+
+# Their text says all of them, in every session: a timestamp's depends on the zone, a double's may be rounded.
+_FOLDERS = (StringType, BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType, DateType)
+_FLAT = (*_FOLDERS, FloatType, DoubleType, TimestampType, TimestampNTZType)
+
+
+def with_hours(rows: DataFrame, column: str, sink: str) -> DataFrame:
+    """Return the rows with the columns `date` and `hour` of a timestamp, in UTC. A null stays null in both."""
+    taken = [name for name in rows.columns if name.lower() in HOURLY]
+    if taken:
+        raise unfit(
+            sink,
+            f"The rows have a column {taken[0]}, and hourly adds one of this name.",
+            f"Rename {taken[0]} in the transform.",
+        )
+    found = [field.dataType for field in rows.schema.fields if field.name == column]
+    if not found or not isinstance(found[0], TimestampType):
+        have = found[0].simpleString() if found else "not among the columns"
+        raise unfit(
+            sink,
+            f"hourly names {column}, which is {have}; it has to be a timestamp.",
+            "Name a column of type timestamp.",
+        )
+    # From the microseconds since 1970, because every other way goes through the session's time zone.
+    micros = F.unix_micros(F.col(f"`{column}`"))
+    of_day = F.pmod(micros, F.lit(_DAY))
+    days, hours = F.round((micros - of_day) / _DAY).cast("int"), F.floor(of_day / _HOUR)
+    date, hour = HOURLY
+    return rows.withColumns(
+        {date: F.date_add(F.lit("1970-01-01").cast("date"), days), hour: F.lpad(hours.cast("string"), 2, "0")}
+    )
+
+
+def require_writable_columns(schema: StructType, file_format: FileFormat, partitions: Sequence[str], sink: str) -> None:
+    """Raise unless every column can be written and read again. Called before the first file of a batch."""
+    missing = [name for name in partitions if name not in schema.names]
+    if missing:
+        raise unfit(sink, f"The rows have no column {missing[0]}.", "Correct partition_by.")
+    for field in schema.fields:
+        if field.name in partitions and not isinstance(field.dataType, _FOLDERS):
+            raise unfit(
+                sink,
+                f"{field.name} is {field.dataType.simpleString()}, which cannot be the name of a folder.",
+                "Partition by a text, a whole number or a date; for a timestamp take hourly.",
+            )
+    in_files = [field for field in schema.fields if field.name not in partitions]
+    if not in_files:
+        raise unfit(sink, "Every column is a partition, and none is left for the files.", "Partition by fewer columns.")
+    if file_format == "csv" and len(in_files) == 1:
+        raise unfit(
+            sink,
+            f"{in_files[0].name} is the only column: a row of null would be an empty line, which readers pass over.",
+            "Take json, or add a column.",
+        )
+    for field in in_files:
+        for path, data_type in _parts(field.name, field.dataType):
+            if not _fits(data_type, file_format):
+                raise unfit(
+                    sink,
+                    f"{path} is {data_type.simpleString()}, which {file_format} cannot hold so that it is read again.",
+                    "Take parquet or another format, or turn the column into a text in the transform.",
+                )
+
+
+def unfit(sink: str, why: str, remedy: str) -> FlowError:
+    """Return the error for rows that a sink cannot take."""
+    return FlowError(
+        f"The rows of the flow do not fit {sink}.",
+        why=why,
+        state="Nothing of the batch was written; it is run again when the flow is started again.",
+        remedy=remedy,
+        code="HR-215",
+    )
+
+
+def _parts(path: str, data_type: DataType) -> Iterator[tuple[str, DataType]]:
+    """Yield a column and, within it, everything that is not made of parts."""
+    match data_type:
+        case StructType():
+            yield path, data_type
+            for field in data_type.fields:
+                yield from _parts(f"{path}.{field.name}", field.dataType)
+        case ArrayType():
+            yield path, data_type
+            yield from _parts(f"{path}[]", data_type.elementType)
+        case MapType():
+            yield path, data_type
+            yield from _parts(f"{path}{{}}", data_type.valueType)
+        case _:
+            yield path, data_type
+
+
+def _fits(data_type: DataType, file_format: FileFormat) -> bool:
+    match file_format, data_type:
+        case "csv", _:
+            return isinstance(data_type, _FLAT)
+        case "json", MapType():
+            # JSON has no other keys.
+            return isinstance(data_type.keyType, StringType)
+        case "json" | "orc", _:
+            return isinstance(data_type, (*_FLAT, BinaryType, ArrayType, MapType, StructType))
+        case _:
+            return True
