@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
@@ -101,15 +99,3 @@ def test_partitions_are_folders_of_the_table(spark: SparkSession, target: Target
     sink.write(rows(spark, 1, 2), Batch("rides", "q1", 0, target))
     assert DeltaTable(target.table(SINK.path)).metadata().partition_columns == ["city"]
     assert held(target) == [1, 2]
-
-
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=3))
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_number_of_attempts_of_each_batch_gives_the_same_table(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, attempts: list[int]
-) -> None:
-    target = Target("test", lake=str(tmp_path_factory.mktemp("lake")), checkpoints="unused")
-    for number, times in enumerate(attempts):
-        for _ in range(times):
-            SINK.write(rows(spark, number), Batch("rides", "q1", number, target))
-    assert held(target) == list(range(len(attempts)))

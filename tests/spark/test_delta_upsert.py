@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
@@ -105,25 +103,3 @@ def test_a_new_checkpoint_counts_from_zero_and_loses_nothing(spark: SparkSession
     sink.write(stock(spark, ("nut", 6, 2)), Batch("stock", "q2", 0, target))
 
     assert held(spark, target) == [("nut", 6, 2)]
-
-
-CHANGES = st.lists(st.tuples(st.sampled_from(["nut", "bolt"]), st.integers(0, 9)), min_size=1, max_size=6)
-
-
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=CHANGES, cut=st.integers(0, 6), repeated=st.booleans())
-def test_any_split_and_any_repeat_of_batches_gives_the_same_table(
-    spark: SparkSession,
-    tmp_path_factory: pytest.TempPathFactory,
-    changes: list[tuple[str, int]],
-    cut: int,
-    repeated: bool,
-):
-    target = Target("test", lake=str(tmp_path_factory.mktemp("lake")), checkpoints="unused")
-    rows: list[Row] = [(item, pieces, number) for number, (item, pieces) in enumerate(changes)]
-    for number, part in enumerate((rows[:cut], rows[cut:])):
-        for _attempt in range(2 if repeated else 1):
-            UPSERT.write(stock(spark, *part), Batch("stock", "q1", number, target))
-
-    newest = {item: (item, pieces, number) for item, pieces, number in rows}
-    assert held(spark, target) == sorted(newest.values(), key=str)

@@ -1,0 +1,181 @@
+"""However a stream is cut into batches, and however often each is attempted, an exactly-once sink holds the same.
+
+To add a sink, add a `Subject` to SUBJECTS: how it is made, and what it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.sink import Batch, Sink
+from headrace.flow.target import Target
+from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta_overwrite import DeltaOverwrite
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.files import Files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+# A key, and the number of the row in the stream.
+Row = tuple[str, int]
+
+
+# ---- the stream, and what is left of it, in plain Python ----
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows, cut into batches, and the attempts at each batch: True is whole, False breaks off half-way."""
+
+    rows: tuple[Row, ...]
+    batches: tuple[tuple[Row, ...], ...]
+    attempts: tuple[tuple[bool, ...], ...]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Stream:
+    keys = draw(st.lists(st.sampled_from("abc"), min_size=3, max_size=8))
+    rows = tuple((key, number) for number, key in enumerate(keys))
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), min_size=1, max_size=2)))
+    bounds = [0, *cuts, len(rows)]
+    batches = tuple(rows[start:end] for start, end in itertools.pairwise(bounds))
+    # Spark goes on to the next batch only after an attempt that succeeded.
+    before = st.lists(st.booleans(), max_size=2).map(lambda made: (*made, True))
+    return Stream(rows, batches, tuple(draw(before) for _ in batches))
+
+
+def every_row(stream: Stream) -> list[Row]:
+    return sorted(stream.rows)
+
+
+def newest_per_key(stream: Stream) -> list[Row]:
+    return sorted(dict(stream.rows).items())
+
+
+# ---- the sinks, and what they hold ----
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A sink under test.
+
+    | field  | meaning                                                                            |
+    |--------|------------------------------------------------------------------------------------|
+    | sink   | makes the sink; the lake of the target is another one for each stream              |
+    | held   | reads what the sink holds                                                          |
+    | model  | what it has to hold                                                                |
+    | whole  | a batch is the whole result up to it, as in complete mode                          |
+    | target | makes the target below a folder; a broker or a database is asked for here          |
+    """
+
+    sink: Callable[[Target], Sink]
+    held: Callable[[SparkSession, Target], list[Row]]
+    model: Callable[[Stream], list[Row]] = every_row
+    whole: bool = False
+    target: Callable[[pytest.FixtureRequest, Path], Target] = lambda _request, folder: Target(
+        "test", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints")
+    )
+
+
+def of_table(spark: SparkSession, target: Target) -> list[Row]:
+    return sorted((row.key, row.number) for row in spark.read.format("delta").load(target.table("held")).collect())
+
+
+def of_folder(spark: SparkSession, target: Target) -> list[Row]:
+    return sorted((row.key, row.number) for row in Files("held").read(spark, target).collect())
+
+
+class InSqlite:
+    """One transaction of an SQLite database in the lake."""
+
+    def __init__(self, target: Target) -> None:
+        Path(target.lake).mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(target.table("held.db"), isolation_level=None)
+        self._connection.execute("CREATE TABLE IF NOT EXISTS epochs (key TEXT PRIMARY KEY, text TEXT)")
+        self._connection.execute("CREATE TABLE IF NOT EXISTS held (key TEXT, number INTEGER)")
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def last(self, key: str) -> str | None:
+        found = self._connection.execute("SELECT text FROM epochs WHERE key = ?", (key,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        self._connection.executemany("INSERT INTO held VALUES (?, ?)", rows.toLocalIterator())
+
+    def record(self, key: str, text: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (key, text))
+
+    def commit(self) -> None:
+        self._connection.execute("COMMIT")
+        self._connection.close()
+
+    def abort(self) -> None:
+        # Closing rolls back.
+        self._connection.close()
+
+    def held(self) -> list[Row]:
+        found = sorted(self._connection.execute("SELECT key, number FROM held"))
+        self.abort()
+        return found
+
+
+SUBJECTS = {
+    "delta_append": Subject(lambda _: DeltaAppend("held"), of_table),
+    "delta_upsert": Subject(lambda _: DeltaUpsert("held", ["key"], sequence="number"), of_table, newest_per_key),
+    "delta_overwrite": Subject(lambda _: DeltaOverwrite("held"), of_table, whole=True),
+    "files": Subject(lambda _: Files("held", "json", partition_by=("key",)), of_folder),
+    "custom": Subject(lambda _: CustomExactlyOnce("sqlite", InSqlite), lambda _spark, target: InSqlite(target).held()),
+}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+@settings(
+    # Seconds each: a few streams that are the same in every run. A failure is small enough without being shrunk.
+    max_examples=3,
+    derandomize=True,
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(stream=streams())
+def test_any_cut_into_batches_and_any_attempts_at_them_leave_the_same(
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+    name: str,
+    stream: Stream,
+):
+    subject = SUBJECTS[name]
+    target = subject.target(request, tmp_path_factory.mktemp(name))
+    sink = subject.sink(target)
+    assert sink.guarantee is Guarantee.EXACTLY_ONCE
+    seen: tuple[Row, ...] = ()
+    for number, (rows, attempts) in enumerate(zip(stream.batches, stream.attempts, strict=True)):
+        seen += rows
+        handed = spark.createDataFrame(seen if subject.whole else rows, "key string, number long").coalesce(1)
+        broken = handed.selectExpr(
+            "key", f"if(number = {seen[-1][1] if seen else -1}, raise_error(''), number) AS number"
+        )
+        for whole in attempts:
+            # What is in already is skipped without being read: a broken attempt at it may well succeed.
+            with contextlib.suppress(*() if whole else (PySparkException, Py4JJavaError)):
+                sink.write(handed if whole else broken, Batch("flow", "q1", number, target, offsets=f"digest {number}"))
+
+    assert subject.held(spark, target) == subject.model(stream)
