@@ -3,6 +3,7 @@
 What a project imports stands here; everything else is how the house is built.
 """
 
+from headrace.clients.file_folder import committed_files
 from headrace.errors import (
     ConfigError,
     DataError,
@@ -31,6 +32,7 @@ from headrace.flow.levers import (
 )
 from headrace.flow.target import Service, Target
 from headrace.sinks.console import Console
+from headrace.sinks.custom import CustomExactlyOnce, CustomSink, Transaction
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_overwrite import DeltaOverwrite
 from headrace.sinks.delta_upsert import DeltaUpsert
@@ -39,6 +41,8 @@ from headrace.sinks.files import Files
 from headrace.sinks.jdbc import JdbcUpsert
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.memory import Memory
+from headrace.sinks.noop import Noop
 from headrace.sinks.rest import Rest
 from headrace.sources.delta import DeltaSource
 from headrace.sources.delta_changes import DeltaChanges
@@ -55,6 +59,8 @@ __all__ = [
     "ConfigError",
     "Console",
     "Continuous",
+    "CustomExactlyOnce",
+    "CustomSink",
     "DataError",
     "DeltaAppend",
     "DeltaChanges",
@@ -76,6 +82,8 @@ __all__ = [
     "Kafka",
     "KafkaExactlyOnce",
     "KafkaTopic",
+    "Memory",
+    "Noop",
     "Only",
     "OutputMode",
     "PartUnavailable",
@@ -94,7 +102,9 @@ __all__ = [
     "Terminal",
     "TopicPartitions",
     "TopicPattern",
+    "Transaction",
     "Transient",
     "Watermark",
     "check",
+    "committed_files",
 ]

@@ -160,6 +160,8 @@ def test_the_public_names_are_these() -> None:
         "ConfigError",
         "Console",
         "Continuous",
+        "CustomExactlyOnce",
+        "CustomSink",
         "DataError",
         "DeltaAppend",
         "DeltaChanges",
@@ -181,6 +183,8 @@ def test_the_public_names_are_these() -> None:
         "Kafka",
         "KafkaExactlyOnce",
         "KafkaTopic",
+        "Memory",
+        "Noop",
         "Only",
         "OutputMode",
         "PartUnavailable",
@@ -199,9 +203,11 @@ def test_the_public_names_are_these() -> None:
         "Terminal",
         "TopicPartitions",
         "TopicPattern",
+        "Transaction",
         "Transient",
         "Watermark",
         "check",
+        "committed_files",
     ]
 
 
