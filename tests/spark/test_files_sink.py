@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -235,6 +236,22 @@ def test_a_json_file_keeps_null_fields(spark: SparkSession, target: Target) -> N
     Files("out", "json").write(made.coalesce(1), batch(target, 0))
     (file,) = Path(target.table("out")).glob("*.json")
     assert file.read_text() == '{"id":1,"s":null,"t":"2024-05-06T12:00:00.123456Z"}\n'
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        pytest.param(lambda: Files("out", cast(Any, "parquett")), id="an unknown format"),
+        pytest.param(lambda: Files("out", partition_by=("hour",), hourly="at"), id="the hour twice"),
+        pytest.param(lambda: Files("out", partition_by=("at",), hourly="at"), id="the time as a folder"),
+        pytest.param(
+            lambda: Files("out[1]").preflight(Target("test", lake="/nowhere", checkpoints="/nowhere")), id="a pattern"
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_written_or_read_is_refused_before_spark_starts(declare: Callable[[], object]) -> None:
+    with pytest.raises(FlowError, match="HR-214"):
+        declare()
 
 
 @pytest.mark.parametrize(

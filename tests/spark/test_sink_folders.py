@@ -89,7 +89,7 @@ def test_a_path_of_which_spark_would_not_read_the_log_is_refused(spark: SparkSes
     error = run(spark, target, source(path), Memory())["read"]
 
     assert error.code == "HR-210"
-    assert f"Set path to file:{target.table('rides')}" in error.remedy
+    assert f"{target.table('rides')}, and choose rows" in error.remedy
 
 
 def test_another_format_than_the_sink_writes_is_refused(spark: SparkSession, target: Target):
