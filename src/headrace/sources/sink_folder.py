@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError
+
 from headrace.clients.file_folder import LOG, READING, FileFormat, committed_files, is_pattern, owner_of
 from headrace.clients.filesystem import files_for
 from headrace.errors import DataError
@@ -29,7 +31,7 @@ def require_log_honoured(spark: SparkSession, source: str, location: str) -> Non
         if str(folder) in looked_at:
             continue
         looked_at.add(str(folder))
-        if filesystem.exists(spark._jvm.org.apache.hadoop.fs.Path(folder, LOG)):
+        if _is_there(filesystem, spark._jvm.org.apache.hadoop.fs.Path(folder, LOG)):
             raise undeclarable(
                 f"{source} reads files of {folder}, which a sink writes.",
                 f"Only who reads that folder as a whole is told by its log ({LOG}) which files are committed.",
@@ -58,6 +60,14 @@ def written_options(spark: SparkSession, source: str, location: str, file_format
             code="HR-510",
         )
     return READING[owner.format]
+
+
+def _is_there(filesystem: JavaObject, path: JavaObject) -> bool:
+    try:
+        return bool(filesystem.exists(path))
+    except Py4JJavaError:
+        # A folder above may be closed to this user, who can read what lies below it all the same.
+        return False
 
 
 def _not_read_by_log(filesystem: JavaObject, path: JavaObject) -> Iterator[JavaObject]:
