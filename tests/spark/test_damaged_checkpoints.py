@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.filesystem import HadoopFiles, LocalFiles
+from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
-from headrace.flow.levers import AvailableNow, Watermark
+from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
+from headrace.operate.checkpoint_backup import back_up
+from headrace.operate.checkpoint_restore import plan_restore, require_not_ahead, restore
 from headrace.operate.checkpoint_rows import counted
 from headrace.operate.checkpoint_show import show
 from headrace.operate.checkpoint_verify import verify
@@ -30,7 +34,6 @@ ORDER = StructType(
     [
         StructField("id", IntegerType()),
         StructField("city", StringType()),
-        StructField("at", TimestampType(), nullable=False),
     ]
 )
 
@@ -48,7 +51,8 @@ class Shop:
         self.folder = folder / "checkpoints" / name
         self.flow = Flow(
             name,
-            Input(FileSource("orders", "csv", ORDER, max_files_per_trigger=1), watermark=Watermark("at", "1 minute")),
+            # Without a watermark: one that moves adds batches without rows, and here each file is one batch.
+            Input(FileSource("orders", "csv", ORDER, max_files_per_trigger=1)),
             orders_per_city,
             DeltaUpsert("counts", key=["city"]),
             output_mode="update",
@@ -61,13 +65,19 @@ class Shop:
         for number in numbers:
             city = "Oslo" if number % 2 else "Rome"
             file = Path(self.target.table("orders")) / f"{number}.csv"
-            file.write_text(f"{number},{city},2024-01-01 00:{number:02d}:00\n")
+            file.write_text(f"{number},{city}\n")
 
     def run(self) -> FlowFigures:
         return Application(self.spark, self.target, [self.flow]).run()[self.flow.name]
 
     def checkpoint(self) -> Checkpoint:
         return Checkpoint.of(self.flow.name, self.target, LocalFiles())
+
+    def restore(self, backup: Path) -> Path | None:
+        """Restore as the command does."""
+        plan = plan_restore(self.checkpoint(), backup, self.flow)
+        require_not_ahead(plan, self.flow, self.target, self.spark)
+        return restore(self.checkpoint(), plan)
 
     def counts(self) -> dict[str, Any]:
         rows = self.spark.read.format("delta").load(self.target.table("counts")).collect()
@@ -125,10 +135,12 @@ def test_the_real_checkpoint_has_no_flaws_and_shows_where_it_stands(shop: Shop):
     found = shop.checkpoint()
 
     assert verify(found).flaws == ()
+    # Hadoop's filesystems show no checksums; the files are the same.
+    through_hadoop = verify(Checkpoint("counts", f"file:{shop.folder}", HadoopFiles(shop.spark)))
+    assert (through_hadoop.flaws, through_hadoop.files) == ((), verify(found).files)
     anatomy = show(found, shop.target, shop.flow)
     assert (anatomy.planned, anatomy.committed, anatomy.unfinished) == ((0, 2), (0, 2), None)
-    # The newest order is of 00:03, and the watermark a minute behind it.
-    assert anatomy.watermark == "2024-01-01T00:02:00.000Z"
+    assert anatomy.watermark is None
     assert [(each.input, each.kind, each.ranges[0].start) for each in anatomy.reads] == [("rows", "files", "entry 2")]
     # One row per city, in two partitions.
     assert {store.name for store in anatomy.state} == {"stateStoreSave"}
@@ -151,3 +163,37 @@ def test_every_damaged_file_of_the_state_is_named(shop: Shop, path: str, harm: s
         assert [flaw.path for flaw in verify(shop.checkpoint()).damages] == [f"spark/{path}"]
     finally:
         file.write_bytes(whole)
+
+
+def test_a_backup_is_restored_in_the_place_of_what_was_damaged_or_lost_and_the_flow_goes_on(
+    spark: SparkSession, tmp_path: Path
+):
+    shop, table = Shop(spark, tmp_path), tmp_path / "lake" / "counts"
+    shop.order(1, 2, 3)
+    shop.run()
+    folder, backup = back_up(shop.checkpoint(), tmp_path / "backups")
+    shutil.copytree(table, tmp_path / "table")
+    assert (backup.committed, backup.planned) == (2, 2)
+
+    # Damaged: refused, restored, kept aside; the next batch counts on from the state of the backup.
+    (shop.folder / "spark/offsets/2").write_text("v1")
+    assert getattr(shop.run().error, "code", None) == "HR-320"
+    aside = shop.restore(folder)
+    assert aside is not None
+    assert (aside / "spark/offsets/2").read_text() == "v1"
+    shop.order(4)
+    assert (shop.run().rows_in, shop.counts()) == (1, {"Oslo": 2, "Rome": 2})
+
+    # Older than the table now: batch 3 would be made of other rows, and the table would skip it.
+    with pytest.raises(RecoveryError) as refused:
+        shop.restore(folder)
+    assert refused.value.code == "HR-327"
+    assert "up to 2" in refused.value.why
+    assert (shop.run().error, shop.counts()) == (None, {"Oslo": 2, "Rome": 2})
+
+    # Lost altogether, table and checkpoint: both come back, and the order since is read again.
+    shutil.rmtree(shop.folder)
+    shutil.rmtree(table)
+    shutil.copytree(tmp_path / "table", table)
+    assert shop.restore(folder) is None
+    assert (shop.run().rows_in, shop.counts()) == (1, {"Oslo": 2, "Rome": 2})

@@ -27,6 +27,20 @@ def test_what_is_written_is_read_again_and_replaced(spark: SparkSession, tmp_pat
     assert [name for name in files.names(f"file:{tmp_path}/a") if not name.startswith(".")] == ["note.json", "other"]
 
 
+def test_files_are_read_as_they_are_measured_and_deleted(spark: SparkSession, tmp_path: Path):
+    files = HadoopFiles(spark)
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "bytes").write_bytes(b"\xff\x00\n")
+    (tmp_path / "note").write_text("12")
+
+    assert files.read_bytes(f"file:{tmp_path}/deep/er/bytes") == b"\xff\x00\n"
+    assert files.sizes(f"file:{tmp_path}") == LocalFiles().sizes(str(tmp_path)) == {"deep/er/bytes": 3, "note": 2}
+    files.delete(f"file:{tmp_path}/note")
+    files.delete(f"file:{tmp_path}/note")
+    assert files.read_bytes(f"file:{tmp_path}/note") is None
+    assert files.sizes(f"file:{tmp_path}/nothing") == {}
+
+
 def test_what_is_not_there_is_none_and_empty(spark: SparkSession, tmp_path: Path):
     files = HadoopFiles(spark)
 
