@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.clients.kafka import admin
 from headrace.clients.topics import create_topics
+from headrace.flow.check import check
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
-from headrace.flow.levers import AsFastAsPossible, AvailableNow
+from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import FlowAudit, Step, quarantine_table
+from headrace.operate.measure import measured
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
@@ -230,3 +233,19 @@ def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: 
     assert [(row.offset, row.partition) for row in filed] == [(3, 0)]
     assert place.lost(0) == [(0, 2, "not audited", "")]
     assert [(each.first, each.end) for each in audit.tally().unaudited] == [(0, 2)]
+
+
+def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(place: Place):
+    now = int(time.time() * 1000)
+    producer = Producer(dict(place.target.kafka))
+    for number in range(900):
+        producer.produce(place.topic, b"{}", timestamp=now - (1_000 if number < 600 else 3_600_000))
+    assert producer.flush(30) == 0
+    flow = replace(place.flow(), trigger=Every("10 seconds"))
+    small = Kafka(place.topic, max_offsets_per_trigger=19)
+
+    # 600 records in 300 seconds; the others are an hour old.
+    assert small.arrivals(place.target) == {"records": 2.0}
+    flow = replace(flow, inputs=Input(small, schema=ROW))
+    findings = [each for each in check([flow], measured([flow], place.target)) if each.code == "HRC-204"]
+    assert [each.remedy.split(",")[0] for each in findings] == ["Set max_offsets_per_trigger=40"]

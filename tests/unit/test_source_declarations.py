@@ -58,17 +58,15 @@ def test_every_source_has_columns_of_its_own_and_passes_the_check(source: Source
 @pytest.mark.parametrize(
     "declare",
     [
-        pytest.param(lambda: FileSource("in", "csv", ROW), id="files without a bound"),
         pytest.param(lambda: FileSource("in", "csv", ROW, 1, 1), id="files with two bounds"),
         pytest.param(lambda: FileSource("in", "csv", ROW, 0), id="files with a bound of 0"),
         pytest.param(lambda: FileSource("in", cast(Any, "cvs"), ROW, 1), id="files of an unknown format"),
         pytest.param(
             lambda: FileSource("in", "csv", ROW, 1, options={"maxfilespertrigger": "7"}), id="a bound among options"
         ),
-        pytest.param(lambda: DeltaSource("t"), id="a table without a bound"),
         pytest.param(lambda: DeltaSource("t", max_bytes_per_trigger=-1), id="a table with a bound below 0"),
         pytest.param(lambda: DeltaSource("t", 1, starting_version=-1), id="a table before its first version"),
-        pytest.param(lambda: DeltaChanges("t", 0), id="changes without a bound"),
+        pytest.param(lambda: Kafka("t", 0), id="a topic with a bound of 0"),
         pytest.param(lambda: DeltaChanges("t", -1, 1), id="changes before the first version"),
         pytest.param(lambda: Kafka("t", accept_loss=" "), id="loss accepted without a word"),
         pytest.param(lambda: Kafka("t", accept_topics=("id",)), id="a new topic accepted and no loss"),

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import typer
 from rich.text import Text
 
 from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
-from headrace.cli.project import HERE, FlowsArgument, ProjectOption
+from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
+from headrace.errors import ConfigError
+from headrace.flow.backpressure import Measured
 from headrace.flow.check import Finding, Severity, check
+from headrace.flow.flow import Flow
+from headrace.operate.measure import measured
 from headrace.project.project import Project
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
-def check_command(flows: FlowsArgument = None, *, project: ProjectOption = HERE, json: JsonOption = False) -> None:
-    """Judge the flows of a project without starting anything. Exits with 1 when one of them could not run."""
+def check_command(
+    flows: FlowsArgument = None,
+    *,
+    project: ProjectOption = HERE,
+    target: TargetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Judge the flows of a project without starting anything. Exits with 1 when one of them could not run.
+
+    Bounds of batches are compared with the rates that the target's broker and folders show, where they answer.
+    """
     chosen = Project.open(project).flows(flows or ())
-    findings = check(chosen)
+    findings = check(chosen, _measured(project, target, chosen))
     wrong = [found for found in findings if found.severity is Severity.ERROR]
     if json:
         emit(
@@ -32,6 +48,17 @@ def check_command(flows: FlowsArgument = None, *, project: ProjectOption = HERE,
         out.print(f"{len(chosen)} flows, {len(wrong)} errors, {len(findings) - len(wrong)} other findings.")
     if wrong:
         raise typer.Exit(ANSWER_IS_NO)
+
+
+def _measured(folder: Path, target: str | None, flows: Sequence[Flow]) -> Mapping[tuple[str, str], Measured]:
+    """Measure in the target. Where its secrets are not at hand nothing is measured, unless it was asked for by name."""
+    try:
+        _, there, _ = opened(folder, target, None)
+    except ConfigError:
+        if target is not None:
+            raise
+        return {}
+    return measured(flows, there)
 
 
 def _print(found: Finding) -> None:

@@ -51,18 +51,18 @@ def admin(kafka: Settings, hear: Callable[[KafkaError], None] = lambda _error: N
         raise unusable("No client can be made with the settings of Kafka.", why) from error
 
 
-def reached(kafka: Settings) -> tuple[AdminClient, ClusterMetadata]:
+def reached(kafka: Settings, patience: float = _ANSWER_WITHIN_SECONDS) -> tuple[AdminClient, ClusterMetadata]:
     """Return an admin client that has got an answer from the broker, and the answer.
 
-    Raises HR-114 when the broker refuses the login or the TLS handshake, as soon as it does; HR-605 when it hangs up
-    and HR-601 when nobody answers.
+    Raises HR-114 when the broker refuses the login or the TLS handshake, as soon as it does; after `patience` seconds
+    HR-605 when it hangs up and HR-601 when nobody answers.
     """
     heard: list[KafkaError] = []
     client = admin(kafka, heard.append)
-    deadline = time.monotonic() + _ANSWER_WITHIN_SECONDS
+    deadline = time.monotonic() + patience
     while True:
         try:
-            return client, client.list_topics(timeout=min(_LOOK_SECONDS, _ANSWER_WITHIN_SECONDS))
+            return client, client.list_topics(timeout=min(_LOOK_SECONDS, patience))
         except KafkaException as error:
             # The call itself only says that its time is over. Why, the client tells on the side.
             client.poll(0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._topic import TopicDescription
 
 from headrace.clients.kafka import reached
 from headrace.errors import PartUnavailable
@@ -18,13 +19,16 @@ from headrace.flow.source import Gone
 from headrace.flow.target import Target
 
 # A broker answers in milliseconds; one that elects a leader in seconds. Past this the flow is started again.
-_ANSWER_WITHIN_SECONDS = 10.0
+ANSWER_WITHIN_SECONDS = 10.0
 
 # A broker that has just started may not know a topic yet that is there. Nobody loses a topic for less.
 _BELIEVE_MISSING_AFTER_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.1
 
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+
+# How far back a rate is measured: long enough to even out bursts, short enough to be about now.
+_LATELY_SECONDS = 300.0
 
 # What a broker answers that is older than topic ids.
 _NO_ID = "A" * 22
@@ -35,12 +39,17 @@ Offsets = Mapping[str, Mapping[str, int]]
 class TopicWatch:
     """The topics of one source under watch, as `flow.source.Watch` asks: given names, or a condition on names."""
 
-    def __init__(self, target: Target, topics: Sequence[str] | Callable[[str], bool]) -> None:
-        self._topics = topics
+    def __init__(
+        self,
+        target: Target,
+        topics: Sequence[str] | Callable[[str], bool],
+        patience: float = ANSWER_WITHIN_SECONDS,
+    ) -> None:
+        self._topics, self._patience = topics, patience
         self._seen: set[str] = set()
         self._address = str(target.kafka.get("bootstrap.servers", ""))
         # Asked at once: a broker that refuses the login will not let anybody in who tries again.
-        self._client, _ = reached(target.kafka)
+        self._client, _ = reached(target.kafka, patience)
 
     def identities(self) -> dict[str, str]:
         """Return the id of every topic that is there. A topic is missing only when it stays so for a while."""
@@ -95,30 +104,46 @@ class TopicWatch:
         if not callable(self._topics):
             return list(self._topics)
         try:
-            present = self._client.list_topics(timeout=_ANSWER_WITHIN_SECONDS).topics
+            present = self._client.list_topics(timeout=self._patience).topics
         except KafkaException as error:
             raise self._away(error.args[0]) from error
         return sorted(self._seen.union(filter(self._topics, present)))
 
     def _ids(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        return ((name, str(found.topic_id)) for name, found in self._described(names))
+
+    def _described(self, names: Sequence[str]) -> Iterator[tuple[str, TopicDescription]]:
+        """Yield what the broker says of each topic that is there."""
         if not names:
             return
-        asked = self._client.describe_topics(TopicCollection(list(names)), request_timeout=_ANSWER_WITHIN_SECONDS)
+        asked = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._patience)
         for name, answer in asked.items():
             try:
-                yield name, str(answer.result().topic_id)
+                yield name, answer.result()
             except KafkaException as error:
                 if error.args[0].code() not in _MISSING:
                     raise self._away(error.args[0]) from error
 
+    def records_per_second(self) -> float:
+        """Return how many records a second arrived in the last minutes, by their timestamps."""
+        partitions = {(name, each.id) for name, found in self._described(self._names()) for each in found.partitions}
+        since = OffsetSpec.for_timestamp(int((time.time() - _LATELY_SECONDS) * 1000))
+        first, end = self._offsets(partitions, since), self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        # A partition without a record of that time, or after it, answers with -1.
+        arrived = sum(end[each] - offset for each, offset in first.items() if offset >= 0 and each in end)
+        return arrived / _LATELY_SECONDS
+
     def _earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the first offset of each partition that is there."""
-        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        wanted = {TopicPartition(*each): earliest for each in partitions}
-        deadline = time.monotonic() + _ANSWER_WITHIN_SECONDS
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def _offsets(self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+        """Return the offset that a specification stands for, of each partition that is there."""
+        wanted = {TopicPartition(*each): spec for each in partitions}
+        deadline = time.monotonic() + self._patience
         found = {}
         while wanted:
-            asked = self._client.list_offsets(wanted, request_timeout=_ANSWER_WITHIN_SECONDS)
+            asked = self._client.list_offsets(wanted, request_timeout=self._patience)
             for partition, answer in asked.items():
                 try:
                     found[partition.topic, partition.partition] = answer.result().offset

@@ -14,9 +14,11 @@ stable code, so that tests and machines need not read the prose.
 | HRC-107 | error    | a transform whose parameters are not the inputs                   |
 | HRC-108 | error    | a trigger that the sink or the inputs cannot serve                |
 | HRC-109 | error    | a flow that reads the topic it writes                             |
+| HRC-110 | error    | a source without a bound for a batch                              |
 | HRC-201 | warning  | update or append with state but no watermark: state grows for ever |
 | HRC-202 | warning  | a watermark column that may be null                               |
 | HRC-203 | warning  | several inputs, one of them without a watermark                   |
+| HRC-204 | warning  | a bound that lets less through than what arrives                  |
 | HRC-301 | info     | a sink that may write rows twice after a crash                    |
 """
 
@@ -25,16 +27,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from headrace.errors import FlowError
+from headrace.flow.backpressure import Measured, suggestion, too_small
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import Continuous, OutputMode, RealTime
 from headrace.flow.sink import IntoTopic, leaves
-from headrace.flow.source import OfTopics
+from headrace.flow.source import Bounded, OfTopics
 
 FLOW_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
@@ -62,10 +65,15 @@ class Finding:
         return {key: str(value) for key, value in asdict(self).items()}
 
 
-def check(flows: Iterable[Flow]) -> list[Finding]:
-    """Judge flows that are to run in one application. Errors come first."""
+def check(flows: Iterable[Flow], measured: Mapping[tuple[str, str], Measured] | None = None) -> list[Finding]:
+    """Judge flows that are to run in one application. Errors come first.
+
+    `measured` holds, by flow and input, the rates that bounds are compared with, where somebody has measured them.
+    """
     flows = list(flows)
     findings = list(_shared_names(flows))
+    for flow in flows:
+        findings.extend(_backpressure(flow, measured or {}))
     for flow in flows:
         for rule in _RULES:
             findings.extend(rule(flow))
@@ -132,6 +140,34 @@ def _inputs(flow: Flow) -> Iterator[Finding]:
                 place,
                 f"{given.source.name} has a schema of its own, so a schema for its payload has no meaning.",
                 "Remove schema= from the Input.",
+            )
+
+
+def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
+    for name, given in flow.named_inputs.items():
+        if not isinstance(given.source, Bounded):
+            continue
+        place = f"flow '{flow.name}', input '{name}'"
+        bounds, rates = given.source.bounds, measured.get((flow.name, name), Measured())
+        if all(bound.value is None for bound in bounds):
+            first = suggestion(bounds, rates, flow.trigger)
+            yield Finding(
+                "HRC-110",
+                Severity.ERROR,
+                place,
+                f"Backpressure is required: {given.source.name} has no bound, so the first batch would read everything "
+                "that is there, in one piece.",
+                f"Set {first.bound.name}={first.value:_}. {first.reason}",
+            )
+        larger = too_small(bounds, rates, flow.trigger)
+        if larger is not None:
+            yield Finding(
+                "HRC-204",
+                Severity.WARNING,
+                place,
+                f"{larger.bound.name} lets {larger.bound.value:,} {larger.bound.unit} through per batch. "
+                f"{larger.reason} The flow can never keep up.",
+                f"Set {larger.bound.name}={larger.value:_}, or a shorter interval of the trigger.",
             )
 
 

@@ -128,3 +128,38 @@ class OfTopics(Protocol):
     def reads(self, topic: str) -> bool:
         """Whether rows of the topic arrive, or would if it were there. Asks nobody."""
         ...
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A field of a source that bounds a batch.
+
+    | field | meaning                                              |
+    |-------|------------------------------------------------------|
+    | name  | the field, such as `max_offsets_per_trigger`         |
+    | unit  | what it counts: records, files or bytes              |
+    | value | what it is set to, or None                           |
+    | usual | what to set it to where nothing is known             |
+    """
+
+    name: str
+    unit: str
+    value: int | None
+    usual: int
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A source that could read everything that is there in one batch, and so needs one of its bounds to be set."""
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The fields that bound a batch; the first one is suggested where nothing is known."""
+        ...
+
+    def arrivals(self, target: Target) -> Mapping[str, float]:
+        """Return what arrived lately in numbers per second, by unit; empty where it cannot be said within seconds.
+
+        Called by `headrace check`, from a thread of its own. Never raises and changes nothing.
+        """
+        ...

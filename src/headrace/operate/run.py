@@ -15,6 +15,7 @@ from headrace.flow.source import Positioned
 from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
+from headrace.observe.throughput import Throughput
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus, OffsetsLost, RowsSetAside
 from headrace.runtime.lost_offsets import Lost
@@ -83,6 +84,7 @@ class Application:
         self.bus = EventBus()
         self._figures = {flow.name: FlowFigures() for flow in flows}
         self._auditor = Auditor(spark, target, flows, self.bus)
+        self._throughput = Throughput(spark, target, flows, self.bus)
         self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff)
         self.bus.subscribe(self._count)
 
@@ -91,6 +93,7 @@ class Application:
         try:
             errors = self._supervisor.run()
         finally:
+            self._throughput.close()
             tallies = self._auditor.close()
         for name, figures in self._figures.items():
             _add(figures, tallies[name])

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from headrace.errors import FlowError
+from headrace.flow.source import Bound
+
+# A file of a lake is some 100 MB at most, so either bound keeps a batch to about 10 GB.
+_USUAL_FILES = 100
+_USUAL_BYTES = 10 * 1024**3
 
 
-def require_bound(source: str, bounds: Mapping[str, int | None], *, both: bool) -> None:
-    """Raise unless a batch is bounded: by one of the bounds, or by several where the source can hold `both`."""
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
-    names = " or ".join(bounds)
-    if not given:
-        raise undeclarable(
-            f"{source} has no bound for a batch.",
-            "Without one the first batch would read everything that is there, in one piece.",
-            f"Set {names}.",
-        )
+def file_bounds(files: int | None, size: int | None) -> tuple[Bound, ...]:
+    """Return the two bounds of a source of files. `check` finds a source that sets none of them (HRC-110)."""
+    return (
+        Bound("max_files_per_trigger", "files", files, _USUAL_FILES),
+        Bound("max_bytes_per_trigger", "bytes", size, _USUAL_BYTES),
+    )
+
+
+def require_bounds(source: str, bounds: Sequence[Bound], *, both: bool = True) -> None:
+    """Raise for a bound below 1, and for several at once where the source can hold only one."""
+    given = [bound for bound in bounds if bound.value is not None]
     if len(given) > 1 and not both:
+        names = " or ".join(bound.name for bound in bounds)
         raise undeclarable(f"{source} has two bounds for a batch.", "Spark takes only one.", f"Set {names}, not both.")
-    for name, bound in given.items():
-        require_positive(source, name, bound)
+    for bound in given:
+        require_positive(source, bound.name, bound.value or 0)
 
 
 def require_positive(source: str, name: str, number: int) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.flow.source import Bound
 from headrace.flow.target import Target
-from headrace.sources.bounds import require_bound, require_version
+from headrace.sources.arrivals import arriving_in_table
+from headrace.sources.bounds import file_bounds, require_bounds, require_version
 from headrace.sources.delta_log import offsets, version
 from headrace.sources.local_folder import require_readable
 
@@ -38,7 +40,7 @@ class DeltaSource:
     | starting_version      | the first version that is read; None reads the whole table first. Only the first |
     |                       | start reads it, a checkpoint goes before                                         |
 
-    One of the two bounds is required; with both, the first that is reached ends the batch.
+    One of the two bounds is required (HRC-110); with both, the first that is reached ends the batch.
     """
 
     path: str
@@ -47,11 +49,7 @@ class DeltaSource:
     starting_version: int | None = None
 
     def __post_init__(self) -> None:
-        bounds = {
-            "max_files_per_trigger": self.max_files_per_trigger,
-            "max_bytes_per_trigger": self.max_bytes_per_trigger,
-        }
-        require_bound(self.name, bounds, both=True)
+        require_bounds(self.name, self.bounds)
         if self.starting_version is not None:
             require_version(self.name, self.starting_version)
 
@@ -64,6 +62,15 @@ class DeltaSource:
     def carries_payload(self) -> bool:
         """A table has columns."""
         return False
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The two bounds of a batch."""
+        return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
+
+    def arrivals(self, target: Target) -> dict[str, float]:
+        """Return the files and bytes a second of the last hour, by the table's log."""
+        return arriving_in_table(target.table(self.path))
 
     def preflight(self, target: Target) -> None:
         """Prove that a local table is there."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.flow.source import Bound
 from headrace.flow.target import Target
-from headrace.sources.bounds import require_bound, require_version
+from headrace.sources.arrivals import arriving_in_table
+from headrace.sources.bounds import file_bounds, require_bounds, require_version
 from headrace.sources.delta_log import Offset, offsets, version
 from headrace.sources.local_folder import require_readable
 from headrace.sources.reading_again import not_again
@@ -36,7 +38,7 @@ class DeltaChanges:
     | max_files_per_trigger | the most files of one batch                                                      |
     | max_bytes_per_trigger | the bytes after which a batch takes no further file                              |
 
-    One of the two bounds is required; with both, the first that is reached ends the batch.
+    One of the two bounds is required (HRC-110); with both, the first that is reached ends the batch.
     """
 
     path: str
@@ -45,11 +47,7 @@ class DeltaChanges:
     max_bytes_per_trigger: int | None = None
 
     def __post_init__(self) -> None:
-        bounds = {
-            "max_files_per_trigger": self.max_files_per_trigger,
-            "max_bytes_per_trigger": self.max_bytes_per_trigger,
-        }
-        require_bound(self.name, bounds, both=True)
+        require_bounds(self.name, self.bounds)
         require_version(self.name, self.starting_version)
 
     @property
@@ -61,6 +59,15 @@ class DeltaChanges:
     def carries_payload(self) -> bool:
         """A table has columns."""
         return False
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The two bounds of a batch."""
+        return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
+
+    def arrivals(self, target: Target) -> dict[str, float]:
+        """Return the files and bytes a second of the last hour, by the table's log."""
+        return arriving_in_table(target.table(self.path))
 
     def preflight(self, target: Target) -> None:
         """Prove that a local table is there."""

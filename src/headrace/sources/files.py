@@ -10,8 +10,10 @@ from pyspark.sql import functions as F
 
 from headrace.clients.file_folder import FileFormat, is_pattern
 from headrace.errors import nearest
+from headrace.flow.source import Bound
 from headrace.flow.target import Target
-from headrace.sources.bounds import require_bound, undeclarable
+from headrace.sources.arrivals import arriving_files
+from headrace.sources.bounds import file_bounds, require_bounds, undeclarable
 from headrace.sources.local_folder import require_readable
 from headrace.sources.reading_again import not_again
 from headrace.sources.sink_folder import require_log_honoured, written_options
@@ -58,7 +60,7 @@ class FileSource:
     | max_bytes_per_trigger | in its place: the bytes after which a batch takes no further file                |
     | options               | further options of Spark's reader, such as `header` for CSV                      |
 
-    One of the two bounds is required.
+    One of the two bounds is required (HRC-110).
     """
 
     path: str
@@ -76,11 +78,7 @@ class FileSource:
                 f"The formats are {', '.join(formats)}.{nearest(self.format, formats)}",
                 "Set format to one of them.",
             )
-        bounds = {
-            "max_files_per_trigger": self.max_files_per_trigger,
-            "max_bytes_per_trigger": self.max_bytes_per_trigger,
-        }
-        require_bound(self.name, bounds, both=False)
+        require_bounds(self.name, self.bounds, both=False)
         taken = {option.lower() for option in _FIELDS}
         for option in self.options:
             if option.lower() in taken:
@@ -95,6 +93,15 @@ class FileSource:
     def carries_payload(self) -> bool:
         """Files are read into columns."""
         return False
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The two bounds of a batch."""
+        return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
+
+    def arrivals(self, target: Target) -> dict[str, float]:
+        """Return the files and bytes a second of the last hour, by the times of the files."""
+        return arriving_files(target.table(self.path))
 
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be listed. A pattern is left to Spark."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.clients.kafka import connector_options
-from headrace.clients.topic_watch import TopicWatch
+from headrace.clients.topic_watch import ANSWER_WITHIN_SECONDS, TopicWatch
+from headrace.errors import HeadraceError
+from headrace.flow.source import Bound
 from headrace.flow.target import Target
-from headrace.sources.bounds import require_ids, require_positive, require_words
+from headrace.sources.bounds import require_bounds, require_ids, require_positive, require_words
 from headrace.sources.kafka_start import Start, StartOffsets, StartTime, require_edge
 from headrace.sources.kafka_topics import Selection, TopicNames, TopicPartitions, TopicPattern
 
@@ -28,6 +30,13 @@ _CONSUMER = {
 # What a record is read as, for a range of which the broker has nothing left.
 _COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 
+# Measured on 2 cores: the size of a batch is the strongest lever of a drain up to about here, and so many records of
+# some hundred bytes fit into the memory of a small machine.
+USUAL_OFFSETS = 500_000
+
+# How long `headrace check` waits for a broker: without one it says the usual bound.
+_MEASURE_WITHIN_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class Kafka:
@@ -39,7 +48,8 @@ class Kafka:
     | field                     | meaning                                                                      |
     |---------------------------|------------------------------------------------------------------------------|
     | topics                    | a name, a list of names, a `TopicPattern` or `TopicPartitions`               |
-    | max_offsets_per_trigger   | the most records of one batch; bounds memory and the time of a batch         |
+    | max_offsets_per_trigger   | the most records of one batch; bounds memory and the time of a batch. None  |
+    |                           | is refused by the check (HRC-110), which suggests a bound by measured rates  |
     | starting                  | `earliest`, `latest`, `StartOffsets` or `StartTime`. Only the first start    |
     |                           | reads it, a checkpoint goes before. A topic or a partition that is added     |
     |                           | later is always read from its start                                          |
@@ -56,7 +66,7 @@ class Kafka:
     """
 
     topics: str | Sequence[str] | TopicPattern | TopicPartitions
-    max_offsets_per_trigger: int = 500_000
+    max_offsets_per_trigger: int | None = USUAL_OFFSETS
     starting: Start = "earliest"
     accept_loss: str | None = None
     accept_topics: tuple[str, ...] = ()
@@ -73,6 +83,7 @@ class Kafka:
             number = getattr(self, each)
             if number is not None:
                 require_positive(name, each, number)
+        require_bounds(name, self.bounds)
         require_words(name, self.accept_loss)
         require_ids(name, self.accept_topics, self.accept_loss)
 
@@ -93,6 +104,20 @@ class Kafka:
         """Kafka delivers bytes."""
         return True
 
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The bound of a batch."""
+        return (Bound("max_offsets_per_trigger", "records", self.max_offsets_per_trigger, USUAL_OFFSETS),)
+
+    def arrivals(self, target: Target) -> dict[str, float]:
+        """Return the records a second of the last minutes, by their timestamps."""
+        if not target.kafka.get("bootstrap.servers"):
+            return {}
+        try:
+            return {"records": self.watch(target, _MEASURE_WITHIN_SECONDS).records_per_second()}
+        except HeadraceError:
+            return {}
+
     def reads(self, topic: str) -> bool:
         """Whether a topic of that name is read, now or when it appears."""
         return self.selection.reads(topic)
@@ -109,18 +134,19 @@ class Kafka:
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the endless frame of the topics."""
         name, value = self.selection.option()
+        bounds = {} if self.max_offsets_per_trigger is None else {"maxOffsetsPerTrigger": self.max_offsets_per_trigger}
         return (
             spark.readStream.format("kafka")
             .options(**self._options(target))
             .options(**self._start(target))
             .option(name, value)
-            .option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
+            .options(**bounds)
             .load()
         )
 
-    def watch(self, target: Target) -> TopicWatch:
-        """Return the watch over the topics' ids and their offsets."""
-        return TopicWatch(target, self.selection.watched())
+    def watch(self, target: Target, patience: float = ANSWER_WITHIN_SECONDS) -> TopicWatch:
+        """Return the watch over the topics' ids and their offsets; it waits so many seconds for each answer."""
+        return TopicWatch(target, self.selection.watched(), patience)
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Return the records from `start` to before `end`, as the offset log writes them.
