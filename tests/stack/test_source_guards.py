@@ -28,6 +28,7 @@ from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sources.kafka import Kafka
+from headrace.sources.kafka_topics import TopicPattern
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,10 +62,10 @@ class Place:
         self.admin = admin(target.kafka)
         create_topics(target.kafka, {name: 1})
 
-    def send(self, *values: int | str) -> None:
+    def send(self, *values: int | str, topic: str = "") -> None:
         producer = Producer(dict(self.target.kafka))
         for each in values:
-            producer.produce(self.topic, json.dumps({"id": each}), "k")
+            producer.produce(topic or self.topic, json.dumps({"id": each}), "k")
         assert producer.flush(30) == 0
 
     def topic_id(self) -> str:
@@ -82,7 +83,8 @@ class Place:
 
     def flow(self, **changes: object) -> Flow:
         given: dict[str, object] = {"sink": DeltaAppend("rows"), "trigger": AvailableNow()}
-        source = Kafka(self.topic, **{key: changes.pop(key) for key in list(changes) if key.startswith("accept")})
+        accepted = {key: changes.pop(key) for key in list(changes) if key.startswith("accept")}
+        source = changes.pop("source", None) or Kafka(self.topic, **accepted)
         return Flow("orders", Input(source, schema=ROW), lambda rows: rows, **(given | changes))
 
     def run(self, **changes: object) -> FlowFigures:
@@ -101,7 +103,7 @@ class Place:
 @pytest.fixture
 def place(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest, spark: SparkSession) -> Place:
     kafka = {"bootstrap.servers": broker.bootstrap}
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").rstrip("]")
+    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").rstrip("]")[:80]
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "cp"), kafka=kafka)
     return Place(name, target, spark)
 
@@ -218,6 +220,35 @@ def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(plac
     topic_id = place.topic_id()
     assert place.lost(0) == [(0, 5, "may be lost", topic_id), (5, 7, "may be lost", topic_id)]
     assert [(each.first, each.end) for each in again.lost] == [(5, 7)]
+
+
+def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_later_is_read_from_its_start(
+    place: Place,
+):
+    topics = Kafka(TopicPattern(f"{place.topic}(-b)?"))
+    other = f"{place.topic}-b"
+    create_topics(place.target.kafka, {other: 1})
+    place.send(1, 2)
+    place.send(3, topic=other)
+    assert place.run(source=topics).error is None
+    place.admin.delete_topics([other])[other].result()
+    place.send(4)
+
+    error = place.run(source=topics).error
+
+    assert error is not None
+    assert error.code == "HR-506"
+    assert f"'{other}'" in error.what
+    assert place.table() == [1, 2, 3]
+
+    gone_on = place.run(source=replace(topics, accept_loss=WHY))
+    assert gone_on.error is None
+    assert place.table() == [1, 2, 3, 4]
+    assert [(each.topic, each.first, each.end, each.kind) for each in gone_on.lost] == [(other, 1, None, "lost")]
+    create_topics(place.target.kafka, {other: 1})
+    place.send(5, 6, topic=other)
+    assert place.run(source=topics).error is None
+    assert place.table() == [1, 2, 3, 4, 5, 6]
 
 
 def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: Place):
