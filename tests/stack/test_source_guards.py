@@ -279,4 +279,4 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(pl
     assert small.arrivals(place.target) == {"records": 2.0}
     flow = replace(flow, inputs=Input(small, schema=ROW))
     findings = [each for each in check([flow], measured([flow], place.target)) if each.code == "HRC-204"]
-    assert [each.remedy.split(",")[0] for each in findings] == ["Set max_offsets_per_trigger=40"]
+    assert [each.remedy.split(",")[0] for each in findings] == ["Set max_offsets_per_trigger=50_000"]

@@ -74,10 +74,15 @@ OPEN = Kafka("orders", max_offsets_per_trigger=None)
     [
         (OPEN, None, TEN, "Set max_offsets_per_trigger=500_000. Nothing was measured"),
         (OPEN, Measured({"records": 0.0}), TEN, "Set max_offsets_per_trigger=500_000. Nothing was measured"),
-        (OPEN, Measured({"records": 1_000}), TEN, "Set max_offsets_per_trigger=20_000. Lately 1e+03 records"),
+        (
+            OPEN,
+            Measured({"records": 6_100}),
+            TEN,
+            "Set max_offsets_per_trigger=130_000. Lately 6.1e+03 records",
+        ),  # 122,000
         (OPEN, Measured({"records": 450}), Every("1 minute"), "Set max_offsets_per_trigger=54_000. Lately 450 records"),
-        (OPEN, Measured({"records": 450}), AsFastAsPossible(), "Set max_offsets_per_trigger=9_000. Lately"),
-        (OPEN, Measured({"records": 450}), AvailableNow(), "Set max_offsets_per_trigger=9_000. Lately"),
+        (OPEN, Measured({"records": 450}), AsFastAsPossible(), "Set max_offsets_per_trigger=50_000. Lately"),
+        (OPEN, Measured({"records": 4_500}), AvailableNow(), "Set max_offsets_per_trigger=90_000. Lately"),
         # The flow's own record goes before what arrives.
         (OPEN, Measured({"records": 450}, 30_000), TEN, "Set max_offsets_per_trigger=240_000. The flow itself"),
         (FileSource("in", "csv", ROW), None, TEN, "Set max_files_per_trigger=100. Nothing was measured"),
@@ -86,9 +91,9 @@ OPEN = Kafka("orders", max_offsets_per_trigger=None)
         (DeltaSource("t"), None, TEN, "Set max_files_per_trigger=100."),
         (
             DeltaChanges("t", 0),
-            Measured({"bytes": 2e6}),
+            Measured({"bytes": 2e8}),
             TEN,
-            "Set max_bytes_per_trigger=40_000_000. Lately 2e+06 bytes",
+            "Set max_bytes_per_trigger=4_000_000_000. Lately 2e+08 bytes",
         ),
     ],
 )
@@ -104,7 +109,7 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
 @pytest.mark.parametrize(
     ("source", "rates", "trigger", "remedies"),
     [
-        (Kafka("t", 5_000), Measured({"records": 501}), TEN, ["Set max_offsets_per_trigger=11_000"]),
+        (Kafka("t", 5_000), Measured({"records": 501}), TEN, ["Set max_offsets_per_trigger=50_000"]),
         (Kafka("t", 5_000), Measured({"records": 500}), TEN, []),
         (Kafka("t", 5_000), Measured({}), TEN, []),
         (Kafka("t", 5_000), Measured({"records": 501}), AsFastAsPossible(), []),
@@ -118,7 +123,7 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
             DeltaSource("t", 100, 1_000),
             Measured({"files": 1.0, "bytes": 101}),
             TEN,
-            ["Set max_bytes_per_trigger=2_100"],
+            ["Set max_bytes_per_trigger=1_000_000_000"],
         ),
     ],
 )

@@ -7,6 +7,9 @@
 | that of the flow     | 0.8       | a full batch is done before the next one is due, with a fifth of it to spare |
 | that of what arrives | 2         | a batch holds what arrives in its time, and as much again of what is waiting |
 
+Where little arrives, a tenth of the usual bound is suggested: any machine holds that, and a smaller bound would only
+make it slower to catch up after the flow was down.
+
 A trigger without an interval starts a batch when the last one is done. Ten seconds stand for it: long enough that the
 fixed cost of a batch, a few hundred milliseconds, does not matter, and short enough to be held in memory.
 """
@@ -69,8 +72,7 @@ def suggestion(bounds: Sequence[Bound], measured: Measured, trigger: Trigger) ->
     for bound in bounds:
         rate = measured.arrivals.get(bound.unit)
         if rate:
-            value = suggested_bound(rate, interval, ARRIVAL_HEAD_ROOM)
-            return Suggestion(bound, value, f"Lately {rate:,.3g} {bound.unit} a second arrived.")
+            return _by_arrivals(bound, rate, interval)
     return Suggestion(bounds[0], bounds[0].usual, "Nothing was measured; this is the usual bound.")
 
 
@@ -84,6 +86,10 @@ def too_small(bounds: Sequence[Bound], measured: Measured, trigger: Trigger) -> 
     for bound in bounds:
         rate, interval = measured.arrivals.get(bound.unit, 0.0), trigger.duration.seconds
         if bound.value is not None and bound.value < rate * interval:
-            value = suggested_bound(rate, interval, ARRIVAL_HEAD_ROOM)
-            return Suggestion(bound, value, f"Lately {rate:,.3g} {bound.unit} a second arrived.")
+            return _by_arrivals(bound, rate, interval)
     return None
+
+
+def _by_arrivals(bound: Bound, rate: float, interval: float) -> Suggestion:
+    value = max(suggested_bound(rate, interval, ARRIVAL_HEAD_ROOM), bound.usual // 10)
+    return Suggestion(bound, value, f"Lately {rate:,.3g} {bound.unit} a second arrived.")

@@ -9,7 +9,7 @@ from headrace.flow.source import Bound
 
 # A file of a lake is some 100 MB at most, so either bound keeps a batch to about 10 GB.
 _USUAL_FILES = 100
-_USUAL_BYTES = 10 * 1024**3
+_USUAL_BYTES = 10_000_000_000
 
 
 def file_bounds(files: int | None, size: int | None) -> tuple[Bound, ...]:
