@@ -270,12 +270,12 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(pl
     now = int(time.time() * 1000)
     producer = Producer(dict(place.target.kafka))
     for number in range(900):
-        producer.produce(place.topic, b"{}", timestamp=now - (1_000 if number < 600 else 3_600_000))
+        producer.produce(place.topic, b"{}", timestamp=now - (3_600_000 if number < 300 else 1_000))
     assert producer.flush(30) == 0
     flow = replace(place.flow(), trigger=Every("10 seconds"))
     small = Kafka(place.topic, max_offsets_per_trigger=19)
 
-    # 600 records in 300 seconds; the others are an hour old.
+    # 600 records in 300 seconds; those before them are an hour old.
     assert small.arrivals(place.target) == {"records": 2.0}
     flow = replace(flow, inputs=Input(small, schema=ROW))
     findings = [each for each in check([flow], measured([flow], place.target)) if each.code == "HRC-204"]
