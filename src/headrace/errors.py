@@ -17,7 +17,8 @@ its meaning. Exceptions of Spark, Kafka and Delta are mapped into this tree at t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 
 class HeadraceError(Exception):
@@ -40,6 +41,11 @@ class HeadraceError(Exception):
         if code is not None:
             self.code = code
         super().__init__(f"[{self.code}] {what} {why} {state} {remedy}")
+
+    def __reduce__(self) -> tuple[Callable[[str], HeadraceError], tuple[str]]:
+        # A task on an executor hands its error to the driver as a value.
+        parts = partial(type(self), why=self.why, state=self.state, remedy=self.remedy, code=self.code)
+        return parts, (self.what,)
 
     def as_dict(self) -> dict[str, str]:
         """The error as `--json` prints it."""

@@ -1,4 +1,4 @@
-"""One batch through the exactly-once sink, as a process of its own that kills itself at a step of the commit.
+"""One slot of a batch through a transaction, as a process of its own that kills itself at a step of the commit.
 
 No JVM: the rows come ready-made, since only the transaction is looked at.
 """
@@ -8,20 +8,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
 
+import pyarrow as pa
 from confluent_kafka import Producer
 
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks import kafka_exactly_once
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks import kafka_transaction
+from headrace.sinks.kafka_transaction import Slot, publish
 
 
-class Ready:
-    """Stands for the records of a batch."""
-
-    def toLocalIterator(self, prefetchPartitions: bool = False):
-        return iter([("k", f'{{"id":{number}}}') for number in range(1, 4)])
+def chunk(ids: Iterable[int]) -> pa.RecordBatch:
+    """Return the records of some rows as a task gets them."""
+    made = [(f"city {each % 2}".encode(), f'{{"id":{each}}}'.encode()) for each in ids]
+    return pa.RecordBatch.from_pydict({"key": [key for key, _ in made], "value": [value for _, value in made]})
 
 
 class DiesBeforeCommit(Producer):
@@ -37,10 +38,9 @@ class DiesAfterCommit(Producer):
 
 def main() -> None:
     moment, topic, flow, bootstrap = sys.argv[1:]
-    kafka_exactly_once.Producer = {"before": DiesBeforeCommit, "after": DiesAfterCommit}[moment]  # type: ignore[misc]
-    kafka_exactly_once.as_records = lambda _rows, _key: Ready()  # type: ignore[assignment]
+    kafka_transaction.Producer = {"before": DiesBeforeCommit, "after": DiesAfterCommit}[moment]  # type: ignore[misc]
     target = Target("test", lake="unused", checkpoints="unused", kafka={"bootstrap.servers": bootstrap})
-    KafkaExactlyOnce(topic).write(None, Batch(flow, "q1", 0, target))  # type: ignore[arg-type]
+    publish(Slot(Batch(flow, "q1", 0, target), topic, f"headrace-ledger-{flow}"), [chunk([1, 2, 3])])
 
 
 if __name__ == "__main__":

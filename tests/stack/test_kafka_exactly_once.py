@@ -6,30 +6,33 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from exactly_once_run import Ready
+from confluent_kafka.admin import AdminClient
+from exactly_once_place import Place, rows
+from exactly_once_run import chunk
 from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.clients.kafka import read_topic
-from headrace.clients.ledger import LedgerEntry, create_ledger, last_entry
+from headrace.clients.ledger import LedgerEntry, create_ledger, last_entries
 from headrace.clients.topics import create_topics
 from headrace.errors import DataError, PartUnavailable, RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
-from headrace.flow.sink import Batch
-from headrace.flow.target import Target
+from headrace.flow.sink import Accountable
 from headrace.operate.run import Application
-from headrace.sinks import kafka_exactly_once
+from headrace.sinks import kafka_transaction
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka import KafkaTopic
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce, _send
+from headrace.sinks.kafka_transaction import publish
 from headrace.sources.kafka import Kafka
 
 if TYPE_CHECKING:
@@ -40,34 +43,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 
-class Place:
-    """A topic, a ledger and a flow of one test, all named after it."""
-
-    def __init__(self, name: str, target: Target) -> None:
-        self.name, self.target = name, target
-        create_topics(target.kafka, {name: 2})
-        self.sink = KafkaExactlyOnce(name, key="city")
-
-    def batch(self, number: int, query_id: str = "q1") -> Batch:
-        return Batch(self.name, query_id, number, self.target)
-
-    def held(self) -> list[int]:
-        """Return the ids that a reader of committed records sees."""
-        return sorted(json.loads(message.value() or b"")["id"] for message in read_topic(self.target, self.name))
-
-    def recorded(self) -> LedgerEntry | None:
-        return last_entry(self.target, f"headrace-ledger-{self.name}", f"hr.test.{self.name}.0", 10)
-
-
 @pytest.fixture
 def place(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    kafka = {"bootstrap.servers": broker.bootstrap}
-    name = request.node.name.removeprefix("test_").replace("_", "-").partition("[")[0][:60]
-    return Place(name, Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "cp"), kafka=kafka))
-
-
-def rows(spark: SparkSession, *ids: int) -> DataFrame:
-    return spark.createDataFrame([(each, f"city {each % 2}") for each in ids], "id long, city string")
+    return Place.of(request, broker, tmp_path)
 
 
 def test_rows_arrive_once_and_each_batch_is_recorded(spark: SparkSession, place: Place):
@@ -137,6 +115,40 @@ def test_the_batches_of_another_checkpoint_are_refused(spark: SparkSession, plac
     assert place.held() == before
 
 
+def test_a_batch_of_the_same_number_from_other_offsets_is_refused(spark: SparkSession, place: Place):
+    place.sink.write(rows(spark, 1), place.batch(0, offsets="a1"))
+    with pytest.raises(RecoveryError, match=r"a1.*b2") as refused:
+        place.sink.write(rows(spark, 2), place.batch(0, offsets="b2"))
+    assert refused.value.code == "HR-341"
+    place.sink.write(rows(spark, 1), place.batch(0, offsets="a1"))
+    assert place.held() == [1]
+    assert place.recorded() == LedgerEntry("q1", 0, rows=1, offsets="a1")
+
+
+def test_what_the_topic_holds_is_told_with_the_id_of_the_topic(spark: SparkSession, place: Place):
+    assert isinstance(place.sink, Accountable)
+    before = place.sink.held(spark, place.name, "0", place.target)
+    assert (before.last, place.name in before.place) == ({}, True)
+    place.sink.write(rows(spark, 1), place.batch(0))
+    place.sink.write(rows(spark, 2), place.batch(1))
+    after = place.sink.held(spark, place.name, "0", place.target)
+    assert after == replace(before, last={"q1": 1})
+    admin = AdminClient(dict(place.target.kafka))
+    admin.delete_topics([place.name])[place.name].result()
+    assert place.sink.held(spark, place.name, "0", place.target).identity is None
+    create_topics(place.target.kafka, {place.name: 2})
+    assert place.sink.held(spark, place.name, "0", place.target).identity not in (None, before.identity)
+
+
+def test_rows_of_a_key_are_sent_in_the_order_asked_for(spark: SparkSession, place: Place):
+    given = rows(spark, 5, 3, 8, 1, 6, 2, 7, 4).repartition(3)
+    replace(place.sink, order=("id",)).write(given, place.batch(0))
+    seen: dict[bytes, list[int]] = {}
+    for message in read_topic(place.target, place.name):
+        seen.setdefault(message.key(), []).append(json.loads(message.value())["id"])
+    assert seen == {b"city 0": [2, 4, 6, 8], b"city 1": [1, 3, 5, 7]}
+
+
 def test_a_batch_behind_a_gap_is_refused(spark: SparkSession, place: Place):
     place.sink.write(rows(spark, 1), place.batch(0))
     with pytest.raises(RecoveryError) as refused:
@@ -194,6 +206,7 @@ def test_a_row_that_is_too_large_is_an_error_of_the_data(spark: SparkSession, pl
 
 
 def killed(place: Place, moment: str) -> None:
+    create_ledger(place.target, place.ledger)
     command = [sys.executable, str(Path(__file__).with_name("exactly_once_run.py"))]
     arguments = [moment, place.name, place.name, str(place.target.kafka["bootstrap.servers"])]
     run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
@@ -202,6 +215,8 @@ def killed(place: Place, moment: str) -> None:
 
 def test_a_transaction_left_open_by_a_killed_process_is_aborted(spark: SparkSession, place: Place):
     killed(place, "before")
+    # Nobody is fenced by looking: the open transaction is still there, and nothing before it.
+    assert place.sink.held(spark, place.name, "0", place.target).last == {}
     place.sink.write(rows(spark, 1, 2, 3), place.batch(0))
     assert place.held() == [1, 2, 3]
     place.sink.write(rows(spark, 4), place.batch(1))
@@ -224,33 +239,28 @@ def commits_with(monkeypatch: pytest.MonkeyPatch, instead) -> None:
             own = super().commit_transaction
             return instead(lambda: own(timeout)) if len(calls) == 1 else own(timeout)
 
-    monkeypatch.setattr(kafka_exactly_once, "Producer", Patched)
+    monkeypatch.setattr(kafka_transaction, "Producer", Patched)
 
 
-def test_a_driver_that_was_taken_over_cannot_commit(spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch):
+def test_a_driver_that_was_taken_over_cannot_commit(place: Place, monkeypatch: pytest.MonkeyPatch):
     def paused(commit) -> None:
-        place.sink.write(rows(spark, 1, 2), place.batch(0))
+        publish(place.slot(0), [chunk([1, 2])])
         commit()
 
     commits_with(monkeypatch, paused)
     with pytest.raises(RecoveryError) as refused:
-        place.sink.write(rows(spark, 1, 2), place.batch(0))
+        publish(place.slot(0), [chunk([1, 2])])
     assert refused.value.code == "HR-309"
     assert place.held() == [1, 2]
 
 
-def test_a_driver_that_was_taken_over_before_it_sent_its_rows_cannot_commit(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
-):
-    class Overtaken(Ready):
-        def toLocalIterator(self, prefetchPartitions: bool = False):
-            monkeypatch.undo()
-            place.sink.write(rows(spark, 1, 2), place.batch(0))
-            return super().toLocalIterator()
+def test_a_driver_that_was_taken_over_before_it_sent_its_rows_cannot_commit(place: Place):
+    def overtaken() -> Iterator[object]:
+        publish(place.slot(0), [chunk([1, 2])])
+        yield chunk([1, 2])
 
-    monkeypatch.setattr(kafka_exactly_once, "as_records", lambda _rows, _key: Overtaken())
     with pytest.raises(RecoveryError) as refused:
-        place.sink.write(rows(spark, 1, 2), place.batch(0))
+        publish(place.slot(0), overtaken())
     assert refused.value.code == "HR-309"
     assert place.held() == [1, 2]
 
@@ -259,31 +269,43 @@ def lost_answer() -> KafkaException:
     return KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer", False, True))
 
 
-def test_a_commit_whose_answer_was_lost_is_found_in_the_ledger(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_commit_whose_answer_was_lost_is_found_in_the_ledger(place: Place, monkeypatch: pytest.MonkeyPatch):
     def deaf(commit) -> None:
         commit()
         raise lost_answer()
 
     commits_with(monkeypatch, deaf)
-    place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert publish(place.slot(0), [chunk([1]), chunk([2])]) == 2
     assert place.held() == [1, 2]
 
 
 def test_a_commit_that_never_arrived_is_transient_and_the_next_attempt_writes_the_batch(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ):
     def mute(_commit) -> None:
         raise lost_answer()
 
     commits_with(monkeypatch, mute)
     with pytest.raises(PartUnavailable) as failed:
-        place.sink.write(rows(spark, 1, 2), place.batch(0))
+        publish(place.slot(0), [chunk([1, 2])])
     assert failed.value.code == "HR-604"
     assert place.held() == []
-    place.sink.write(rows(spark, 1, 2), place.batch(0))
+    assert publish(place.slot(0), [chunk([1, 2])]) == 2
     assert place.held() == [1, 2]
+
+
+def test_rows_that_end_before_they_are_all_there_are_not_committed(place: Place):
+    """As when the executor dies: to the task that sends, its rows have come to their end."""
+    given, number = iter([pieces_of(1, 2), pieces_of(3)]), 3
+    [outcome] = _send(place.slot(0), number, "pieces", False, given)
+    assert isinstance(outcome, PartUnavailable)
+    assert outcome.code == "HR-609"
+    assert place.held() == []
+    assert place.recorded() is None
+
+
+def pieces_of(*ids: int) -> bytes:
+    return chunk(ids).serialize().to_pybytes()
 
 
 # ---- the ledger ----
@@ -302,13 +324,16 @@ def test_an_entry_is_found_behind_many_records_and_an_aborted_one(place: Place):
         producer.flush(30)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
 
-    assert last_entry(place.target, ledger, "ours", 10) is None
+    def ours(key: str = "ours") -> LedgerEntry | None:
+        return last_entries(place.target, ledger, key, [0], 10).get(0)
+
+    assert ours() is None
     wrote("ours", 7)
     wrote("ours", 8, commit=False)
-    assert last_entry(place.target, ledger, "ours", 10) == LedgerEntry("q1", 7, 1)
+    assert ours() == LedgerEntry("q1", 7, 1)
     wrote("others", 1, times=600)
-    assert last_entry(place.target, ledger, "ours", 10) == LedgerEntry("q1", 7, 1)
-    assert last_entry(place.target, ledger, "nobody's", 10) is None
+    assert ours() == LedgerEntry("q1", 7, 1)
+    assert ours("nobody's") is None
 
 
 # ---- in a running flow ----
@@ -336,12 +361,13 @@ def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSes
         trigger=AvailableNow(),
     )
 
-    def run() -> None:
+    def run() -> int:
         figures = Application(spark, place.target, [flow]).run()
         assert figures["counts"].error is None
+        return figures["counts"].rows_out
 
     send(1, 2)
-    run()
+    assert run() == 2
     # As if the driver had been killed between the commit of the transaction and Spark's own.
     for entry in Path(place.target.flow_folder("counts")).glob("spark/commits/*0*"):
         entry.unlink()

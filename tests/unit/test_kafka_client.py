@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 
 import pytest
 
-from headrace import Kafka, KafkaTopic, Target
+from headrace import Kafka, KafkaExactlyOnce, KafkaTopic, Target
 from headrace.clients import kafka as client
-from headrace.errors import ConfigError, PartUnavailable
+from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.secret import Secret
 
 
@@ -30,6 +31,19 @@ def test_a_target_that_does_not_say_where_kafka_is_is_refused(
         part.preflight(target(**kafka))
     assert refused.value.code == "HR-110"
     assert "'prod'" in refused.value.what
+
+
+def test_a_batch_cannot_be_written_in_no_slots() -> None:
+    with pytest.raises(RecoveryError) as refused:
+        KafkaExactlyOnce("rides", slots=0).preflight(target())
+    assert refused.value.code == "HR-340"
+
+
+def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:
+    with pytest.raises(RecoveryError) as refused:
+        KafkaExactlyOnce("rides", slots=0).preflight(target())
+    there = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own bytes
+    assert (type(there), str(there), there.as_dict()) == (RecoveryError, str(refused.value), refused.value.as_dict())
 
 
 def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_of_its_settings(

@@ -183,6 +183,22 @@ def written_bounds(target: Target, partition: TopicPartition) -> tuple[int, int]
         consumer.close()
 
 
+def first_open(target: Target, partition: TopicPartition) -> Message | None:
+    """Return the first record of a partition whose transaction has not ended, or None when there is none."""
+    consumer = _reader(target)
+    try:
+        _, stable = _bounds(consumer, partition)
+    finally:
+        consumer.close()
+    _, end = written_bounds(target, partition)
+    consumer = _reader(target, "read_uncommitted")
+    try:
+        consumer.assign([TopicPartition(partition.topic, partition.partition, stable)])
+        return next(_until(consumer, end), None) if stable < end else None
+    finally:
+        consumer.close()
+
+
 def _reader(target: Target, isolation: str = "read_committed") -> Consumer:
     settings = librdkafka(target.kafka)
     group = {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True}

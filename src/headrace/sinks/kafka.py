@@ -14,7 +14,7 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # With the timestamps as ISO-8601 in UTC to the millisecond, any reader can compare them as text.
 _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "ignoreNullFields": "false"}
@@ -64,8 +64,11 @@ class KafkaTopic(KafkaSink):
         )
 
 
-def as_records(rows: DataFrame, key: str | None) -> DataFrame:
-    """Return each row as the two texts of a Kafka record: `key`, null without a key column, and `value`, JSON."""
+def as_records(rows: DataFrame, key: str | None, *beside: Column) -> DataFrame:
+    """Return each row as the two texts of a Kafka record: `key`, null without a key column, and `value`, JSON.
+
+    `beside` are columns that do not go into the record.
+    """
     of_key = F.col(key).cast("string") if key else F.lit(None).cast("string")
     value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), _JSON)
-    return rows.select(of_key.alias("key"), value.alias("value"))
+    return rows.select(of_key.alias("key"), value.alias("value"), *beside)

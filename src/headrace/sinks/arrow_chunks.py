@@ -1,0 +1,42 @@
+"""The records of a batch as pieces of Arrow that tasks on the executors read. No row passes through the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import RDD
+from pyspark.serializers import NoOpSerializer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# A record may be as large as a broker takes, 1 MB by default, and a piece has to stay below 2 GB.
+_RECORDS_PER_PIECE = 1_000
+_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+
+def gathered(records: DataFrame) -> tuple[RDD[bytes], int]:
+    """Compute the records, all cores at work, and return them as one partition of pieces, with the number of pieces.
+
+    The partition is read from the files of a shuffle, as often as it is asked for: nothing is computed twice. Records
+    that one partition of the frame held stay in their order.
+    """
+    pieces = _pieces(records).coalesce(1, True)
+    return RDD(pieces, records.sparkSession.sparkContext, NoOpSerializer()), int(pieces.count())
+
+
+def arrow_pieces(records: DataFrame) -> RDD[bytes]:
+    """Return the records as pieces, in the partitions of the frame. They are computed while a task reads them."""
+    return RDD(_pieces(records), records.sparkSession.sparkContext, NoOpSerializer())
+
+
+def decoded(pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """Yield the pieces as record batches with the columns `key` and `value`. Called in the task that reads them."""
+    return (pa.ipc.read_record_batch(pa.py_buffer(piece), _SCHEMA) for piece in pieces)
+
+
+def _pieces(records: DataFrame):  # type: ignore[no-untyped-def]  # an object of the JVM
+    both = records.selectExpr("cast(key as binary) as key", "cast(value as binary) as value")
+    return both._jdf.toArrowBatchRdd(_RECORDS_PER_PIECE, "UTC", True, False).toJavaRDD()

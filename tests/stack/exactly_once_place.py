@@ -1,0 +1,61 @@
+"""Where the tests of exactly-once into Kafka write to, and what they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.clients.kafka import read_topic
+from headrace.clients.ledger import LedgerEntry, create_ledger, last_entries
+from headrace.clients.topics import create_topics
+from headrace.flow.sink import Batch
+from headrace.flow.target import Target
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka_transaction import Slot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from conftest import Broker
+
+
+class Place:
+    """A topic, a ledger and a flow of one test, all named after it."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        self.name, self.target = name, target
+        create_topics(target.kafka, {name: 2})
+        self.sink = KafkaExactlyOnce(name, key="city")
+
+    @classmethod
+    def of(cls, request: pytest.FixtureRequest, broker: Broker, folder: Path) -> Place:
+        words, _, case = request.node.name.removeprefix("test_").replace("_", "-").partition("[")
+        name = f"{words[:50]}-{case.rstrip(']')}".rstrip("-")
+        kafka = {"bootstrap.servers": broker.bootstrap}
+        return cls(name, Target("test", lake=str(folder / "lake"), checkpoints=str(folder / "cp"), kafka=kafka))
+
+    def batch(self, number: int, query_id: str = "q1", **more: Any) -> Batch:
+        return Batch(self.name, query_id, number, self.target, **more)
+
+    @property
+    def ledger(self) -> str:
+        return f"headrace-ledger-{self.name}"
+
+    def slot(self, number: int) -> Slot:
+        """Return what a task sends of a batch, for those tests that look at the transaction without Spark."""
+        create_ledger(self.target, self.ledger)
+        return Slot(self.batch(number), self.name, self.ledger)
+
+    def held(self) -> list[int]:
+        """Return the ids that a reader of committed records sees."""
+        return sorted(json.loads(message.value() or b"")["id"] for message in read_topic(self.target, self.name))
+
+    def recorded(self) -> LedgerEntry | None:
+        return last_entries(self.target, self.ledger, f"hr.test.{self.name}.0", [0], 10).get(0)
+
+
+def rows(spark: SparkSession, *ids: int) -> DataFrame:
+    return spark.createDataFrame([(each, f"city {each % 2}") for each in ids], "id long, city string")
