@@ -7,13 +7,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .uv/bin/uv
 
-.PHONY: help demo test lint types lock setup setup-dev clean
+.PHONY: help demo bench test lint types lock setup setup-dev clean
 
 help:  ## List what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: setup  ## Run ride analytics end to end on a local broker, with its live page
 	@$(BIN)/headrace demo rides
+
+bench: setup  ## Compare the sinks for Kafka on this machine
+	@$(BIN)/python bench/kafka_sinks.py $(ARGS)
 
 test: setup-dev  ## Run every check and every test
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
