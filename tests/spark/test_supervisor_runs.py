@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +132,31 @@ def test_a_failure_of_the_flows_own_python_is_terminal_and_names_it(spark: Spark
 
     assert errors["python"].code == "HR-206"
     assert errors["python"].why == "ValueError: seven is not a colour."
+
+
+def test_a_python_worker_that_dies_starts_the_flow_again_and_no_row_is_lost_or_repeated(
+    spark: SparkSession, target: Target, lines: str, tmp_path: Path
+):
+    died, bus, events = tmp_path / "died", EventBus(), []
+    bus.subscribe(events.append)
+
+    def dying(batches):
+        for batch in batches:
+            if "b" in batch["value"].to_pylist() and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    sink = Kept()
+    worker = Flow(
+        "worker", Input(Folder(lines)), lambda rows: rows.mapInArrow(dying, rows.schema), sink, AvailableNow()
+    )
+    errors = Supervisor(spark, target, [worker], bus, backoff=QUICK).run()
+
+    assert errors == {}
+    assert sorted(sink.rows) == ["a", "b"]
+    (failed,) = [event.error for event in events if isinstance(event, FlowFailed)]
+    assert (failed.code, failed.what) == ("HR-603", "Flow 'worker': A Python worker died.")
 
 
 def test_drain_lets_the_batch_under_way_commit(spark: SparkSession, target: Target, lines: str):

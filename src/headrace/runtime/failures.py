@@ -138,6 +138,14 @@ _KNOWN = (
         "Nothing: the flow goes on by itself.",
     ),
     _Known(
+        ("Python worker exited unexpectedly",),
+        PartUnavailable,
+        "HR-603",
+        "A Python worker died.",
+        "Nothing: the flow goes on by itself. If it repeats, give the machine more memory, or look for native code in "
+        "the transform that crashes.",
+    ),
+    _Known(
         ("PythonException", "PYTHON_EXCEPTION"),
         FlowError,
         "HR-206",
