@@ -156,8 +156,11 @@ class FlowAudit:
         """Return the bad rows of the batches, one frame per input."""
         parts = []
         for name, given in self._flow.named_inputs.items():
+            # Without a schema no row is judged. Its source may be one that cannot be read again: it must not be asked.
+            if given.schema is None:
+                continue
             scans = [scan for number in batches if (scan := self._scan(number, name)) is not None]
-            if scans and given.schema is not None:
+            if scans:
                 bad = with_reason(judged(reduce(DataFrame.unionByName, scans), given), given)
                 parts.append(
                     bad.select(
