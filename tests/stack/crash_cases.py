@@ -1,0 +1,243 @@
+"""The sinks that are killed, each with a flow into it and a model in plain Python of what it has to hold.
+
+The stream comes in stages. A stage is what the sources get at once, and a flow reads it in one batch; a flow with a
+watermark runs a second batch without rows, which closes what the first one has passed.
+
+To add a sink, add a line to `CASES`, and a reader to `crash_readers` when its kind of place is new.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, ClassVar
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.flow import Flow
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.inputs import Input
+from headrace.flow.levers import RocksDB, Watermark
+from headrace.flow.sink import Batch, Sink, leaves
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta_overwrite import DeltaOverwrite
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.fan_out import FanOut
+from headrace.sinks.files import Files
+from headrace.sinks.kafka import KafkaTopic
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sources.files import FileSource
+from headrace.sources.kafka import Kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+POINTS = {
+    "P0": "before the offset log has the batch",
+    "P1": "after it, before the sink begins",
+    "P2": "in the middle of the sink's write",
+    "P3": "after the sink's commit, before it returns",
+    "P4": "after it has returned, before the commit log has the batch",
+    "P5": "after the commit log has the batch",
+}
+# At these the batch has to be in the sink.
+WRITTEN = ("P3", "P4", "P5")
+
+TOPIC = "crash-events"
+FOLDER = "crash-events"
+SCHEMA = StructType(
+    [StructField("key", StringType(), False), StructField("seq", LongType()), StructField("at", TimestampType())]
+)
+KEYS = [f"key-{number}" for number in range(8)]
+_START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+_EVENTS = 24
+# So many that every stage has kinds that are new and kinds that are not.
+_KINDS = 37
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. No two have the same `seq`."""
+
+    key: str
+    seq: int
+    at: datetime
+
+    def encoded(self) -> str:
+        return json.dumps({"key": self.key, "seq": self.seq, "at": self.at.strftime("%Y-%m-%dT%H:%M:%SZ")})
+
+
+def stage(seed: int, number: int) -> list[Event]:
+    """Return the events of one stage, each key at least once: from minute `number` on, half a minute into the next."""
+    chance = random.Random(f"{seed}-{number}")  # noqa: S311 - an example, not a secret
+    keys = KEYS + chance.choices(KEYS, k=_EVENTS - len(KEYS))
+    chance.shuffle(keys)
+    minute = _START + timedelta(minutes=number)
+    return [
+        Event(key, number * _EVENTS + place, minute + timedelta(seconds=4 * place)) for place, key in enumerate(keys)
+    ]
+
+
+# ---- transforms, each with its model ----
+
+Stages = Sequence[Sequence[Event]]
+
+
+def as_they_are(events: DataFrame) -> DataFrame:
+    # In two tasks, so that one can have written while the other is under way.
+    return events.select("key", "seq").repartition(2, "key")
+
+
+def each_event(stages: Stages) -> list[Row]:
+    return [{"key": event.key, "seq": event.seq} for events in stages for event in events]
+
+
+def per_minute(events: DataFrame) -> DataFrame:
+    found = events.groupBy(F.window("at", "1 minute"), "key").agg(
+        F.count("*").alias("events"), F.sum("seq").alias("sum")
+    )
+    return found.select(F.unix_timestamp("window.start").alias("minute"), "key", "events", "sum")
+
+
+def closed_minutes(stages: Stages) -> list[Row]:
+    """The minutes that ended half a minute before the newest event, or earlier."""
+    events = [event for each in stages for event in each]
+    watermark = max((event.at for event in events), default=_START) - timedelta(seconds=30)
+    minutes = sorted({event.at.replace(second=0) for event in events})
+    return [
+        {"minute": int(minute.timestamp()), **total}
+        for minute in minutes
+        if minute + timedelta(minutes=1) <= watermark
+        for total in totals([[event for event in events if event.at.replace(second=0) == minute]])
+    ]
+
+
+def running_totals(events: DataFrame) -> DataFrame:
+    return events.groupBy("key").agg(F.count("*").alias("events"), F.sum("seq").alias("sum"))
+
+
+def totals(stages: Stages) -> list[Row]:
+    events = [event for each in stages for event in each]
+    return [
+        {"key": key, "events": len(seqs), "sum": sum(seqs)}
+        for key in KEYS
+        if (seqs := [event.seq for event in events if event.key == key])
+    ]
+
+
+def first_of_a_kind(events: DataFrame) -> DataFrame:
+    return events.select("key", F.expr(f"seq % {_KINDS}").alias("kind")).dropDuplicates(["key", "kind"])
+
+
+def kinds(stages: Stages) -> list[Row]:
+    found = {(event.key, event.seq % _KINDS) for events in stages for event in events}
+    return [{"key": key, "kind": kind} for key, kind in sorted(found)]
+
+
+# ---- the table ----
+
+
+@dataclass(frozen=True)
+class CarelessAppend(DeltaAppend):
+    """What `DeltaAppend` would be without its promise: an append that does not say which batch it is."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        rows.write.format("delta").mode("append").save(batch.target.table(self.path))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sink under test.
+
+    | field      | meaning                                                                                      |
+    |------------|----------------------------------------------------------------------------------------------|
+    | model      | the rows that each place of the sink holds after these stages                                |
+    | delay      | of the watermark; a flow that has one runs two batches per stage                             |
+    | from_files | whether the events come as files, not by Kafka                                               |
+    | middle     | the number of the place that P2 is in the middle of; those before it have the batch          |
+    | repeats    | the points after which rows are there twice: none, for a sink that promises exactly once     |
+    """
+
+    name: str
+    sink: Sink
+    model: Callable[[Stages], list[Row]] = each_event
+    transform: Callable[[DataFrame], DataFrame] = as_they_are
+    output_mode: str = "append"
+    delay: str | None = None
+    from_files: bool = False
+    middle: int = 0
+    repeats: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[Sink]:
+        return [sink for _step, sink in leaves(self.sink)]
+
+    def first_batch(self, number: int) -> int:
+        """Return the batch that reads a stage."""
+        return number * (2 if self.delay else 1)
+
+    def last_batch(self, number: int) -> int:
+        """Return the batch that is done with a stage."""
+        return self.first_batch(number + 1) - 1
+
+    def batch_to_die_in(self, point: str, number: int) -> int:
+        # A batch without rows follows from what the driver has in memory: a new driver does not plan it anew.
+        return self.first_batch(number) if point == "P0" else self.last_batch(number)
+
+    def flow(self, sink: Sink) -> Flow:
+        """Return the flow, into `sink` in place of the case's own."""
+        if self.from_files:
+            source, schema = FileSource(FOLDER, "json", SCHEMA, max_files_per_trigger=1), None
+        else:
+            source, schema = Kafka(TOPIC), SCHEMA
+        return Flow(
+            self.name,
+            Input(source, schema=schema, watermark=Watermark("at", self.delay) if self.delay else None),
+            self.transform,
+            sink,
+            state=RocksDB(shuffle_partitions=2),
+            output_mode=self.output_mode,
+        )
+
+    def expected(self, stages: Stages, earlier: Stages | None = None) -> Counter[tuple[int, str]]:
+        """Return the rows of every place; in those before the middle, the rows of the stages `earlier`."""
+        return Counter(
+            (place, canonical(row))
+            for place in range(len(self.places))
+            for row in self.model(earlier if earlier is not None and place < self.middle else stages)
+        )
+
+
+def canonical(row: Row) -> str:
+    return json.dumps(row, sort_keys=True)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("delta-append", DeltaAppend("append"), closed_minutes, per_minute, delay="30 seconds"),
+        Case("delta-upsert", DeltaUpsert("upsert", ["key"], "events"), totals, running_totals, "update"),
+        Case("delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
+        Case("files", Files("files"), from_files=True),
+        Case("kafka", KafkaExactlyOnce("crash-kafka", key="key")),
+        Case(
+            "fan-out",
+            FanOut(DeltaAppend("fan"), KafkaExactlyOnce("crash-fan", key="key"), Files("fan-files")),
+            kinds,
+            first_of_a_kind,
+            from_files=True,
+            middle=1,
+        ),
+        Case("careless-append", CarelessAppend("careless"), repeats=("P3", "P4")),
+        Case("kafka-at-least-once", KafkaTopic("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
+    )
+}

@@ -1,0 +1,227 @@
+"""All cases as flows of one application, in a process of its own that stops at a point of a batch and waits there.
+
+It goes on until it is killed or its standard input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from crash_armed import arm, tell
+from crash_cases import CASES, Case
+from crash_readers import half_done
+
+from headrace.flow.guarantee import Guarantee
+from headrace.flow.levers import OutputMode
+from headrace.flow.sink import Accountable, Batch, Held, Sink
+from headrace.flow.target import Target
+from headrace.operate.run import open_application
+from headrace.runtime.events import BatchCommitted, Event, FlowFailed
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.fan_out import FanOut
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+# A blocked task holds its slot, and every flow needs one more to go on.
+_SLOTS = 32
+# At a task, as on a cluster: a driver on one machine does not try again by itself.
+_ATTEMPTS = 4
+
+# Not a point to die at: the driver goes on, and loses a Python worker in the batch of the stage.
+END = "end"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one driver is to do: run these cases, and stop each of them at a point of the batch of a stage."""
+
+    cases: tuple[str, ...]
+    folder: str
+    bootstrap: str
+    point: str = END
+    stage: int = 0
+
+    @property
+    def target(self) -> Target:
+        return Target(
+            "crash",
+            lake=f"{self.folder}/lake",
+            checkpoints=f"{self.folder}/checkpoints",
+            master=f"local[{_SLOTS},{_ATTEMPTS}]",
+            kafka={"bootstrap.servers": self.bootstrap},
+            spark={"spark.python.daemon.module": "crash_armed"},
+        )
+
+    def encoded(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decoded(cls, text: str) -> Plan:
+        fields = json.loads(text)
+        return cls(**fields | {"cases": tuple(fields["cases"])})
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A sink that stops at points of one batch, and is otherwise the sink that it holds."""
+
+    sink: Sink
+    batch: int
+    points: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.sink.name
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.sink.guarantee
+
+    @property
+    def output_modes(self) -> frozenset[OutputMode]:
+        return self.sink.output_modes
+
+    def preflight(self, target: Target) -> None:
+        self.sink.preflight(target)
+
+    def prepare(self, spark: SparkSession, target: Target) -> None:
+        self.sink.prepare(spark, target)
+
+    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+        assert isinstance(self.sink, Accountable)
+        return self.sink.held(spark, flow, step, target)
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        points = self.points if batch.id == self.batch else ()
+        for early in ("P0", "P1"):
+            if early in points:
+                tell(wait=True, case=batch.flow, point=early)
+        if "P2" in points:
+            rows = self._stopping_in_the_middle(rows, batch)
+        if END in points:
+            rows = rows.mapInArrow(_losing_a_worker(batch.flow), rows.schema)
+        self.sink.write(rows, batch)
+        if "P3" in points:
+            tell(wait=True, case=batch.flow, point="P3")
+
+    def _stopping_in_the_middle(self, rows: DataFrame, batch: Batch) -> DataFrame:
+        """Have the sink stop when a part of the batch is in its place. Some keep the rows before they write any."""
+        match self.sink:
+            case DeltaUpsert() as table:
+                _CommitClock.put_into(rows.sparkSession, table, batch)
+            case KafkaExactlyOnce():
+                arm(batch.flow, passing=0)
+            case _:
+                return rows.mapInArrow(_stopping(batch.flow), rows.schema)
+        return rows
+
+
+def _stopping(case: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that passes rows on in every task but the last of two, which stops when it has read them."""
+
+    def passed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        read = list(batches)
+        if context is not None and context.partitionId() == 1:
+            tell(wait=True, case=case, point="P2")
+        yield from read
+
+    return passed
+
+
+def _losing_a_worker(case: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that passes rows on, and in the first attempt at the last of two tasks kills its process."""
+
+    def passed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        read = list(batches)
+        if context is not None and context.partitionId() == 1 and context.attemptNumber() == 0:
+            tell(case=case, point=END)
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from read
+
+    return passed
+
+
+class _CommitClock:
+    """The clock of a Delta table, which Delta looks at while it commits. It stops when files lack a commit."""
+
+    def __init__(self, place: Sink, batch: Batch) -> None:
+        self._place, self._batch = place, batch
+
+    @classmethod
+    def put_into(cls, spark: SparkSession, place: DeltaUpsert, batch: Batch) -> None:
+        """Have Delta look at this clock for the table: it keeps one log per table, and the clock with it."""
+        jvm = spark._jvm
+        assert jvm is not None
+        log, path = jvm.org.apache.spark.sql.delta.DeltaLog, batch.target.table(place.path)
+        log.clearCache()
+        log.forTable(spark._jsparkSession, jvm.org.apache.hadoop.fs.Path(path), cls(place, batch))
+
+    def getTimeMillis(self) -> int:
+        if half_done(self._place, self._batch.target):
+            tell(wait=True, case=self._batch.flow, point="P2")
+        return time.time_ns() // 1_000_000
+
+    def nanoTime(self) -> int:
+        return time.monotonic_ns()
+
+    def waitTillTime(self, moment: int) -> int:
+        return moment
+
+    class Java:
+        implements: ClassVar[list[str]] = ["org.apache.spark.util.Clock"]
+
+
+def probed(case: Case, plan: Plan) -> Sink:
+    """Return the case's sink with probes where the plan wants to stop."""
+    batch = case.batch_to_die_in(plan.point, plan.stage)
+    if plan.point == "P2" and isinstance(case.sink, FanOut):
+        within = list(case.sink.sinks)
+        within[case.middle] = Probe(within[case.middle], batch, ("P2",))
+        return FanOut(*within)
+    return Probe(case.sink, batch, (plan.point,))
+
+
+def main() -> None:
+    plan = Plan.decoded(Path(sys.argv[1]).read_text())
+    flows = [CASES[name].flow(probed(CASES[name], plan)) for name in plan.cases]
+
+    def say(event: Event) -> None:
+        if isinstance(event, BatchCommitted):
+            tell(case=event.flow, committed=event.batch_id)
+        elif isinstance(event, FlowFailed):
+            tell(case=event.flow, error=str(event.error), down=event.retry_in is None)
+
+    log = Path(plan.folder) / f"spark-{plan.stage}-{plan.point}.log"
+    application, _spark = open_application(flows, plan.target, log=log)
+    application.bus.subscribe(say)
+
+    def drain() -> None:
+        sys.stdin.read()
+        application.drain()
+
+    threading.Thread(target=drain, daemon=True).start()
+    failed = [figures.error for figures in application.run().values() if figures.error]
+    if failed:
+        sys.exit(str(failed[0]))
+
+
+if __name__ == "__main__":
+    main()

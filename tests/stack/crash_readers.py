@@ -1,0 +1,159 @@
+"""What a place holds, read without Spark and without Headrace, as its readers do; and what was left half-done in it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pyarrow.parquet as pq
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from crash_cases import Case, Row, canonical
+from deltalake import DeltaTable, QueryBuilder
+
+from headrace.flow.sink import Sink
+from headrace.flow.target import Target
+from headrace.sinks.delta_table import DeltaTableSink
+from headrace.sinks.files import Files
+from headrace.sinks.kafka import KafkaSink
+
+# How long a local broker may take to answer on a busy machine.
+_ANSWER_SECONDS = 30.0
+
+
+def held(case: Case, target: Target) -> Counter[tuple[int, str]]:
+    """Return the rows of every place of a case."""
+    return Counter(
+        (number, canonical(row)) for number, place in enumerate(case.places) for row in rows_in(place, target)
+    )
+
+
+def rows_in(place: Sink, target: Target) -> Iterator[Row]:
+    """Yield the rows that a reader of the place sees."""
+    match place:
+        case DeltaTableSink(path=path):
+            table = Path(target.table(path))
+            yield from delta_rows(DeltaTable(table)) if any((table / "_delta_log").glob("*.json")) else ()
+        case Files(path=path):
+            for file in _committed_files(Path(target.table(path))):
+                yield from cast(list[Row], pq.ParquetFile(file).read(use_threads=False).to_pylist())
+        case KafkaSink(topic=topic):
+            for value in topic_values(target, topic):
+                yield json.loads(value)
+        case _:
+            raise AssertionError(f"no reader for {place}")
+
+
+def half_done(place: Sink, target: Target) -> bool:
+    """Whether the place holds something of an attempt that no reader may see."""
+    match place:
+        case DeltaTableSink(path=path):
+            table = Path(target.table(path))
+            return _unmentioned(table, (table / "_delta_log").glob("*.json"))
+        case Files(path=path):
+            folder = Path(target.table(path))
+            return _unmentioned(folder, (folder / "_spark_metadata").glob("[0-9]*"))
+        case KafkaSink(topic=topic):
+            committed = sum(1 for _ in topic_values(target, topic))
+            return sum(1 for _ in topic_values(target, topic, "read_uncommitted")) > committed
+        case _:
+            raise AssertionError(f"no look at {place}")
+
+
+def delta_rows(table: DeltaTable) -> list[Row]:
+    found = QueryBuilder().register("held", table).execute("SELECT * FROM held").read_all()
+    names = found.schema.names
+    return [
+        dict(zip(names, row, strict=True)) for row in zip(*(found[name].to_pylist() for name in names), strict=True)
+    ]
+
+
+def delta_versions(place: DeltaTableSink, target: Target) -> Iterator[list[Row]]:
+    """Yield what the readers of a table could have seen, version by version."""
+    location = target.table(place.path)
+    for version in range(DeltaTable(location).version() + 1):
+        yield delta_rows(DeltaTable(location, version=version))
+
+
+def topic_values(target: Target, topic: str, isolation: str = "read_committed") -> Iterator[bytes]:
+    """Yield the values of a topic, partition by partition, up to where a reader would wait."""
+    consumer = _consumer(target, isolation)
+    try:
+        waiting = _assign(consumer, [topic])
+        while waiting:
+            message = consumer.poll(_ANSWER_SECONDS)
+            assert message is not None, f"topic {topic} was not read to its end"
+            if _is_end(message):
+                waiting -= 1
+            else:
+                yield message.value() or b""
+    finally:
+        consumer.close()
+
+
+class Follower(threading.Thread):
+    """Reads topics as they grow, committed records only, on a thread of its own until `finish` is called."""
+
+    def __init__(self, target: Target, topics: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.seen: dict[str, list[Row]] = {topic: [] for topic in topics}
+        self._consumer = _consumer(target, "read_committed")
+        self._finishing = threading.Event()
+        _assign(self._consumer, topics)
+
+    def run(self) -> None:
+        # The last records were committed before it was told to finish: a second without any is the end.
+        while (message := self._consumer.poll(1.0)) is not None or not self._finishing.is_set():
+            if message is not None and not _is_end(message):
+                self.seen[str(message.topic())].append(json.loads(message.value() or b""))
+        self._consumer.close()
+
+    def finish(self) -> None:
+        self._finishing.set()
+        self.join(_ANSWER_SECONDS)
+
+
+def _consumer(target: Target, isolation: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": str(target.kafka["bootstrap.servers"]),
+            "group.id": "crash-points",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": isolation,
+            "fetch.wait.max.ms": 10,
+        }
+    )
+
+
+def _assign(consumer: Consumer, topics: list[str]) -> int:
+    """Read the topics from their beginning; return how many partitions there are."""
+    known = consumer.list_topics(timeout=_ANSWER_SECONDS).topics
+    partitions = [TopicPartition(topic, number, 0) for topic in topics for number in known[topic].partitions]
+    consumer.assign(partitions)
+    return len(partitions)
+
+
+def _is_end(message: Message) -> bool:
+    error = message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+        raise KafkaException(error)
+    return error is not None
+
+
+def _committed_files(folder: Path) -> list[Path]:
+    """Return the files in a folder's log. Every tenth entry of the log holds all before it once more."""
+    names = {
+        json.loads(line)["path"].rsplit("/", 1)[-1]
+        for entry in (folder / "_spark_metadata").glob("[0-9]*")
+        for line in entry.read_text().splitlines()[1:]
+    }
+    return [folder / name for name in sorted(names)]
+
+
+def _unmentioned(folder: Path, log: Iterator[Path]) -> bool:
+    text = "".join(entry.read_text() for entry in log)
+    return any(file.name not in text for file in folder.glob("part-*"))
