@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
+from crash_shelf import Shelf
+from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.jdbc import JdbcUpsert
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
@@ -164,6 +167,7 @@ class Case:
     | delay      | of the watermark; a flow that has one runs two batches per stage                             |
     | from_files | whether the events come as files, not by Kafka                                               |
     | middle     | the number of the place that P2 is in the middle of; those before it have the batch          |
+    | in_parts   | whether readers may see a part of a batch before the rest                                    |
     | repeats    | the points after which rows are there twice: none, for a sink that promises exactly once     |
     """
 
@@ -175,6 +179,7 @@ class Case:
     delay: str | None = None
     from_files: bool = False
     middle: int = 0
+    in_parts: bool = False
     repeats: tuple[str, ...] = ()
 
     @property
@@ -229,14 +234,17 @@ CASES = {
         Case("delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
         Case("files", Files("files"), from_files=True),
         Case("kafka", KafkaExactlyOnce("crash-kafka", key="key")),
+        Case("kafka-slots", KafkaExactlyOnce("crash-slots", key="key", slots=2), in_parts=True),
         Case(
             "fan-out",
-            FanOut(DeltaAppend("fan"), KafkaExactlyOnce("crash-fan", key="key"), Files("fan-files")),
+            FanOut(DeltaAppend("fan"), KafkaExactlyOnce("crash-fan", key="key"), Files("fan-files", "json")),
             kinds,
             first_of_a_kind,
             from_files=True,
             middle=1,
         ),
+        Case("jdbc", JdbcUpsert("shop", "crash_totals", ["key"], "events"), totals, running_totals, "update"),
+        Case("custom", CustomExactlyOnce("shelf", Shelf), from_files=True),
         Case("careless-append", CarelessAppend("careless"), repeats=("P3", "P4")),
         Case("kafka-at-least-once", KafkaTopic("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
     )

@@ -31,6 +31,8 @@ from crash_points import END, Plan
 from crash_readers import Follower, half_done, held
 
 from headrace.clients.topics import create_topics
+from headrace.flow.secret import revealed
+from headrace.flow.target import Database
 from headrace.sinks.kafka import KafkaSink
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 
@@ -123,7 +125,7 @@ class Chain:
     | seconds      | how long each driver took, with all that came before the next              |
     """
 
-    def __init__(self, folder: Path, bootstrap: str, seed: int) -> None:
+    def __init__(self, folder: Path, bootstrap: str, database: Database, seed: int) -> None:
         self.seed = seed
         chance = random.Random(seed)  # noqa: S311 - an example, not a secret
         self.points = list(POINTS)
@@ -140,7 +142,8 @@ class Chain:
         self.seconds: dict[str, float] = {}
         self._down: set[str] = set()
         self._line = Line()
-        self.plan = Plan(tuple(CASES), str(folder), bootstrap)
+        login = (database.url, database.user, revealed(database.password or ""))
+        self.plan = Plan(tuple(CASES), str(folder), bootstrap, login)
         self._inbox = Path(self.plan.target.table(FOLDER))
         self._inbox.mkdir(parents=True)
         outputs = [place.topic for case in CASES.values() for place in case.places if isinstance(place, KafkaSink)]

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, ClassVar
 from crash_armed import arm, tell
 from crash_cases import CASES, Case
 from crash_readers import half_done
+from crash_shelf import in_the_middle
+from headrace.sinks.custom import CustomExactlyOnce
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
+from headrace.flow.secret import Secret
 from headrace.flow.sink import Accountable, Batch, Held, Sink
-from headrace.flow.target import Target
+from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
 from headrace.sinks.delta_upsert import DeltaUpsert
@@ -50,11 +53,13 @@ class Plan:
     cases: tuple[str, ...]
     folder: str
     bootstrap: str
+    database: tuple[str, str, str]
     point: str = END
     stage: int = 0
 
     @property
     def target(self) -> Target:
+        url, user, password = self.database
         return Target(
             "crash",
             lake=f"{self.folder}/lake",
@@ -62,6 +67,7 @@ class Plan:
             master=f"local[{_SLOTS},{_ATTEMPTS}]",
             kafka={"bootstrap.servers": self.bootstrap},
             spark={"spark.python.daemon.module": "crash_armed"},
+            databases={"shop": Database(url, user, Secret("local", password))},
         )
 
     def encoded(self) -> str:
@@ -70,7 +76,7 @@ class Plan:
     @classmethod
     def decoded(cls, text: str) -> Plan:
         fields = json.loads(text)
-        return cls(**fields | {"cases": tuple(fields["cases"])})
+        return cls(**fields | {"cases": tuple(fields["cases"]), "database": tuple(fields["database"])})
 
 
 @dataclass(frozen=True)
@@ -121,8 +127,10 @@ class Probe:
         match self.sink:
             case DeltaUpsert() as table:
                 _CommitClock.put_into(rows.sparkSession, table, batch)
-            case KafkaExactlyOnce():
-                arm(batch.flow, passing=0)
+            case KafkaExactlyOnce(slots=slots):
+                arm(batch.flow, passing=slots - 1)
+            case CustomExactlyOnce():
+                in_the_middle.append(lambda batch: tell(wait=True, case=batch.flow, point="P2"))
             case _:
                 return rows.mapInArrow(_stopping(batch.flow), rows.schema)
         return rows

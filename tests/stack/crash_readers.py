@@ -6,14 +6,23 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
+import psycopg
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from crash_cases import Case, Row, canonical
+from crash_shelf import on_the_shelf
+from crash_shelf import place as shelf
 from deltalake import DeltaTable, QueryBuilder
+from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.jdbc import JdbcUpsert
+from psycopg import sql
+from psycopg.rows import dict_row
 
+from headrace.flow.secret import revealed
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
 from headrace.sinks.delta_table import DeltaTableSink
@@ -39,7 +48,14 @@ def rows_in(place: Sink, target: Target) -> Iterator[Row]:
             yield from delta_rows(DeltaTable(table)) if any((table / "_delta_log").glob("*.json")) else ()
         case Files(path=path):
             for file in _committed_files(Path(target.table(path))):
-                yield from cast(list[Row], pq.ParquetFile(file).read(use_threads=False).to_pylist())
+                yield from _rows_of_file(file)
+        case JdbcUpsert(database=database, table=table):
+            with closing(_connection(target, database)) as connection:
+                made = connection.execute("SELECT to_regclass(%s) AS made", [table]).fetchone()
+                if made and made["made"]:
+                    yield from connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(table)))
+        case CustomExactlyOnce():
+            yield from map(json.loads, on_the_shelf(target))
         case KafkaSink(topic=topic):
             for value in topic_values(target, topic):
                 yield json.loads(value)
@@ -56,6 +72,12 @@ def half_done(place: Sink, target: Target) -> bool:
         case Files(path=path):
             folder = Path(target.table(path))
             return _unmentioned(folder, (folder / "_spark_metadata").glob("[0-9]*"))
+        case JdbcUpsert(database=database):
+            with closing(_connection(target, database)) as connection:
+                staging = "SELECT 1 FROM pg_tables WHERE starts_with(tablename, 'headrace_staging_')"
+                return connection.execute(staging).fetchone() is not None
+        case CustomExactlyOnce():
+            return Path(f"{shelf(target)}-journal").exists()
         case KafkaSink(topic=topic):
             committed = sum(1 for _ in topic_values(target, topic))
             return sum(1 for _ in topic_values(target, topic, "read_uncommitted")) > committed
@@ -152,6 +174,22 @@ def _committed_files(folder: Path) -> list[Path]:
         for line in entry.read_text().splitlines()[1:]
     }
     return [folder / name for name in sorted(names)]
+
+
+def _rows_of_file(file: Path) -> list[Row]:
+    if file.suffix == ".json":
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    return cast(list[Row], pq.ParquetFile(file).read(use_threads=False).to_pylist())
+
+
+def _connection(target: Target, name: str) -> psycopg.Connection[Row]:
+    database = target.databases[name]
+    return psycopg.connect(
+        database.url.removeprefix("jdbc:"),
+        user=database.user,
+        password=revealed(database.password or ""),
+        row_factory=dict_row,
+    )
 
 
 def _unmentioned(folder: Path, log: Iterator[Path]) -> bool:
