@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from crash_shelf import Shelf
-from headrace.sinks.custom import CustomExactlyOnce
-from headrace.sinks.jdbc import JdbcUpsert
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
@@ -27,11 +25,13 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import RocksDB, Watermark
 from headrace.flow.sink import Batch, Sink, leaves
+from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_overwrite import DeltaOverwrite
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.files import Files
+from headrace.sinks.jdbc import JdbcUpsert
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 from headrace.sources.files import FileSource

@@ -20,7 +20,6 @@ from crash_armed import arm, tell
 from crash_cases import CASES, Case
 from crash_readers import half_done
 from crash_shelf import in_the_middle
-from headrace.sinks.custom import CustomExactlyOnce
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
@@ -29,6 +28,7 @@ from headrace.flow.sink import Accountable, Batch, Held, Sink
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
+from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce

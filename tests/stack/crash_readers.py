@@ -17,16 +17,16 @@ from crash_cases import Case, Row, canonical
 from crash_shelf import on_the_shelf
 from crash_shelf import place as shelf
 from deltalake import DeltaTable, QueryBuilder
-from headrace.sinks.custom import CustomExactlyOnce
-from headrace.sinks.jdbc import JdbcUpsert
 from psycopg import sql
 from psycopg.rows import dict_row
 
 from headrace.flow.secret import revealed
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
+from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta_table import DeltaTableSink
 from headrace.sinks.files import Files
+from headrace.sinks.jdbc import JdbcUpsert
 from headrace.sinks.kafka import KafkaSink
 
 # How long a local broker may take to answer on a busy machine.
