@@ -23,8 +23,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
-from headrace.flow.levers import RocksDB, Watermark
+from headrace.flow.levers import OutputMode, RocksDB, Watermark
 from headrace.flow.sink import Batch, Sink, leaves
+from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_overwrite import DeltaOverwrite
@@ -38,7 +39,7 @@ from headrace.sources.files import FileSource
 from headrace.sources.kafka import Kafka
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 POINTS = {
     "P0": "before the offset log has the batch",
@@ -148,10 +149,20 @@ def kinds(stages: Stages) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class CarelessAppend(DeltaAppend):
-    """What `DeltaAppend` would be without its promise: an append that does not say which batch it is."""
+class CarelessAppend:
+    """What `DeltaAppend` would be without its promise: an append that does not say which batch it is.
 
+    Not one of its kind: those are asked before each start which batches they hold, and this one would be refused.
+    """
+
+    path: str
+    name: str = "careless"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+    output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
+
+    def preflight(self, target: Target) -> None: ...
+
+    def prepare(self, spark: SparkSession, target: Target) -> None: ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         rows.write.format("delta").mode("append").save(batch.target.table(self.path))

@@ -13,7 +13,7 @@ from typing import cast
 import psycopg
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from crash_cases import Case, Row, canonical
+from crash_cases import CarelessAppend, Case, Row, canonical
 from crash_shelf import on_the_shelf
 from crash_shelf import place as shelf
 from deltalake import DeltaTable, QueryBuilder
@@ -43,7 +43,7 @@ def held(case: Case, target: Target) -> Counter[tuple[int, str]]:
 def rows_in(place: Sink, target: Target) -> Iterator[Row]:
     """Yield the rows that a reader of the place sees."""
     match place:
-        case DeltaTableSink(path=path):
+        case DeltaTableSink(path=path) | CarelessAppend(path=path):
             table = Path(target.table(path))
             yield from delta_rows(DeltaTable(table)) if any((table / "_delta_log").glob("*.json")) else ()
         case Files(path=path):
@@ -66,7 +66,7 @@ def rows_in(place: Sink, target: Target) -> Iterator[Row]:
 def half_done(place: Sink, target: Target) -> bool:
     """Whether the place holds something of an attempt that no reader may see."""
     match place:
-        case DeltaTableSink(path=path):
+        case DeltaTableSink(path=path) | CarelessAppend(path=path):
             table = Path(target.table(path))
             return _unmentioned(table, (table / "_delta_log").glob("*.json"))
         case Files(path=path):
