@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import threading
 
 import pytest
 
@@ -11,6 +12,8 @@ from headrace import Kafka, KafkaExactlyOnce, KafkaTopic, Target
 from headrace.clients import kafka as client
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.secret import Secret
+from headrace.flow.sink import Batch, SetAside
+from headrace.sinks.kafka_transaction import Slot
 
 
 def login(address: str, secret: Secret) -> dict[str, str | Secret]:
@@ -44,6 +47,14 @@ def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:
         KafkaExactlyOnce("rides", slots=0).preflight(target())
     there = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own bytes
     assert (type(there), str(there), there.as_dict()) == (RecoveryError, str(refused.value), refused.value.as_dict())
+
+
+def test_a_batch_reaches_a_task_without_those_who_listen_on_the_driver() -> None:
+    listening = threading.Lock()
+    batch = Batch("flow", "q1", 3, target(), offsets="a1", tell=lambda _said: listening.release())
+    there = pickle.loads(pickle.dumps(Slot(batch, "rides", "ledger")))  # noqa: S301 - our own bytes
+    assert there == Slot(batch, "rides", "ledger")
+    there.batch.tell(SetAside("sink", 1, "why", "place"))
 
 
 def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_of_its_settings(

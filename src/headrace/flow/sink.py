@@ -60,6 +60,10 @@ class Batch:
         """The identity under which an exactly-once sink records that this batch is in."""
         return f"{self.query_id}:{self.flow}:{self.step}"
 
+    def __getstate__(self) -> dict[str, object]:
+        # A task on an executor gets the batch, and not those who listen on the driver.
+        return {**vars(self), "tell": _unheard}
+
 
 @dataclass(frozen=True)
 class Held:
