@@ -6,6 +6,7 @@ Used for checkpoints and what Headrace keeps beside them. Never for tables.
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -73,25 +74,31 @@ class LocalFiles:
     def write(self, path: str, text: str) -> None:
         """Write beside, flush to the disk, rename over."""
         final = local_path(path)
+        self._beside(final, text).replace(final)
+
+    def _beside(self, final: Path, text: str) -> Path:
+        """Write a file that no other writer uses, into the same folder and down to the disk."""
         final.parent.mkdir(parents=True, exist_ok=True)
-        beside = final.with_name(f".{final.name}.{os.getpid()}")
+        beside = final.with_name(f".{final.name}.{os.getpid()}.{threading.get_ident()}")
         with beside.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(final)
+        return beside
 
     def create(self, path: str, text: str) -> bool:
-        """Make the file with O_EXCL. Hadoop's own local filesystem looks first and makes it then: two may succeed."""
+        """Write beside and link: of two callers one makes the link, and a kill leaves no file that is there and empty.
+
+        Hadoop's own local filesystem looks first and makes the file then: two may succeed.
+        """
         final = local_path(path)
-        final.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._beside(final, text)
         try:
-            with final.open("x") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            os.link(beside, final)
         except FileExistsError:
             return False
+        finally:
+            beside.unlink()
         return True
 
     def delete(self, path: str) -> None:
