@@ -30,7 +30,7 @@ from headrace.flow.levers import (
     RocksDB,
     Watermark,
 )
-from headrace.flow.target import Service, Target
+from headrace.flow.target import Database, Lease, Service, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink, Transaction
 from headrace.sinks.delta_append import DeltaAppend
@@ -62,6 +62,7 @@ __all__ = [
     "CustomExactlyOnce",
     "CustomSink",
     "DataError",
+    "Database",
     "DeltaAppend",
     "DeltaChanges",
     "DeltaOverwrite",
@@ -82,6 +83,7 @@ __all__ = [
     "Kafka",
     "KafkaExactlyOnce",
     "KafkaTopic",
+    "Lease",
     "Memory",
     "Noop",
     "Only",

@@ -156,7 +156,7 @@ def test_another_number_of_slots_is_refused_when_only_the_last_slot_is_in(spark:
     assert place.held() == [1]
 
 
-def test_a_batch_of_the_same_number_from_other_offsets_is_refused_in_slots_too(spark: SparkSession, place: Place):
+def test_slots_refuse_a_batch_of_the_same_number_from_other_offsets(spark: SparkSession, place: Place):
     publish(replace(place.slot(0), batch=place.batch(0, offsets="a1"), of=SLOTS), [chunk([1])])
     with pytest.raises(RecoveryError) as refused:
         place.sink.write(rows(spark, 1, 2), place.batch(0, offsets="b2"))
