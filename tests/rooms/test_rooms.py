@@ -79,7 +79,8 @@ def test_imports_keep_to_the_contracts_of_the_rooms() -> None:
 def test_streams_are_read_in_sources_only() -> None:
     found = places_that_mention("readStream")
     assert found
-    assert [each for each in found if not each.startswith("sources/")] == []
+    # The script of a rehearsal stands in for a source.
+    assert [each for each in found if not each.startswith("sources/")] == ["testing/source.py"]
 
 
 def test_streams_are_written_in_one_module_only() -> None:
