@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from headrace.clients.kafka import read_topic
+from headrace.clients.topics import create_topics
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
@@ -27,11 +30,12 @@ from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_overwrite import DeltaOverwrite
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.files import Files
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
 # A key, and the number of the row in the stream.
 Row = tuple[str, int]
@@ -136,12 +140,38 @@ class InSqlite:
         return found
 
 
+def with_broker(request: pytest.FixtureRequest, folder: Path) -> Target:
+    """Return a target whose topic and ledger are named after the folder, and so are others for each stream."""
+    kafka = {"bootstrap.servers": request.getfixturevalue("broker").bootstrap}
+    create_topics(kafka, {_topic(folder): 2})
+    return Target("test", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints"), kafka=kafka)
+
+
+def into_topic(slots: int) -> Callable[[Target], Sink]:
+    def made(target: Target) -> Sink:
+        topic = _topic(Path(target.lake).parent)
+        return KafkaExactlyOnce(topic, key="key", ledger=f"{topic}-ledger", slots=slots)
+
+    return made
+
+
+def of_topic(_spark: SparkSession, target: Target) -> list[Row]:
+    found = (json.loads(message.value() or b"") for message in read_topic(target, _topic(Path(target.lake).parent)))
+    return sorted((row["key"], row["number"]) for row in found)
+
+
+def _topic(folder: Path) -> str:
+    return f"replay-{folder.name}"
+
+
 SUBJECTS = {
     "delta_append": Subject(lambda _: DeltaAppend("held"), of_table),
     "delta_upsert": Subject(lambda _: DeltaUpsert("held", ["key"], sequence="number"), of_table, newest_per_key),
     "delta_overwrite": Subject(lambda _: DeltaOverwrite("held"), of_table, whole=True),
     "files": Subject(lambda _: Files("held", "json", partition_by=("key",)), of_folder),
     "custom": Subject(lambda _: CustomExactlyOnce("sqlite", InSqlite), lambda _spark, target: InSqlite(target).held()),
+    "kafka": Subject(into_topic(slots=1), of_topic, target=with_broker),
+    "kafka_slots": Subject(into_topic(slots=2), of_topic, target=with_broker),
 }
 
 
