@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.flow.source import Bound
 from headrace.flow.target import Target
-from headrace.sources.arrivals import arriving_in_table
-from headrace.sources.bounds import file_bounds, require_bounds, require_version
+from headrace.sources.bounds import require_bounds, require_version
 from headrace.sources.delta_log import offsets, version
-from headrace.sources.local_folder import require_readable
+from headrace.sources.delta_table import DeltaTableSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
-class DeltaSource:
+class DeltaSource(DeltaTableSource):
     """Read a Delta table, then what is appended to it, below the lake unless `path` is absolute.
 
     Each row is read exactly once, while:
@@ -58,31 +56,9 @@ class DeltaSource:
         """Return `delta:PATH`."""
         return f"delta:{self.path}"
 
-    @property
-    def carries_payload(self) -> bool:
-        """A table has columns."""
-        return False
-
-    @property
-    def bounds(self) -> tuple[Bound, ...]:
-        """The two bounds of a batch."""
-        return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
-
-    def arrivals(self, target: Target) -> dict[str, float]:
-        """Return the files and bytes a second of the last hour, by the table's log."""
-        return arriving_in_table(target.table(self.path))
-
-    def preflight(self, target: Target) -> None:
-        """Prove that a local table is there."""
-        require_readable(target.table(self.path), within="_delta_log")
-
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the endless frame of the table."""
-        reader = spark.readStream.format("delta")
-        if self.max_files_per_trigger is not None:
-            reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
-        if self.max_bytes_per_trigger is not None:
-            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
+        reader = self._reader(spark)
         if self.starting_version is not None:
             reader = reader.option("startingVersion", str(self.starting_version))
         return reader.load(target.table(self.path))

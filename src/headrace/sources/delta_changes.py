@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.flow.source import Bound
 from headrace.flow.target import Target
-from headrace.sources.arrivals import arriving_in_table
-from headrace.sources.bounds import file_bounds, require_bounds, require_version
+from headrace.sources.bounds import require_bounds, require_version
 from headrace.sources.delta_log import Offset, offsets, version
-from headrace.sources.local_folder import require_readable
+from headrace.sources.delta_table import DeltaTableSource
 from headrace.sources.reading_again import not_again
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DeltaChanges:
+class DeltaChanges(DeltaTableSource):
     """Read what each version of a Delta table changed, below the lake unless `path` is absolute.
 
     Each change is read exactly once, while:
@@ -55,36 +53,10 @@ class DeltaChanges:
         """Return `delta-changes:PATH`."""
         return f"delta-changes:{self.path}"
 
-    @property
-    def carries_payload(self) -> bool:
-        """A table has columns."""
-        return False
-
-    @property
-    def bounds(self) -> tuple[Bound, ...]:
-        """The two bounds of a batch."""
-        return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
-
-    def arrivals(self, target: Target) -> dict[str, float]:
-        """Return the files and bytes a second of the last hour, by the table's log."""
-        return arriving_in_table(target.table(self.path))
-
-    def preflight(self, target: Target) -> None:
-        """Prove that a local table is there."""
-        require_readable(target.table(self.path), within="_delta_log")
-
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the endless frame of the table's changes."""
-        reader = (
-            spark.readStream.format("delta")
-            .option("readChangeFeed", "true")
-            .option("startingVersion", str(self.starting_version))
-        )
-        if self.max_files_per_trigger is not None:
-            reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
-        if self.max_bytes_per_trigger is not None:
-            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
-        return reader.load(target.table(self.path))
+        reader = self._reader(spark).option("readChangeFeed", "true")
+        return reader.option("startingVersion", str(self.starting_version)).load(target.table(self.path))
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Return the changes between two offsets, where both lie between two versions."""
