@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .uv/bin/uv
 
-.PHONY: help demo bench test lint types lock setup setup-dev clean
+.PHONY: help demo bench bench-quick bench-sinks test lint types lock setup setup-dev clean
 
 help:  ## List what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -15,7 +15,13 @@ help:  ## List what can be made
 demo: setup  ## Run ride analytics end to end on a local broker, with its live page
 	@$(BIN)/headrace demo rides
 
-bench: setup  ## Compare the sinks for Kafka on this machine
+bench: setup  ## Compare with PySpark alone on this machine, about half an hour
+	@$(BIN)/python bench/compare.py $(ARGS)
+
+bench-quick: setup  ## The same comparison with fewer rows and rounds, within ten minutes
+	@$(BIN)/python bench/compare.py --quick $(ARGS)
+
+bench-sinks: setup  ## Compare the sinks for Kafka with each other
 	@$(BIN)/python bench/kafka_sinks.py $(ARGS)
 
 test: setup-dev  ## Run every check and every test

@@ -2,123 +2,56 @@
 
     python bench/kafka_sinks.py --rows 500000 --rounds 5 --slots 1 2 4
 
-The same rows and the same transform for each sink, in turn, so that a machine that is busy with other things is busy
-for all of them. A ratio compares two runs of one round; the first round warms up and does not count. Starts a broker of
-its own on loopback, or takes the one given with `--bootstrap`, and removes what it made.
+The same rows and the same transform for each sink, without a query around them: what the sinks themselves cost.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import tempfile
-import time
+import itertools
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-from confluent_kafka.admin import AdminClient
+from harness import Contender, Floor, Workload, compared, machine, place, write_json
+from ride_work import PARTITIONS, RIDE_COLUMNS, completed
 
 from headrace import KafkaExactlyOnce, KafkaTopic, Target
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
-from headrace.runtime.session import open_session
-from headrace.stack.jars import JarCache
-from headrace.stack.local import LocalStack
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-PARTITIONS = 4
 PLAIN = "KafkaTopic"
 
-# A ride of about 200 bytes as JSON.
-RIDE = (
-    "id as ride_id",
-    "concat('driver-', pmod(xxhash64(id), 5000)) as driver_id",
-    "concat('city ', id % 50) as city",
-    "timestamp_millis(1760000000000 + id) as requested_at",
-    "round(rand(7) * 30, 2) as distance_km",
-    "round(rand(8) * 90, 2) as fare",
-    "if(id % 3 = 0, 'card', 'cash') as payment",
-    "array('accepted', 'completed')[id % 2] as status",
-)
 
+def sinks(spark: SparkSession, target: Target, slots: list[int]) -> Workload:
+    """Return the workload: one batch of rides into a topic of its own per sink."""
 
-def transformed(rides: DataFrame) -> DataFrame:
-    return rides.where("fare >= 0").selectExpr("*", "round(fare / greatest(distance_km, 0.1), 2) as fare_per_km")
-
-
-@contextmanager
-def broker(given: str | None, home: Path) -> Iterator[str]:
-    if given:
-        yield given
-        return
-    stack = LocalStack(home)
-    try:
-        yield stack.up().bootstrap
-    finally:
-        stack.wipe()
-
-
-def cpu_seconds() -> float:
-    """What this process and all below it have used: the driver, the JVM, the Python workers. Not the broker."""
-    used = 0.0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        used += times.user + times.system + times.children_user + times.children_system
-    return used
-
-
-def measured(run: Callable[[], None]) -> tuple[float, float]:
-    cpu, began = cpu_seconds(), time.monotonic()
-    run()
-    return time.monotonic() - began, cpu_seconds() - cpu
-
-
-def compared(spark: SparkSession, target: Target, rows: int, rounds: int, slots: list[int]) -> dict[str, object]:
-    mark = uuid.uuid4().hex[:8]
-    source = f"{target.lake}/rides"
-    spark.range(0, rows, 1, PARTITIONS).selectExpr(*RIDE).write.parquet(source)
-    sinks = {PLAIN: KafkaTopic(f"bench-{mark}-plain", key="driver_id")} | {
-        f"KafkaExactlyOnce, {each} slot(s)": KafkaExactlyOnce(f"bench-{mark}-{each}", key="driver_id", slots=each)
-        for each in slots
-    }
-    topics = [sink.topic for sink in sinks.values()]
-    create_topics(target.kafka, dict.fromkeys(topics, PARTITIONS))
-    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in sinks}
-    try:
-        for number in range(rounds + 1):
-            for name, sink in sinks.items():
-                batch = Batch(sink.topic, "bench", number, target)
-                figures = measured(lambda: sink.write(transformed(spark.read.parquet(source)), batch))  # noqa: B023
-                if number > 0:
-                    runs[name].append(figures)
-    finally:
-        admin = AdminClient(dict(target.kafka))
-        for answer in admin.delete_topics([*topics, *(f"headrace-ledger-{each}" for each in topics[1:])]).values():
-            answer.result()
-    return {
-        name: {
-            "rows_per_second": round(rows / statistics.median(wall for wall, _ in taken)),
-            "cpu_seconds_per_million": round(statistics.median(cpu for _, cpu in taken) / rows * 1e6, 1),
-            "ratio": round(
-                statistics.median(own[0] / each[0] for own, each in zip(runs[PLAIN], taken, strict=True)), 2
-            ),
-            "cpu_ratio": round(
-                statistics.median(own[1] / each[1] for own, each in zip(runs[PLAIN], taken, strict=True)), 2
-            ),
+    def contenders(rows: int) -> Mapping[str, Contender]:
+        mark = uuid.uuid4().hex[:8]
+        folder = f"{target.lake}/rides-{mark}"
+        spark.range(0, rows, 1, PARTITIONS).selectExpr(*RIDE_COLUMNS).write.parquet(folder)
+        chosen = {PLAIN: KafkaTopic(f"bench-{mark}-plain", key="driver_id")} | {
+            _named(each): KafkaExactlyOnce(f"bench-{mark}-{each}", key="driver_id", slots=each) for each in slots
         }
-        for name, taken in runs.items()
-    }
+        create_topics(target.kafka, dict.fromkeys([sink.topic for sink in chosen.values()], PARTITIONS))
+
+        def write(sink: KafkaTopic | KafkaExactlyOnce, numbers: Iterator[int]) -> None:
+            sink.write(completed(spark.read.parquet(folder)), Batch(sink.topic, "bench", next(numbers), target))
+
+        # A ledger refuses batches that are not numbered one after the other.
+        return {name: partial(write, sink, itertools.count()) for name, sink in chosen.items()}
+
+    floors = tuple(Floor(_named(each), PLAIN, 0.8) for each in slots if each <= 2)
+    return Workload("sinks for Kafka", "one batch of rides, with the key of the driver", contenders, floors)
+
+
+def _named(slots: int) -> str:
+    return f"exactly once, {slots} slots" if slots > 1 else "exactly once, 1 slot"
 
 
 def main() -> None:
@@ -127,33 +60,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
     parser.add_argument("--slots", type=int, nargs="*", default=[1, 2, 4], help="numbers of slots to try")
     parser.add_argument("--bootstrap", help="a broker on this machine that is there already")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, broker(given.bootstrap, Path(folder)) as at:
-        target = Target(
-            "bench",
-            lake=f"{folder}/lake",
-            checkpoints=f"{folder}/cp",
-            kafka={"bootstrap.servers": at},
-            master="local[*]",
-        )
-        cache = JarCache()
-        cache.sync(("spark",))
-        spark = open_session(target, cache.verify("spark"), app_name="headrace-bench", log=Path(folder) / "jvm.log")
-        try:
-            found = compared(spark, target, given.rows, given.rounds, given.slots)
-        finally:
-            spark.stop()
+    with place(given.bootstrap) as (spark, target):
+        workload = sinks(spark, target, given.slots)
+        found = compared(workload, rows=given.rows, warm_up_rows=given.rows, rounds=given.rounds)
+    print("\n".join(found.lines()))
     if given.json:
-        print(json.dumps({"rows": given.rows, "rounds": given.rounds, "cores": os.cpu_count(), "sinks": found}))
-        return
-    print(f"{given.rows:,} rows per batch, {given.rounds} rounds, {os.cpu_count()} cores")
-    print(f"{'sink':32} {'rows/s':>10} {'ratio':>6} {'cpu s/M rows':>13} {'cpu ratio':>10}")
-    for name, figures in found.items():
-        rate, cpu, ratio, cpu_ratio = (
-            figures[each] for each in ("rows_per_second", "cpu_seconds_per_million", "ratio", "cpu_ratio")
-        )  # type: ignore[index]
-        print(f"{name:32} {rate:>10,} {ratio:>6} {cpu:>13} {cpu_ratio:>10}")
+        write_json(given.json, {"machine": machine(), "rounds": given.rounds, "results": [found.as_dict()]})
 
 
 if __name__ == "__main__":

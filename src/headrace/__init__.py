@@ -30,6 +30,7 @@ from headrace.flow.levers import (
     RocksDB,
     Watermark,
 )
+from headrace.flow.source import Fit
 from headrace.flow.target import Database, Lease, Service, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink, Transaction
@@ -73,6 +74,7 @@ __all__ = [
     "FileSource",
     "Files",
     "Finding",
+    "Fit",
     "Flow",
     "FlowError",
     "Guarantee",

@@ -175,6 +175,7 @@ def test_the_public_names_are_these() -> None:
         "FileSource",
         "Files",
         "Finding",
+        "Fit",
         "Flow",
         "FlowError",
         "Guarantee",

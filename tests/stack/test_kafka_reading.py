@@ -16,6 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace import (
     AvailableNow,
+    Fit,
     Flow,
     Guarantee,
     HeadraceError,
@@ -31,6 +32,7 @@ from headrace import (
 from headrace.clients.filesystem import files_for
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
+from headrace.operate.fit import fitted_flows
 from headrace.operate.run import preflight
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import EventBus
@@ -218,3 +220,27 @@ def test_what_does_not_fit_the_broker_is_refused_before_the_start(house: House, 
         house.preflight(declare(house.topic("a")))
     assert refused.value.code == code
     assert said.format(a=house.topic("a")) in str(refused.value)
+
+
+def test_a_bound_fits_the_records_that_are_there_and_the_memory_of_the_machine(spark: SparkSession, house: House):
+    house.make(rides=2, empty=1)
+    house.send({"rides": {0: [("x" * 100, 0)], 1: [("y" * 400, 0), ("z" * 400, 1)]}})
+    assert Kafka(house.topic("rides")).record_bytes(house.target) == 300
+    assert Kafka(house.topic("empty")).record_bytes(house.target) is None
+    assert Kafka(house.topic("no-such-topic")).record_bytes(house.target) is None
+
+    # What Spark itself says it has for data: six tenths of the heap without 300 MB.
+    heap = int(spark._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
+    memory = (heap - 300 * 1024 * 1024) * 0.6
+    flows = [
+        Flow(name, Input(Kafka(house.topic("rides"), bound), schema=ROW), lambda rows: rows, Kept())
+        for name, bound in (("one", Fit()), ("two", Fit()), ("three", 7))
+    ]
+    bounded, found = fitted_flows(flows, house.target, spark)
+    # Two of them share the memory; a half of it is for data, and a record of 300 bytes is there twice.
+    assert found["one", "rows"].records == pytest.approx(memory / 2 / 2 / 600, abs=1_000)
+    assert [flow.named_inputs["rows"].source for flow in bounded] == [
+        Kafka(house.topic("rides"), found["one", "rows"].records),
+        Kafka(house.topic("rides"), found["two", "rows"].records),
+        Kafka(house.topic("rides"), 7),
+    ]

@@ -25,9 +25,9 @@ from headrace import (
     Target,
     check,
 )
-from headrace.flow.backpressure import Measured, suggested_bound
+from headrace.flow.backpressure import Measured, Room, fitted, suggested_bound
 from headrace.flow.levers import Trigger
-from headrace.flow.source import Bounded, Source
+from headrace.flow.source import Bounded, Fit, Source
 from headrace.observe.throughput import Throughput, processed_per_second
 from headrace.operate.measure import measured
 from headrace.runtime.events import BatchCommitted, EventBus
@@ -183,6 +183,41 @@ def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_nex
     assert measured([kafka], target) == {("orders", "rows"): Measured({}, 10_400)}
     ((_, _, remedy),) = [each for each in found(OPEN, measured([kafka], target)["orders", "rows"])]
     assert remedy.startswith("Set max_offsets_per_trigger=84_000.")  # 83,200
+
+
+@pytest.mark.parametrize(
+    ("room", "freshness", "records"),
+    [
+        # 1 GB x 0.5 / (250 bytes x 2) = 1,000,000
+        (Room(1e9, 250), "1 minute", 1_000_000),
+        # Nothing to look at: records of 1,024 bytes, so 244,140.6
+        (Room(1e9), "1 minute", 244_000),
+        # 10,000 a second x 60 s x 0.8 = 480,000 is less than what memory holds
+        (Room(1e9, 250, 10_000), "1 minute", 480_000),
+        (Room(1e9, 250, 10_000), "10 minutes", 1_000_000),
+        # Small machines and slow flows get batches that are worth their fixed cost
+        (Room(1e6, 250), "1 minute", 50_000),
+        (Room(1e9, 250, 10), "1 minute", 50_000),
+        (Room(1e12, 250), "1 minute", 5_000_000),
+    ],
+)
+def test_a_bound_fits_into_memory_and_into_the_freshness_target(room: Room, freshness: str, records: int) -> None:
+    assert fitted(Fit(freshness), room).records == records
+
+
+def test_a_bound_says_what_it_comes_from() -> None:
+    assert fitted(Fit(), Room(1e9, 250)).reason == "So many records, 250 bytes each, fit into 500 MB."
+    assert fitted(Fit(), Room(1e9)).reason == "So many records, taken to be of 1,024 bytes, fit into 500 MB."
+    assert fitted(Fit(), Room(1e9, 250, 10_000)).reason == "At 10,000 a second a batch is done within 1 minute."
+
+
+def test_a_rate_of_small_batches_does_not_count_as_what_a_flow_can_do(target: Target) -> None:
+    bus = EventBus()
+    throughput = Throughput(None, target, [flow(OPEN)], bus)  # type: ignore[arg-type]
+    bus.publish(BatchCommitted("orders", 0, 10_000, 0, {}, 0, 1_000, None))
+    throughput.close()
+    assert processed_per_second(target, "orders", batches_of=10_000) == 10_000
+    assert processed_per_second(target, "orders", batches_of=10_001) is None
 
 
 def test_of_a_flow_with_two_inputs_the_record_says_nothing_about_one(target: Target) -> None:

@@ -12,6 +12,7 @@ from headrace.operate.run import FlowFigures
 from headrace.runtime.events import (
     AuditFailed,
     BatchCommitted,
+    BoundFitted,
     Event,
     FlowFailed,
     FlowStarted,
@@ -24,6 +25,9 @@ from headrace.runtime.events import (
 def told(event: Event) -> None:
     """Print one event."""
     match event:
+        case BoundFitted():
+            most = f" batches of '{event.input}' have at most {event.bound.records:,} records. {event.bound.reason}"
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (most, "dim")))
         case FlowStarted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
         case BatchCommitted():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -26,6 +26,9 @@ _NOT_LET_IN = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTH
 _ALERT = "SSL alert"
 _NO_WAY = "Connect to "
 _NO_LEADER_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+
+# Enough records to know their size within a few percent, and few enough to be read in milliseconds.
+_SAMPLED_PARTITIONS, _SAMPLED_RECORDS = 4, 250
 
 # librdkafka reports every refused connection by itself; the errors below say it once, and what to do.
 _QUIET = logging.getLogger("headrace.librdkafka")
@@ -152,6 +155,25 @@ def newest_timestamp(target: Target, topic: str) -> datetime | None:
     finally:
         consumer.close()
     return datetime.fromtimestamp(newest / 1000, UTC) if newest >= 0 else None
+
+
+def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -> float | None:
+    """Return the mean size of keys and values at the ends of some partitions, or None when there are no records."""
+    consumer = _reader(target)
+    looked_at = [TopicPartition(topic, number) for topic, numbers in partitions.items() for number in numbers]
+    records = size = 0
+    try:
+        for partition in looked_at[:: max(1, len(looked_at) // _SAMPLED_PARTITIONS)]:
+            first, end = _bounds(consumer, partition)
+            if end > first:
+                partition.offset = max(first, end - _SAMPLED_RECORDS)
+                consumer.assign([partition])
+                for message in _until(consumer, end):
+                    records += 1
+                    size += len(message.key() or b"") + len(message.value() or b"")
+    finally:
+        consumer.close()
+    return size / records if records else None
 
 
 def read_topic(target: Target, topic: str) -> Iterator[Message]:

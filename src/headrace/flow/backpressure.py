@@ -1,4 +1,4 @@
-"""How large a batch may be: the bound that measured rates suggest. Pure arithmetic over values that others measured.
+"""How large a batch may be: the bound that measured rates suggest, and the one that fits the machine. Pure arithmetic.
 
     bound = rate x interval of the trigger x head room, rounded up to two digits
 
@@ -12,6 +12,14 @@ make it slower to catch up after the flow was down.
 
 A trigger without an interval starts a batch when the last one is done. Ten seconds stand for it: long enough that the
 fixed cost of a batch, a few hundred milliseconds, does not matter, and short enough to be held in memory.
+
+A bound that is left to the machine (`Fit`) is worked out when the flow starts, as the smaller of two:
+
+    by memory      half of what the executors have for data, shared by the flows, / (bytes of a record x 2)
+    by freshness   the flow's own rate x freshness x 0.8
+
+It is a ceiling. A flow that keeps up reads what has arrived, however little that is; one that catches up reads batches
+of this size, because the size of a batch is the strongest lever of a drain.
 """
 
 from __future__ import annotations
@@ -21,11 +29,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.flow.levers import Every, Trigger
-from headrace.flow.source import Bound
+from headrace.flow.source import Bound, Fit
 
 OWN_HEAD_ROOM = 0.8
 ARRIVAL_HEAD_ROOM = 2.0
 SECONDS_WITHOUT_INTERVAL = 10.0
+
+# The other half is for state, shuffles and what the sinks keep.
+DATA_SHARE = 0.5
+# A record is there as its bytes and as the fields read from them, which together take about twice its size.
+COPIES = 2.0
+# Where a topic is empty nobody knows how large its records will be; most events are smaller.
+UNKNOWN_RECORD_BYTES = 1024.0
+# No smaller and no larger than this. Below, the fixed cost of a batch is most of its time. Above, nothing is gained
+# any more, and more is lost when a batch has to be run again.
+LEAST_RECORDS, MOST_RECORDS = 50_000, 5_000_000
 
 
 @dataclass(frozen=True)
@@ -85,9 +103,45 @@ def too_small(bounds: Sequence[Bound], measured: Measured, trigger: Trigger) -> 
         return None
     for bound in bounds:
         rate, interval = measured.arrivals.get(bound.unit, 0.0), trigger.duration.seconds
-        if bound.value is not None and bound.value < rate * interval:
+        if isinstance(bound.value, int) and bound.value < rate * interval:
             return _by_arrivals(bound, rate, interval)
     return None
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a machine gives one input of a flow, as measured when the flow starts.
+
+    | field        | meaning                                                                       |
+    |--------------|-------------------------------------------------------------------------------|
+    | memory       | bytes that the executors have for data, this flow's share                     |
+    | record_bytes | the mean size of a record, or None when there is none to look at              |
+    | processed    | records a second that the flow itself processed, while its batches were large |
+    """
+
+    memory: float
+    record_bytes: float | None = None
+    processed: float | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A bound that fits: so many records, and in words where the number comes from."""
+
+    records: int
+    reason: str
+
+
+def fitted(fit: Fit, room: Room) -> Fitted:
+    """Return the largest batch that fits into memory and is done within the freshness target."""
+    size = room.record_bytes or UNKNOWN_RECORD_BYTES
+    by_memory = room.memory * DATA_SHARE / (size * COPIES)
+    by_freshness = room.processed * fit.duration.seconds * OWN_HEAD_ROOM if room.processed else math.inf
+    records = round(min(max(min(by_memory, by_freshness), LEAST_RECORDS), MOST_RECORDS) / 1000) * 1000
+    if by_freshness < by_memory:
+        return Fitted(records, f"At {room.processed:,.0f} a second a batch is done within {fit.freshness}.")
+    looked = f"{size:,.0f} bytes each" if room.record_bytes else f"taken to be of {size:,.0f} bytes"
+    return Fitted(records, f"So many records, {looked}, fit into {room.memory * DATA_SHARE / 1e6:,.0f} MB.")
 
 
 def _by_arrivals(bound: Bound, rate: float, interval: float) -> Suggestion:

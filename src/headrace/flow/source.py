@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from headrace.flow.duration import Duration
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -131,6 +133,24 @@ class OfTopics(Protocol):
 
 
 @dataclass(frozen=True)
+class Fit:
+    """Let a bound fit the machine: as many records as memory holds and as are done within the freshness target.
+
+    `freshness` is how old results may become while the flow catches up: no batch should take longer.
+    """
+
+    freshness: str = "1 minute"
+
+    def __post_init__(self) -> None:
+        Duration.parse(self.freshness)
+
+    @property
+    def duration(self) -> Duration:
+        """The freshness target as a length of time."""
+        return Duration.parse(self.freshness)
+
+
+@dataclass(frozen=True)
 class Bound:
     """A field of a source that bounds a batch.
 
@@ -138,13 +158,13 @@ class Bound:
     |-------|------------------------------------------------------|
     | name  | the field, such as `max_offsets_per_trigger`         |
     | unit  | what it counts: records, files or bytes              |
-    | value | what it is set to, or None                           |
+    | value | what it is set to, `Fit` by the machine, or None     |
     | usual | what to set it to where nothing is known             |
     """
 
     name: str
     unit: str
-    value: int | None
+    value: int | Fit | None
     usual: int
 
 
@@ -162,4 +182,22 @@ class Bounded(Protocol):
 
         Called by `headrace check`, from a thread of its own. Never raises and changes nothing.
         """
+        ...
+
+
+@runtime_checkable
+class Fitting(Protocol):
+    """A source whose bound can be left to the machine. It is fitted once per run of an application."""
+
+    @property
+    def fit(self) -> Fit | None:
+        """How the bound is to fit, or None when it is a number."""
+        ...
+
+    def record_bytes(self, target: Target) -> float | None:
+        """Return the mean size of the newest records, or None when it cannot be said within seconds. Never raises."""
+        ...
+
+    def bounded(self, records: int) -> Source:
+        """Return the same source with a number for its bound."""
         ...

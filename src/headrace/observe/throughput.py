@@ -32,12 +32,18 @@ _FADING = 0.99
 _WRITE_EVERY_SECONDS = 30.0
 
 
-def processed_per_second(target: Target, flow: str, spark: SparkSession | None = None) -> float | None:
-    """Return the rows a second of a flow that has run before, or None when nothing is known or readable."""
+def processed_per_second(
+    target: Target, flow: str, spark: SparkSession | None = None, *, batches_of: int = 0
+) -> float | None:
+    """Return the rows a second of a flow that has run before, or None when nothing is known or readable.
+
+    With `batches_of`, only when it had batches of so many rows: one that keeps up says little of how fast it could be.
+    """
     checkpoint = Checkpoint.of(flow, target, files_for(target.checkpoints, spark))
     text = checkpoint.files.read(_path(checkpoint))
     try:
-        return float(json.loads(text)["rows_per_second"]) if text else None
+        read = json.loads(text) if text else {}
+        return float(read["rows_per_second"]) if read.get("largest_batch", 0) >= batches_of else None
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -82,7 +88,8 @@ class _Smoothed:
     def write(self) -> None:
         self._written_at = time.monotonic()
         if self._rate is not None:
-            self._checkpoint.files.write(_path(self._checkpoint), json.dumps({"rows_per_second": round(self._rate, 1)}))
+            found = {"rows_per_second": round(self._rate, 1), "largest_batch": round(self._largest)}
+            self._checkpoint.files.write(_path(self._checkpoint), json.dumps(found))
 
 
 def _path(checkpoint: Checkpoint) -> str:

@@ -16,8 +16,9 @@ from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
 from headrace.observe.throughput import Throughput
+from headrace.operate.fit import fitted_flows
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted, Event, EventBus, OffsetsLost, RowsSetAside
+from headrace.runtime.events import BatchCommitted, BoundFitted, Event, EventBus, OffsetsLost, RowsSetAside
 from headrace.runtime.lost_offsets import Lost
 from headrace.runtime.session import open_session
 from headrace.runtime.supervisor import Backoff, Supervisor
@@ -82,6 +83,7 @@ class Application:
 
     def __init__(self, spark: SparkSession, target: Target, flows: Sequence[Flow], *, backoff: Backoff | None = None):
         self.bus = EventBus()
+        flows, self._fitted = fitted_flows(flows, target, spark)
         self._figures = {flow.name: FlowFigures() for flow in flows}
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
@@ -90,6 +92,8 @@ class Application:
 
     def run(self) -> Mapping[str, FlowFigures]:
         """Run every flow to its end, file what is bad or late, and return the figures."""
+        for (flow, name), bound in self._fitted.items():
+            self.bus.publish(BoundFitted(flow, name, bound))
         try:
             errors = self._supervisor.run()
         finally:

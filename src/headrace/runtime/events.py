@@ -7,8 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError
+from headrace.flow.backpressure import Fitted
 from headrace.flow.sink import SetAside
 from headrace.runtime.lost_offsets import Lost
+
+
+@dataclass(frozen=True)
+class BoundFitted:
+    """The bound of an input was left to the machine, and this is what it came to. Before the flow is first started."""
+
+    flow: str
+    input: str
+    bound: Fitted
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class AuditFailed:
     error: HeadraceError
 
 
-Event = FlowStarted | BatchCommitted | RowsSetAside | OffsetsLost | FlowFailed | FlowStopped | AuditFailed
+Event = BoundFitted | FlowStarted | BatchCommitted | RowsSetAside | OffsetsLost | FlowFailed | FlowStopped | AuditFailed
 
 
 class EventBus:

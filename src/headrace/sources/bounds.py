@@ -27,7 +27,8 @@ def require_bounds(source: str, bounds: Sequence[Bound], *, both: bool = True) -
         names = " or ".join(bound.name for bound in bounds)
         raise undeclarable(f"{source} has two bounds for a batch.", "Spark takes only one.", f"Set {names}, not both.")
     for bound in given:
-        require_positive(source, bound.name, bound.value or 0)
+        if isinstance(bound.value, int):
+            require_positive(source, bound.name, bound.value)
 
 
 def require_positive(source: str, name: str, number: int) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from headrace.clients.kafka import connector_options
+from confluent_kafka import KafkaException
+
+from headrace.clients.kafka import connector_options, mean_record_bytes
 from headrace.clients.topic_watch import ANSWER_WITHIN_SECONDS, TopicWatch
 from headrace.errors import HeadraceError
-from headrace.flow.source import Bound
+from headrace.flow.source import Bound, Fit
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bounds, require_ids, require_positive, require_words
 from headrace.sources.kafka_start import Start, StartOffsets, StartTime, require_edge
@@ -30,8 +32,7 @@ _CONSUMER = {
 # What a record is read as, for a range of which the broker has nothing left.
 _COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 
-# Measured on 2 cores: the size of a batch is the strongest lever of a drain up to about here, and so many records of
-# some hundred bytes fit into the memory of a small machine.
+# What stands in where no machine has been asked: so many records of some hundred bytes fit into a small one.
 USUAL_OFFSETS = 500_000
 
 # How long `headrace check` waits for a broker: without one it says the usual bound.
@@ -48,8 +49,8 @@ class Kafka:
     | field                     | meaning                                                                      |
     |---------------------------|------------------------------------------------------------------------------|
     | topics                    | a name, a list of names, a `TopicPattern` or `TopicPartitions`               |
-    | max_offsets_per_trigger   | the most records of one batch; bounds memory and the time of a batch. None  |
-    |                           | is refused by the check (HRC-110), which suggests a bound by measured rates  |
+    | max_offsets_per_trigger   | the most records of one batch; bounds memory and the time of a batch. `Fit`  |
+    |                           | works it out when the flow starts. None is refused by the check (HRC-110)    |
     | starting                  | `earliest`, `latest`, `StartOffsets` or `StartTime`. Only the first start    |
     |                           | reads it, a checkpoint goes before. A topic or a partition that is added     |
     |                           | later is always read from its start                                          |
@@ -66,7 +67,7 @@ class Kafka:
     """
 
     topics: str | Sequence[str] | TopicPattern | TopicPartitions
-    max_offsets_per_trigger: int | None = USUAL_OFFSETS
+    max_offsets_per_trigger: int | Fit | None = field(default_factory=Fit)
     starting: Start = "earliest"
     accept_loss: str | None = None
     accept_topics: tuple[str, ...] = ()
@@ -109,6 +110,22 @@ class Kafka:
         """The bound of a batch."""
         return (Bound("max_offsets_per_trigger", "records", self.max_offsets_per_trigger, USUAL_OFFSETS),)
 
+    @property
+    def fit(self) -> Fit | None:
+        """How the bound is to fit, unless it is a number."""
+        return self.max_offsets_per_trigger if isinstance(self.max_offsets_per_trigger, Fit) else None
+
+    def bounded(self, records: int) -> Kafka:
+        """Return the same source with at most so many records in a batch."""
+        return replace(self, max_offsets_per_trigger=records)
+
+    def record_bytes(self, target: Target) -> float | None:
+        """Return the mean size of the newest records."""
+        try:
+            return mean_record_bytes(target, self.selection.partitions(target))
+        except (HeadraceError, KafkaException):
+            return None
+
     def arrivals(self, target: Target) -> dict[str, float]:
         """Return the records a second of the last minutes, by their timestamps."""
         if not target.kafka.get("bootstrap.servers"):
@@ -134,7 +151,8 @@ class Kafka:
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the endless frame of the topics."""
         name, value = self.selection.option()
-        bounds = {} if self.max_offsets_per_trigger is None else {"maxOffsetsPerTrigger": self.max_offsets_per_trigger}
+        most = USUAL_OFFSETS if self.fit else self.max_offsets_per_trigger
+        bounds = {} if most is None else {"maxOffsetsPerTrigger": str(most)}
         return (
             spark.readStream.format("kafka")
             .options(**self._options(target))

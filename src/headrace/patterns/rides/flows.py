@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
+from headrace.flow.source import Fit
 from headrace.sinks.console import Console
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Only
@@ -62,7 +63,7 @@ class RideSettings:
     | driver_window       | 15 minutes         | windows of driver metrics                             |
     | driver_watermark    | 30 minutes         | how late a ride may be for a driver                   |
     | driver_trigger      | every 5 minutes    | freshness of the drivers' tables                      |
-    | max_offsets         | 500,000            | the most records of one batch                         |
+    | max_offsets         | fits the machine   | the most records of one batch                         |
     | city_topic          | city-ride-metrics  | where city rides go                                   |
     | surge_topic         | city-surge         | where every multiplier goes                           |
     | alerts_topic        | surge-alerts       | where multipliers above 1.0 go                        |
@@ -77,7 +78,7 @@ class RideSettings:
     driver_window: str = "15 minutes"
     driver_watermark: str = "30 minutes"
     driver_trigger: Trigger = field(default_factory=lambda: Every("5 minutes"))
-    max_offsets: int = 500_000
+    max_offsets: int | Fit = field(default_factory=Fit)
     city_topic: str = "city-ride-metrics"
     surge_topic: str = "city-surge"
     alerts_topic: str = "surge-alerts"

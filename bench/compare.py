@@ -1,0 +1,172 @@
+"""Headrace against PySpark alone, as tutorials write it and tuned by hand, on the same rows in one run.
+
+    python bench/compare.py --quick                       three workloads, within ten minutes on two cores
+    python bench/compare.py --only windowed --rows 1000000 --rounds 5 --json windowed.json
+
+A run of Headrace is a run of its application: checks of sources, lease, manifest, counters and audit are in its time.
+Starts a broker of its own on loopback, or takes the one given with `--bootstrap`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import Contender, Floor, Workload, compared, machine, place, write_json
+from plain_spark import TUTORIAL, Job, Style, tuned
+from ride_work import PARTITIONS, WATERMARK, Rides, as_they_are, completed, filled, per_city
+
+from headrace import (
+    AvailableNow,
+    DeltaAppend,
+    Flow,
+    Input,
+    Kafka,
+    KafkaExactlyOnce,
+    KafkaTopic,
+    Noop,
+    Target,
+    Watermark,
+)
+from headrace.clients.topics import create_topics
+from headrace.flow.sink import Sink
+from headrace.operate.run import Application
+from headrace.patterns.rides.flows import RIDE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BY_TUTORIAL, BY_HAND, OURS, OURS_ONCE = "tutorial", "hand-tuned", "Headrace", "Headrace, exactly once"
+
+# Within 3 percent of what a person tunes by hand.
+_AS_GOOD = Floor(OURS, BY_HAND, 0.97)
+
+
+class Bench:
+    """The workloads over one session and one broker. Topics with rides are filled once per number of rows."""
+
+    def __init__(self, spark: SparkSession, target: Target) -> None:
+        self._spark, self._target = spark, target
+        self._filled: dict[int, Rides] = {}
+
+    def workloads(self) -> list[Workload]:
+        return [
+            Workload(
+                "windowed",
+                "count rides per city in windows of five minutes, update mode, results let go",
+                self._windowed,
+                (Floor(OURS, BY_TUTORIAL, 8.0), _AS_GOOD),
+            ),
+            Workload("bronze", "parse rides and append them to a Delta table", self._bronze, (_AS_GOOD,)),
+            Workload(
+                "kafka",
+                "keep completed rides and send them on as JSON; at least once, and Headrace also exactly once",
+                self._kafka,
+                (_AS_GOOD,),
+            ),
+        ]
+
+    def _windowed(self, rows: int) -> Mapping[str, Contender]:
+        rides = self._rides(rows)
+        watermarked = Input(Kafka(rides.topic), schema=RIDE, watermark=Watermark("event_time", WATERMARK))
+        return {
+            BY_TUTORIAL: lambda: Job(*self._at, rides, TUTORIAL).window_into_nothing(per_city),
+            BY_HAND: lambda: Job(*self._at, rides, self._tuned).window_into_nothing(per_city),
+            OURS: self._flow(watermarked, per_city, lambda _name: Noop(), "update"),
+        }
+
+    def _bronze(self, rows: int) -> Mapping[str, Contender]:
+        rides = self._rides(rows)
+
+        def table(name: str) -> str:
+            return f"{self._target.lake}/{name}"
+
+        return {
+            BY_TUTORIAL: lambda: Job(*self._at, rides, TUTORIAL).into_delta(as_they_are, table(_new("plain"))),
+            BY_HAND: lambda: Job(*self._at, rides, self._tuned).into_delta(as_they_are, table(_new("tuned"))),
+            OURS: self._flow(
+                Input(Kafka(rides.topic), schema=RIDE), as_they_are, lambda name: DeltaAppend(table(name))
+            ),
+        }
+
+    def _kafka(self, rows: int) -> Mapping[str, Contender]:
+        rides = self._rides(rows)
+        given = Input(Kafka(rides.topic), schema=RIDE)
+        return {
+            BY_TUTORIAL: lambda: Job(*self._at, rides, TUTORIAL).into_topic(completed, self._topic(), "driver_id"),
+            BY_HAND: lambda: Job(*self._at, rides, self._tuned).into_topic(completed, self._topic(), "driver_id"),
+            OURS: self._flow(given, completed, lambda _name: KafkaTopic(self._topic(), key="driver_id")),
+            OURS_ONCE: self._flow(given, completed, lambda _name: KafkaExactlyOnce(self._topic(), key="driver_id")),
+        }
+
+    @property
+    def _at(self) -> tuple[SparkSession, Target]:
+        return self._spark, self._target
+
+    @property
+    def _tuned(self) -> Style:
+        return tuned(self._spark.sparkContext.defaultParallelism)
+
+    def _flow(
+        self,
+        given: Input,
+        transform: Callable[[DataFrame], DataFrame],
+        sink: Callable[[str], Sink],
+        mode: str = "append",
+    ) -> Contender:
+        def run() -> None:
+            name = _new("flow")
+            flow = Flow(name, given, transform, sink(name), trigger=AvailableNow(), output_mode=mode)  # type: ignore[arg-type]
+            figures = Application(self._spark, self._target, [flow]).run()[name]
+            if figures.error is not None:
+                raise figures.error
+
+        return run
+
+    def _rides(self, rows: int) -> Rides:
+        if rows not in self._filled:
+            self._filled[rows] = filled(self._spark, self._target, rows)
+        return self._filled[rows]
+
+    def _topic(self) -> str:
+        name = _new("bench-out")
+        create_topics(self._target.kafka, {name: PARTITIONS})
+        return name
+
+
+def _new(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex[:12]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rows and rounds: within ten minutes on two cores")
+    parser.add_argument("--only", nargs="*", choices=("windowed", "bronze", "kafka"), help="workloads to run; else all")
+    parser.add_argument("--rows", type=int, help="rows of a run (1,000,000; quick 300,000)")
+    parser.add_argument("--rounds", type=int, help="rounds that count (5; quick 3)")
+    parser.add_argument("--bootstrap", help="a broker on this machine that is there already")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a floor is missed")
+    given = parser.parse_args()
+    rows = given.rows or (300_000 if given.quick else 1_000_000)
+    rounds = given.rounds or (3 if given.quick else 5)
+    found = []
+    with place(given.bootstrap) as (spark, target):
+        for workload in Bench(spark, target).workloads():
+            if given.only and workload.name not in given.only:
+                continue
+            comparison = compared(workload, rows=rows, warm_up_rows=min(rows, 100_000), rounds=rounds)
+            print("\n".join(comparison.lines()), flush=True)
+            found.append(comparison)
+    if given.json:
+        write_json(given.json, {"machine": machine(), "rounds": rounds, "results": [each.as_dict() for each in found]})
+    if given.strict and not all(each.reached(floor) for each in found for floor in each.workload.floors):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
