@@ -11,10 +11,8 @@ All times are whole milliseconds since the epoch, UTC. A replay takes these step
 5. Add the others to the group of their window and key.
 6. Update mode puts out every group that step 5 touched. Append mode puts out every group whose window ends at or
    before W[N]. Both then forget the groups whose window ends at or before W[N].
-7. W[N+1] is the highest event time of the batch's rides, less the delay, or W[N] if that is higher. Bad records never
-   count. Rides that step 3 left out do not count either, although the watermark is declared before the filter: Spark's
-   optimizer moves a filter that does not read the event time below the watermark. Where the plan keeps it above (an
-   `observe` between the two does that), set `watermark_sees_all`.
+7. W[N+1] is the highest event time of the batch's rides, also of those that step 3 left out, less the delay, or W[N]
+   if that is higher. Bad records never count.
 """
 
 from __future__ import annotations
@@ -313,8 +311,6 @@ class RideFlow(Generic[Row]):
     key: Callable[[Ride], str]
     row: Callable[[int, int, str, Sequence[Ride]], Row]
     append: bool
-    watermark_sees_all: bool = False
-    """Whether rides of other statuses move the watermark too: step 7."""
 
 
 _COUNTED = frozenset({"completed", "cancelled", "in_progress"})
@@ -392,8 +388,7 @@ def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: RideFlow
             del groups[group]
 
         # 7. the next watermark
-        seen = rides if flow.watermark_sees_all else counted
-        highest = max((ride.event_time_ms for ride in seen), default=0)
+        highest = max((ride.event_time_ms for ride in rides), default=0)
         watermark_before, watermark = watermark, max(watermark, highest - flow.delay_ms)
 
     outcome.open.extend(rows(groups))
