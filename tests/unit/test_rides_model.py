@@ -316,7 +316,7 @@ def test_driver_metrics_appear_once_when_the_watermark_passes_their_window() -> 
         [],
     ]
     assert outcome.late == [0, 0, 0, 1]
-    assert [(row.window_start, row.driver_id) for row in outcome.open] == [(end, "d1"), (ms("08:45"), "d5")]
+    assert [(row.window_start, row.driver_id) for row in outcome.open] == [(end, "d1"), (ms("08:30"), "d5")]
 
 
 def test_a_batch_without_data_closes_windows_that_the_batch_before_made_old() -> None:
