@@ -38,6 +38,7 @@ from headrace.runtime.lineage import require_lineage
 from headrace.runtime.manifest import Manifest
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
+from headrace.runtime.state_format import encode_state
 from headrace.transforms.parse import BAD, good, judged
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class RunningQuery:
             self.flow.sink.prepare(session, self._target)
             frames = {name: self._input(session, name) for name in self.flow.named_inputs}
             result = self.flow.apply(frames).observe(_OUT, F.count(F.lit(1)).alias("rows"))
+            encode_state(session, result)
             writer = (
                 result.writeStream.queryName(self.flow.name)
                 .outputMode(self.flow.mode.value)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from pyspark.sql import Row
 
 from headrace.errors import FlowError
-from headrace.transforms.kept import State, in_ms, moment
+from headrace.transforms.kept import Kept, in_ms, moment
 from headrace.transforms.keyed_memory import MemoryStore, fired, in_time_order
 from headrace.transforms.keyed_state import EventTime, KeyedState, called
 
@@ -71,7 +71,7 @@ class Drive(Generic[S, Out]):
     def state(self, *key: object) -> S | None:
         """Return what is kept for a key, or None."""
         store = self._stores.get(self._named(key))
-        return None if store is None else State[S](store, type(self._processor).shape).value
+        return None if store is None else Kept[S](store, type(self._processor).shape).value
 
     def timers(self, *key: object) -> list[datetime]:
         """Return the moments that a key has asked for, earliest first."""

@@ -165,7 +165,7 @@ class KeptMap(Generic[K, V]):
         self._store.clear_entries(self._name)
 
 
-class State(Generic[S]):
+class Kept(Generic[S]):
     """What is kept for the key that is being handled. Handed to `handle` and `on_timer`, and of no use after them.
 
     What `value` holds when the call is over is kept, whether it was assigned or changed in place. None removes it.

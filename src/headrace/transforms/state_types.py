@@ -41,7 +41,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.errors import DataError, FlowError
+from headrace.errors import FlowError
 
 _PLAIN: dict[object, DataType] = {
     str: StringType(),
@@ -250,7 +250,7 @@ class Record:
             return field.default
         if field.default_factory is not MISSING:
             return field.default_factory()
-        raise DataError(
+        raise FlowError(
             f"{place} has no '{name}'.",
             why="It was kept before the field was added, and the field has neither a default nor None.",
             state="The batch was not written; the flow is where it was.",
@@ -349,8 +349,8 @@ def _nullable(given: DataType) -> DataType:
     return given
 
 
-def _unwritable(place: str, why: str) -> DataError:
-    return DataError(
+def _unwritable(place: str, why: str) -> FlowError:
+    return FlowError(
         f"{place} cannot be kept or handed on.",
         why=why,
         state="The batch was not written; the flow is where it was.",

@@ -6,7 +6,7 @@
 |----------------------|--------------------------------------|-------------------------------------------------------|
 | `tumbling(t, size)`  | one window                           | at multiples of `size`                                |
 | `sliding(t, size, every=...)` | `size / every` windows      | one of them after each `every`                        |
-| `session(t, gap=...)`| one window, together with its neighbours | when nothing came for `gap`                       |
+| `sessions(t, gap=...)`| one window, together with its neighbours | when nothing came for `gap`                       |
 
 They are Spark's own windows with lengths that are read when the transform is made: a typo names the line that holds it,
 and not the query that fails. All three are called `window`, so that `window_bounds` reads any of them. The same
@@ -44,7 +44,7 @@ def sliding(column: str | Column, size: str, *, every: str, offset: str = "0s") 
     return _window(column, length, step, _offset(offset, step))
 
 
-def session(column: str | Column, *, gap: str | Column) -> Column:
+def sessions(column: str | Column, *, gap: str | Column) -> Column:
     """Return windows that begin with a row and end when no other came for `gap`.
 
     A row exactly `gap` after the last one belongs to the same window. `gap` may be a column: gaps may differ by row.
