@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
 from hypothesis import given, settings
@@ -189,6 +191,18 @@ def test_any_split_into_batches_gives_the_same_visits(minutes: list[int], cuts: 
     assert [(each.minute, len(each.pages)) for each in seen] == expected
     over_batch = replayed(Visits(), Row(user="ann"), [Row(**click("ann", "a", minute)) for minute in ordered], 0)
     assert [(each.minute, len(each.pages)) for each in over_batch] == expected
+
+
+def test_the_visits_of_the_documentation_do_what_it_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "levers" / "windows.md").read_text()
+    (text,) = [fence for fence in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Visits" in fence]
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(text, names)  # noqa: S102 - what is documented has to run
+    drive = Drive(names["Visits"](), "user_id")
+    rows = [{"user_id": "ann", "page": page, "ts": at(minute)} for page, minute in (("a", 0), ("b", 40), ("bye", 50))]
+    assert [(seen.began, seen.pages) for seen in drive.arrive(*rows)] == [(at(0), ["a"]), (at(40), ["b", "bye"])]
+    assert drive.arrive({"user_id": "ann", "page": "c", "ts": at(60)}) == []
+    assert [seen.pages for seen in drive.pass_to(at(90))] == [["c"]]
 
 
 # ---- declarations ----

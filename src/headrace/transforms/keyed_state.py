@@ -129,6 +129,10 @@ def _shape(cls: type[KeyedState[Any, Any]], state: Record, out: Record) -> Shape
                 "Spark lets state go by processing time only, and not beside timers in event time.",
                 "Set `clock = ProcessingTime()`, or clear the state in `on_timer`.",
             )
+        if ttl is not None and Duration.parse(ttl).ms == 0:
+            raise undeclarable(
+                f"{place} has a ttl of '{ttl}'.", "Nothing would be kept.", "Set a length of time, or none."
+            )
     if cls.clock is None and cls.on_timer is not KeyedState.on_timer:
         raise undeclarable(
             f"{cls.__name__} has `on_timer` and no clock.",
