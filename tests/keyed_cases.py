@@ -171,9 +171,6 @@ class Long(Brief):
 
     ttl = "1 day"
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Count], timers: Timers) -> Iterator[Total]:
-        return super().handle(key, rows, state, timers)
-
 
 @dataclass
 class LaterCount:

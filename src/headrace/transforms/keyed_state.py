@@ -70,8 +70,8 @@ class KeyedState(Generic[S, Out]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "handle" not in vars(cls):
-            # Not whole yet: a base of others, or a class that a worker is about to put together again.
+        if all(name.startswith("__") for name in vars(cls)):
+            # Nothing of its own: it is as its base, or a worker is about to put it together again, piece by piece.
             return
         named = [base for base in vars(cls).get("__orig_bases__", ()) if typing.get_origin(base) is KeyedState]
         if named:
@@ -79,7 +79,7 @@ class KeyedState(Generic[S, Out]):
             cls.shape = _shape(cls, record(state, f"The state of {cls.__name__}"), record(out, "Its output"))
         elif hasattr(cls, "shape"):
             cls.shape = _shape(cls, cls.shape.state, cls.shape.out)
-        else:
+        elif cls.handle is not KeyedState.handle:
             raise undeclarable(
                 f"{cls.__name__} does not say what it keeps and what it returns.",
                 "Both are read from the class when it is declared.",
