@@ -307,6 +307,13 @@ def test_a_ttl_needs_processing_time_and_a_timer_a_clock() -> None:
         class Untyped(KeyedState):
             def handle(self, key, rows, state, timers): ...
 
+    with pytest.raises(FlowError, match="'value'"):
+
+        class Twice(KeyedState[Sample, Total]):
+            value = ListOf(int)
+
+            def handle(self, key, rows, state, timers): ...
+
     with pytest.raises(FlowError, match="element"):
 
         class Nested(KeyedState[Sample, Total]):

@@ -107,6 +107,10 @@ class Store(Protocol):
         ...
 
 
+# The name under which Spark keeps the value. Lists and maps have the names of their attributes.
+VALUE = "value"
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a class declares, read once, and sent to the workers with it."""

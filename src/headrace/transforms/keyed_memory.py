@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.transforms.kept import in_ms
+from headrace.transforms.kept import VALUE, in_ms
 from headrace.transforms.keyed_state import EventTime, KeyedState, called
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
 Out = TypeVar("Out")
-
-_VALUE = ""
 
 
 class MemoryStore:
@@ -28,7 +26,7 @@ class MemoryStore:
         shape = type(processor).shape
         self._ttls = {name: ttl for name, (_, ttl) in shape.lists.items()}
         self._ttls |= {name: ttl for name, (_, _, ttl) in shape.maps.items()}
-        self._ttls[_VALUE] = shape.ttl_ms
+        self._ttls[VALUE] = shape.ttl_ms
         self._now = now_ms
         # What is kept, with the moment at which it goes: under a name and a key of a map, or the number of an element.
         self._kept: dict[str, dict[Any, tuple[Any, float]]] = {}
@@ -48,11 +46,11 @@ class MemoryStore:
 
     def value(self) -> Any | None:
         """Return the value, or None."""
-        return self._living(_VALUE).get(None)
+        return self._living(VALUE).get(None)
 
     def put_value(self, value: Any | None) -> None:
         """Keep the value, or nothing."""
-        self._put(_VALUE, None, value)
+        self._put(VALUE, None, value)
 
     def elements(self, name: str) -> Iterable[Any]:
         """Return the elements of a list."""

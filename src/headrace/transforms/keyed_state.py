@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
 from headrace.flow.duration import Duration
-from headrace.transforms.kept import Kept, ListOf, MapOf, Shape, Store, Timers, moment
+from headrace.transforms.kept import VALUE, Kept, ListOf, MapOf, Shape, Store, Timers, moment
 from headrace.transforms.state_types import Record, record, undeclarable, value_or_record
 
 if typing.TYPE_CHECKING:
@@ -133,6 +133,10 @@ def _shape(cls: type[KeyedState[Any, Any]], state: Record, out: Record) -> Shape
             raise undeclarable(
                 f"{place} has a ttl of '{ttl}'.", "Nothing would be kept.", "Set a length of time, or none."
             )
+    if VALUE in lists | maps:
+        raise undeclarable(
+            f"{cls.__name__} calls a list or a map '{VALUE}'.", "The value itself is kept under it.", "Rename it."
+        )
     if cls.clock is None and cls.on_timer is not KeyedState.on_timer:
         raise undeclarable(
             f"{cls.__name__} has `on_timer` and no clock.",

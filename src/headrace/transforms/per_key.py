@@ -30,16 +30,13 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import StructField, StructType
 
 from headrace.transforms.dedup import require_watermark
-from headrace.transforms.kept import Shape
+from headrace.transforms.kept import VALUE, Shape
 from headrace.transforms.keyed_memory import in_time_order, replayed
 from headrace.transforms.keyed_state import EventTime, KeyedState, called
 from headrace.transforms.state_types import Kind, Record, undeclarable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-# The state variable that holds the dataclass of the state. Lists and maps have the names of their attributes.
-_VALUE = "value"
 
 
 def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> DataFrame:
@@ -117,7 +114,7 @@ class _SparkStore:
 
     def __init__(self, handle: StatefulProcessorHandle, shape: Shape) -> None:
         self._handle, self.now = handle, 0
-        self._value: ValueState = handle.getValueState(_VALUE, shape.state.kept, shape.ttl_ms)
+        self._value: ValueState = handle.getValueState(VALUE, shape.state.kept, shape.ttl_ms)
         self._lists: dict[str, ListState] = {
             name: handle.getListState(name, _kept(element), ttl) for name, (element, ttl) in shape.lists.items()
         }
