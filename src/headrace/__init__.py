@@ -53,6 +53,12 @@ from headrace.sources.kafka_start import StartOffsets, StartTime
 from headrace.sources.kafka_topics import TopicPartitions, TopicPattern
 from headrace.sources.rate import Rate
 from headrace.sources.socket import Socket
+from headrace.transforms.dedup import deduplicated
+from headrace.transforms.kept import Kept, ListOf, MapOf, Timers
+from headrace.transforms.keyed_state import EventTime, KeyedState, ProcessingTime
+from headrace.transforms.per_key import per_key
+from headrace.transforms.state_types import Digits
+from headrace.transforms.windows import exact_distinct, sessions, sliding, tumbling, window_bounds
 
 __all__ = [
     "AsFastAsPossible",
@@ -69,6 +75,8 @@ __all__ = [
     "DeltaOverwrite",
     "DeltaSource",
     "DeltaUpsert",
+    "Digits",
+    "EventTime",
     "Every",
     "FanOut",
     "FileSource",
@@ -85,12 +93,17 @@ __all__ = [
     "Kafka",
     "KafkaExactlyOnce",
     "KafkaTopic",
+    "Kept",
+    "KeyedState",
     "Lease",
+    "ListOf",
+    "MapOf",
     "Memory",
     "Noop",
     "Only",
     "OutputMode",
     "PartUnavailable",
+    "ProcessingTime",
     "Rate",
     "RealTime",
     "RecoveryError",
@@ -104,6 +117,7 @@ __all__ = [
     "StartTime",
     "Target",
     "Terminal",
+    "Timers",
     "TopicPartitions",
     "TopicPattern",
     "Transaction",
@@ -111,4 +125,11 @@ __all__ = [
     "Watermark",
     "check",
     "committed_files",
+    "deduplicated",
+    "exact_distinct",
+    "per_key",
+    "sessions",
+    "sliding",
+    "tumbling",
+    "window_bounds",
 ]

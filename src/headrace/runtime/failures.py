@@ -86,6 +86,12 @@ _KNOWN = (
             "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
             "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
             "StateSchemaNotCompatible",
+            # Custom state: a field of another type, more changes than Spark keeps track of, another clock or kind.
+            "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION",
+            "STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE",
+            "STATE_STORE_VALUE_SCHEMA_EVOLUTION_THRESHOLD_EXCEEDED",
+            "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
+            "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
         ),
         RecoveryError,
         "HR-303",

@@ -30,6 +30,7 @@ from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.custom_state import prepare_custom_state
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside
 from headrace.runtime.failures import mapped
 from headrace.runtime.integrity import require_intact
@@ -88,6 +89,7 @@ class RunningQuery:
             self.flow.sink.prepare(session, self._target)
             frames = {name: self._input(session, name) for name in self.flow.named_inputs}
             result = self.flow.apply(frames).observe(_OUT, F.count(F.lit(1)).alias("rows"))
+            prepare_custom_state(session, result, self.flow.trigger)
             writer = (
                 result.writeStream.queryName(self.flow.name)
                 .outputMode(self.flow.mode.value)

@@ -1,0 +1,102 @@
+"""Windows over event time, as columns for a `groupBy`, and what is counted in them.
+
+    rides.groupBy(tumbling("event_time", "5 minutes"), "city").agg(exact_distinct("driver_id").alias("drivers"))
+
+| window               | a row is in                          | ends                                                  |
+|----------------------|--------------------------------------|-------------------------------------------------------|
+| `tumbling(t, size)`  | one window                           | at multiples of `size`                                |
+| `sliding(t, size, every=...)` | `size / every` windows      | one of them after each `every`                        |
+| `sessions(t, gap=...)`| one window, together with its neighbours | when nothing came for `gap`                       |
+
+They are Spark's own windows with lengths that are read when the transform is made: a typo names the line that holds it,
+and not the query that fails. All three are called `window`, so that `window_bounds` reads any of them. The same
+function gives the same rows over a batch and over a stream, but for rows that come too late, which only a stream knows.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from headrace.errors import FlowError
+from headrace.flow.duration import Duration
+
+WINDOW = "window"
+
+
+def tumbling(column: str | Column, size: str, *, offset: str = "0s") -> Column:
+    """Return windows that follow each other without a gap: from 12:00 to 12:05, from 12:05 to 12:10.
+
+    They count from midnight UTC. `offset` moves them: days that begin at 06:00 are `tumbling(t, "1 day", offset="6h")`.
+    """
+    length = _length("size", size)
+    return _window(column, length, length, _offset(offset, length))
+
+
+def sliding(column: str | Column, size: str, *, every: str, offset: str = "0s") -> Column:
+    """Return windows that overlap: ten minutes every two minutes are five windows per row, and five times the state."""
+    length, step = _length("size", size), _length("every", every)
+    if step > length:
+        raise _no_window(
+            f"A window of {size} every {every} leaves gaps.", "A row between two windows would be in none.",
+            "Set every to at most the size.",
+        )  # fmt: skip
+    return _window(column, length, step, _offset(offset, step))
+
+
+def sessions(column: str | Column, *, gap: str | Column) -> Column:
+    """Return windows that begin with a row and end when no other came for `gap`.
+
+    A row exactly `gap` after the last one belongs to the same window. `gap` may be a column: gaps may differ by row.
+    """
+    length = gap if isinstance(gap, Column) else _length("gap", gap).spark()
+    return F.session_window(_column(column), length).alias(WINDOW)
+
+
+def window_bounds() -> tuple[Column, Column]:
+    """Return `window_start` and `window_end` of a result that was grouped by one of these windows."""
+    return F.col(f"{WINDOW}.start").alias("window_start"), F.col(f"{WINDOW}.end").alias("window_end")
+
+
+def exact_distinct(column: str | Column) -> Column:
+    """Count different values exactly, in a stream too, where Spark refuses `countDistinct`. Nulls do not count.
+
+    The state of a group holds each of its values: right for the drivers of a city, wrong for the visitors of a site.
+    There `approx_count_distinct` keeps a sketch of fixed size. Deduplicating first keeps every value as a key of its
+    own, which was thirteen times the state.
+    """
+    return F.size(F.collect_set(column)).cast("long")
+
+
+def _window(column: str | Column, size: Duration, every: Duration, offset: Duration) -> Column:
+    return F.window(_column(column), size.spark(), every.spark(), offset.spark()).alias(WINDOW)
+
+
+def _column(column: str | Column) -> Column:
+    return F.col(column) if isinstance(column, str) else column
+
+
+def _length(name: str, text: str) -> Duration:
+    length = Duration.parse(text)
+    if length.ms == 0:
+        raise _no_window(
+            f"A window with {name} '{text}' holds no time.",
+            "No row could be in it.",
+            f"Set {name} to a length of time.",
+        )
+    return length
+
+
+def _offset(text: str, step: Duration) -> Duration:
+    offset = Duration.parse(text)
+    if offset >= step:
+        raise _no_window(
+            f"Windows cannot be moved by '{text}'.",
+            f"They begin anew after {step.seconds:g} seconds, so an offset is shorter than that.",
+            "Set offset to the rest of its division by that length.",
+        )
+    return offset
+
+
+def _no_window(what: str, why: str, remedy: str) -> FlowError:
+    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-230")
