@@ -18,8 +18,11 @@ from headrace.observe.flow_audit import Tally
 from headrace.observe.throughput import Throughput
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus, OffsetsLost, RowsSetAside
+from headrace.runtime.heart import Clock
 from headrace.runtime.lost_offsets import Lost
+from headrace.runtime.query import now_ms
 from headrace.runtime.session import open_session
+from headrace.runtime.state_size import OperatorState
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
 from headrace.stack.jars import JarCache
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FlowFigures:
-    """What one flow did in one run."""
+    """What one flow did in one run. `state` is what its operators kept after the last batch."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -39,6 +42,7 @@ class FlowFigures:
     late: int = 0
     set_aside: int = 0
     lost: list[Lost] = field(default_factory=list)
+    state: Sequence[OperatorState] = ()
     error: HeadraceError | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -51,6 +55,7 @@ class FlowFigures:
             "late": self.late,
             "set_aside": self.set_aside,
             "lost": [each.as_dict() for each in self.lost],
+            "state": [each.as_dict() for each in self.state],
             "error": self.error.as_dict() if self.error else None,
         }
 
@@ -80,12 +85,20 @@ def require_starts(flows: Sequence[Flow], target: Target, checkpoints: Files) ->
 class Application:
     """Flows on one Spark session, from start to end. Make it, `run` it once; `drain` from any thread ends it."""
 
-    def __init__(self, spark: SparkSession, target: Target, flows: Sequence[Flow], *, backoff: Backoff | None = None):
+    def __init__(
+        self,
+        spark: SparkSession,
+        target: Target,
+        flows: Sequence[Flow],
+        *,
+        backoff: Backoff | None = None,
+        clock: Clock = now_ms,
+    ) -> None:
         self.bus = EventBus()
         self._figures = {flow.name: FlowFigures() for flow in flows}
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
-        self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff)
+        self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
         self.bus.subscribe(self._count)
 
     def run(self) -> Mapping[str, FlowFigures]:
@@ -110,6 +123,7 @@ class Application:
             figures.rows_in += event.rows_in
             figures.rows_out += event.rows_out
             figures.batches += 1
+            figures.state = event.state
         elif isinstance(event, RowsSetAside):
             self._figures[event.flow].set_aside += event.aside.rows
         elif isinstance(event, OffsetsLost):
