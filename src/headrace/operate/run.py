@@ -17,10 +17,9 @@ from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
 from headrace.observe.throughput import Throughput
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, Event, EventBus, OffsetsLost, RowsSetAside
-from headrace.runtime.heart import Clock
 from headrace.runtime.lost_offsets import Lost
-from headrace.runtime.query import now_ms
 from headrace.runtime.session import open_session
 from headrace.runtime.state_size import OperatorState
 from headrace.runtime.supervisor import Backoff, Supervisor
@@ -29,6 +28,10 @@ from headrace.stack.jars import JarCache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Among the reasons of bad rows: those that were left out and counted, and whose source cannot be read again.
+NOT_FILED = "not filed"
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Application:
     ) -> None:
         self.bus = EventBus()
         self._figures = {flow.name: FlowFigures() for flow in flows}
+        self._counted = dict.fromkeys(self._figures, 0)
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
         self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
@@ -109,7 +113,7 @@ class Application:
             self._throughput.close()
             tallies = self._auditor.close()
         for name, figures in self._figures.items():
-            _add(figures, tallies[name])
+            _add(figures, tallies[name], self._counted[name])
             figures.error = errors.get(name) or tallies[name].error
         return self._figures
 
@@ -124,6 +128,7 @@ class Application:
             figures.rows_out += event.rows_out
             figures.batches += 1
             figures.state = event.state
+            self._counted[event.flow] += sum(event.bad.values())
         elif isinstance(event, RowsSetAside):
             self._figures[event.flow].set_aside += event.aside.rows
         elif isinstance(event, OffsetsLost):
@@ -150,7 +155,9 @@ def open_application(
     return Application(spark, target, flows, backoff=backoff), spark
 
 
-def _add(figures: FlowFigures, tally: Tally) -> None:
-    figures.bad = tally.bad
+def _add(figures: FlowFigures, tally: Tally, counted: int) -> None:
+    """Add what was filed; bad rows that were counted and could not be filed stand among them as such."""
+    missing = counted - sum(tally.bad.values())
+    figures.bad = tally.bad | ({NOT_FILED: missing} if missing > 0 else {})
     figures.late = tally.late
     figures.lost.extend(tally.unaudited)

@@ -24,8 +24,9 @@ class FlowStarted:
 class BatchCommitted:
     """A batch is in its sinks and in the commit log.
 
-    `rows_in` does not count heartbeats. `bad` counts the rows that went to quarantine, per input. `dropped` is Spark's own count of rows that came too
-    late, taken after partial aggregation: zero means none, any other number only says that there were some.
+    `rows_in` does not count heartbeats. `bad` counts the rows that were left out as bad, per input. `dropped` is
+    Spark's own count of rows that came too late, taken after partial aggregation: zero means none, any other number
+    only says that there were some. `state` is what each stateful operator keeps after the batch.
     """
 
     flow: str
@@ -60,7 +61,7 @@ class OffsetsLost:
 
 @dataclass(frozen=True)
 class SettingFrozen:
-    """A flow goes on with a setting of its checkpoint, which is not the one that is declared or that the machine has."""
+    """A flow goes on with a setting of its checkpoint, which is not what is declared or what the machine has."""
 
     flow: str
     setting: str

@@ -1,7 +1,7 @@
 """What the first batch of a stateful flow froze into its checkpoint, against what is declared now.
 
-Spark writes some settings into each entry of the offset log, and takes them from there at a restart, whatever the session
-says. It does so without a word, so a changed declaration would be believed and have no effect:
+Spark writes some settings into each entry of the offset log, and takes them from there at a restart, whatever the
+session says. It does so without a word, so a changed declaration would be believed and have no effect:
 
 | setting            | a declaration that differs                                                                    |
 |--------------------|-----------------------------------------------------------------------------------------------|

@@ -13,11 +13,10 @@ A beat stands `idle` behind the clock, and later than all before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Times are milliseconds since 1970, as Spark's offset log has them.
-Clock = Callable[[], int]
+from headrace.runtime.clock import Clock
 
 
 @dataclass(frozen=True)

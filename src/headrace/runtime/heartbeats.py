@@ -3,8 +3,8 @@
     FLOW/headrace/heartbeats/INPUT/MILLISECONDS
 
 A beat is a file, so a batch that is run again reads the same beats, and moves the watermark as it did before. Spark
-deletes a file after the batch that read it. What an earlier run left unread is deleted at the start: beside a checkpoint
-that was begun anew or set back it would stand for rows that are still to come.
+deletes a file after the batch that read it. What an earlier run left unread is deleted at the start: beside a
+checkpoint that was begun anew or set back it would stand for rows that are still to come.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from py4j.protocol import Py4JError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.heart import Clock, Heart, Seen
+from headrace.runtime.clock import Clock
+from headrace.runtime.heart import Heart, Seen
 from headrace.runtime.source_order import Place, recorded_order
 from headrace.sources.heartbeats import beats
 from headrace.transforms.heartbeat import with_watermark

@@ -8,7 +8,6 @@ The way of a row, each step one line of `start`:
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -32,10 +31,10 @@ from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside, SettingFrozen
 from headrace.runtime.failures import mapped
 from headrace.runtime.frozen import PARTITIONS, require_same_store
-from headrace.runtime.heart import Clock
 from headrace.runtime.heartbeats import Heartbeats
 from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import Holding
@@ -242,11 +241,6 @@ def _triggered(writer: DataStreamWriter, flow: Flow) -> DataStreamWriter:
             return writer.trigger(processingTime="0 seconds")
         case other:  # `check` refuses the rest for sinks that commit in batches (HRC-108)
             raise AssertionError(other)
-
-
-def now_ms() -> int:
-    """Return the time of the machine's clock, in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def _counted(rows: DataFrame, name: str) -> DataFrame:

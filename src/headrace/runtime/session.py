@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -113,6 +114,16 @@ def flow_session(application: SparkSession, flow: Flow, memory_mb: int | None = 
     return session
 
 
+def cores_of(master: str) -> int | None:
+    """Return the cores that flows have under a local master, or None for a cluster, which only Spark can ask."""
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,.*)?\])?", master)
+    if local is None:
+        return None
+    if local[1] == "*":
+        return os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
+    return int(local[1] or 1)
+
+
 def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[str, str]:
     """Return the settings that a flow's levers stand for.
 
@@ -134,7 +145,7 @@ def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         }
         if memory_mb is not None:
-            # Without a bound each store has a cache and write buffers of its own, outside of the heap that Spark counts.
+            # Without a bound each store has a cache and buffers of its own, outside of the heap that Spark counts.
             settings |= {
                 "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
                 BOUND: str(memory_mb),

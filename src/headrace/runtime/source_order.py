@@ -1,8 +1,8 @@
 """Which entry of the offset log belongs to which input.
 
 Spark numbers the sources of a query in the order in which its plan reads them: the transform decides it, not the
-declaration, and the beats of an input are a source of their own behind it. The order is worked out from the plan at each
-start and kept beside the checkpoint, where the audit and the commands find it:
+declaration, and the beats of an input are a source of their own behind it. The order is worked out from the plan at
+each start and kept beside the checkpoint, where the audit and the commands find it:
 
     FLOW/headrace/order.json
 
@@ -75,7 +75,7 @@ def require_order(checkpoint: Checkpoint, order: Sequence[Place]) -> None:
 
 
 def recorded_order(checkpoint: Checkpoint) -> tuple[Place, ...] | None:
-    """Return the order of the last start, or None where none is recorded. Raises HR-345 for a record that is damaged."""
+    """Return the order of the last start, or None where none is recorded. Raises HR-345 for a damaged record."""
     text = checkpoint.files.read(_path(checkpoint))
     if text is None:
         return None
@@ -86,8 +86,8 @@ def recorded_order(checkpoint: Checkpoint) -> tuple[Place, ...] | None:
             f"Flow '{checkpoint.flow}': {_path(checkpoint)} cannot be read.",
             why=f"It holds the order of the flow's sources in the offset log; here: {error}.",
             state="Nothing was started and nothing was changed.",
-            remedy="Restore the file from a backup. If neither the inputs nor the transform changed since the flow last "
-            "ran, delete it: the next start writes it anew.",
+            remedy="Restore the file from a backup. If neither the inputs nor the transform changed since the flow "
+            "last ran, delete it: the next start writes it anew.",
             code="HR-345",
         ) from error
 

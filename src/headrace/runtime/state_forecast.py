@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 # Parts that the time is cut into. Three peaks may rise by chance; with more parts each has too few points.
 _PARTS = 4
@@ -39,7 +40,7 @@ class Growth:
     def per_second(self) -> float:
         """Return the growth of the peaks by least squares, or 0 when they do not rise from part to part."""
         peaks = self._peaks()
-        if len(peaks) < _PARTS or any(after[1] <= before[1] for before, after in zip(peaks, peaks[1:], strict=False)):
+        if len(peaks) < _PARTS or any(after[1] <= before[1] for before, after in pairwise(peaks)):
             return 0.0
         mean_time = sum(second for second, _ in peaks) / _PARTS
         mean_amount = sum(amount for _, amount in peaks) / _PARTS

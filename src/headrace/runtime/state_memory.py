@@ -4,7 +4,8 @@ The bound is one per process. The first store that is opened in an executor make
 whichever flow they belong to and whatever that flow says. So it is worked out once for all flows of an application:
 `check` refuses flows that name different bounds (HRC-120), and those that name none get what the others say.
 
-It is soft: what a batch touches at once may exceed it for that batch. Half of it is for rows that are not on the disk yet.
+It is soft: what a batch touches at once may exceed it for that batch. Half of it is for rows that are not on the disk
+yet.
 """
 
 from __future__ import annotations

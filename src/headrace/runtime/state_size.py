@@ -2,11 +2,11 @@
 
     FLOW/headrace/state.json
 
-| store    | rows                                    | bytes                                                               |
-|----------|-----------------------------------------|---------------------------------------------------------------------|
-| InMemory | keys in the stores after the batch      | the heap of the stores as Spark estimates it, with the version before |
-| RocksDB  | the same; RocksDB itself does not count | tables on the executors' disks, and memory: the part of the bound    |
-|          | keys, Spark does                        | that the stores use. Rows not yet on the disk are in the memory part |
+| store    | rows                  | bytes                                                                            |
+|----------|-----------------------|----------------------------------------------------------------------------------|
+| InMemory | in the stores after   | the heap of the stores as Spark estimates it, with the versions that it keeps     |
+| RocksDB  | the batch, as counted | tables on the executors' disks, and memory: the part of the bound that the stores |
+|          | by Spark              | use. Rows that are not on the disk yet are in the memory part                     |
 
 A join keeps a row and a counter for each key: Spark counts the rows alone.
 """
@@ -84,13 +84,13 @@ def total(state: Sequence[OperatorState], measure: str) -> int:
 
 
 def write_note(checkpoint: Checkpoint, batch_id: int, state: Sequence[OperatorState]) -> None:
-    """Note the size of the state. Called twice a minute and at the end of a run, on the thread that hears of batches."""
+    """Note the size of the state. Called twice a minute and at the end of a run."""
     note = StateNote(checkpoint.query_id(), batch_id, total(state, "rows"), total(state, "bytes"))
     checkpoint.files.write(_path(checkpoint), json.dumps(asdict(note)))
 
 
 def read_note(checkpoint: Checkpoint) -> StateNote | None:
-    """Return the size that is noted of the present checkpoint; None without one. It is advice, so damage is no error."""
+    """Return the size that is noted of the present checkpoint, or None. It is advice, so damage is no error."""
     try:
         text = checkpoint.files.read(_path(checkpoint))
         note = StateNote(**json.loads(text)) if text else None

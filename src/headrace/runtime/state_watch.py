@@ -19,8 +19,8 @@ from headrace.errors import FlowError
 from headrace.flow.flow import Flow
 from headrace.flow.size import said_bytes
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.clock import Clock
 from headrace.runtime.events import StateNearBudget
-from headrace.runtime.heart import Clock
 from headrace.runtime.state_forecast import Growth
 from headrace.runtime.state_size import OperatorState, read_note, total, write_note
 

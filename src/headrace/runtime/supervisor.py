@@ -22,11 +22,11 @@ from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.failures import mapped
-from headrace.runtime.heart import Clock
 from headrace.runtime.lease import Holding, lease
-from headrace.runtime.query import RunningQuery, now_ms
+from headrace.runtime.query import RunningQuery
 from headrace.runtime.sole_writer import sole_writer
 from headrace.runtime.state_memory import state_memory
 

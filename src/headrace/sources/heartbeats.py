@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def beats(spark: SparkSession, folder: str) -> DataFrame:
     """Return the stream of a folder that is there: one column, the event times.
 
-    Called once per start of a flow for each input that may go quiet. Spark deletes a file when the batch that read it is committed and the next one is planned. A file that is gone, or
-    that is not whole yet, is passed over: a beat is never needed, the next one says the same and more.
+    Called once per start of a flow for each input that may go quiet. Spark deletes a file when the batch that read it
+    is committed and the next one is planned. A file that is gone, or that is not whole yet, is passed over: a beat is
+    never needed, the next one says the same and more.
     """
     lines = (
         spark.readStream.format("text")

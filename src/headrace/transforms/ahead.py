@@ -1,7 +1,7 @@
 """The guard against event times in the future, for sources that have columns of their own and no broker's timestamp.
 
-They are compared with the clock of the batch. Spark writes it into the offset log before the batch runs, so a batch that
-is run again judges as it did before, and an audit can judge the same rows once more.
+They are compared with the clock of the batch. Spark writes it into the offset log before the batch runs, so a batch
+that is run again judges as it did before, and an audit can judge the same rows once more.
 """
 
 from __future__ import annotations
