@@ -23,7 +23,7 @@ from headrace.runtime.clock import Clock
 from headrace.runtime.heart import Heart, Seen
 from headrace.runtime.source_order import Place, recorded_order
 from headrace.sources.heartbeats import beats
-from headrace.transforms.heartbeat import with_watermark
+from headrace.transforms.heartbeat import with_beats
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ class Heartbeats:
         if watermark is None:
             return rows
         if name not in self._idle and not self._was_beating(name):
-            return with_watermark(rows, watermark)
+            return rows.withWatermark(watermark.column, watermark.duration.spark())
         folder = self._folder(name)
         if self._checkpoint.unfinished() is None:
             for each in self._checkpoint.files.names(folder):
@@ -61,7 +61,7 @@ class Heartbeats:
         self._checkpoint.files.write(f"{folder}/{_KEEP}", "")
         stream = beats(session, folder)
         self.streams[Place(name, self._flow.named_inputs[name].source.name, "beats")] = stream
-        return with_watermark(rows, watermark, stream)
+        return with_beats(rows, name, watermark, stream)
 
     def on_batch(self, progress: StreamingQueryProgress, order: tuple[Place, ...]) -> None:
         """Look at a batch that was committed."""

@@ -18,19 +18,20 @@ _BEAT = "_headrace_beat"
 _NEVER = datetime(1, 1, 1)  # noqa: DTZ001 - Spark reads it in the session's zone, and a day more or less is the same
 
 
-def with_watermark(rows: DataFrame, watermark: Watermark, beats: DataFrame | None = None) -> DataFrame:
-    """Return the rows under their watermark, which beats move too. `beats` has one column, of event times.
+def with_beats(rows: DataFrame, name: str, watermark: Watermark, beats: DataFrame) -> DataFrame:
+    """Return the rows of an input under their watermark, which beats move too. `beats` has one column, of event times.
 
     All other columns of a beat are null, so columns that never were null may be by their type; by their values they
     are not.
     """
     delay, column = watermark.duration.spark(), watermark.column
-    if beats is None:
-        return rows.withWatermark(column, delay)
     time = F.col(beats.columns[0]).cast(rows.schema[column].dataType)
     beating = beats.select(time.alias(column), F.lit(True).alias(_BEAT))
     both = rows.withColumn(_BEAT, F.lit(False)).unionByName(beating, allowMissingColumns=True)
     marked = both.withWatermark(column, delay)
     # Spark moves a filter below the watermark unless it reads the watermark's column; there it would take the beats out
-    # before they have moved anything. So it reads the column, to no effect.
-    return marked.where(~F.col(_BEAT) | (F.col(f"`{column}`") < F.lit(_NEVER))).drop(_BEAT)
+    # before they have moved anything. So this filter reads the column, to no effect.
+    alone = marked.where(~F.col(_BEAT) | (F.col(f"`{column}`") < F.lit(_NEVER))).drop(_BEAT)
+    # Filters of the transform, and those that Spark adds to joins, would be moved below just so, and a beat is null in
+    # their columns. No filter is moved past a counter.
+    return alone.observe(f"headrace_past_beats_{name}", F.count(F.lit(1)).alias("rows"))
