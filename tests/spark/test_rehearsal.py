@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -79,15 +78,6 @@ def test_windows_close_with_the_watermark_and_the_rest_with_the_end(spark: Spark
     assert found.quarantine == []
     assert found.restarts == 0
     assert found.state() == []
-
-
-def test_the_end_closes_the_windows_of_a_transform_that_filters(spark: SparkSession, tmp_path: Path):
-    given = windows()
-    north = replace(given, transform=lambda rows: per_five_minutes(rows.where("shop = 'north'")))
-    found = rehearse(
-        north, [Arrive(order(1, 0), order(2, 1, shop="south")), EndOfInput()], spark=spark, folder=tmp_path
-    )
-    assert [tuple(row) for row in found.rows] == [(0, "north", 1)]
 
 
 def test_without_an_end_windows_stay_open_in_the_state(spark: SparkSession, tmp_path: Path):

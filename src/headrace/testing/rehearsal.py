@@ -243,11 +243,7 @@ def _without_end(flow: Flow) -> Callable[..., DataFrame]:
 
     def before_the_end(name: str, rows: DataFrame) -> DataFrame:
         watermark = flow.named_inputs[name].watermark
-        if watermark is None:
-            return rows
-        # Filters of the transform would be moved below as well; none is moved past a counter.
-        alone = rows.where(F.col(watermark.column) < F.lit(END))
-        return alone.observe(f"headrace_past_end_{name}", F.count(F.lit(1)).alias("rows"))
+        return rows if watermark is None else rows.where(F.col(watermark.column) < F.lit(END))
 
     @functools.wraps(flow.transform)
     def transform(*one: DataFrame, **named: DataFrame) -> DataFrame:
