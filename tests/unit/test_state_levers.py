@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from typer.testing import CliRunner
 
 from headrace import (
     AvailableNow,
@@ -24,13 +26,18 @@ from headrace import (
     Watermark,
     check,
 )
+from headrace.cli.flow_events import figures_table, told
+from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import HeadraceError
 from headrace.flow.backpressure import Measured
 from headrace.flow.levers import State
 from headrace.flow.size import Size, said_bytes
+from headrace.operate.checkpoint_offsets import next_reads
+from headrace.operate.run import FlowFigures
 from headrace.operate.state_findings import state_findings
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.events import SettingFrozen, StateNearBudget
 from headrace.runtime.frozen import require_same_store
 from headrace.runtime.session import cores_of, flow_settings
 from headrace.runtime.source_order import Place, recorded_order, require_order, source_index
@@ -301,3 +308,65 @@ def test_over_the_budget_stops_and_names_the_operator_and_how_far(target: Target
 def test_a_budget_that_was_raised_lets_the_flow_start(target: Target) -> None:
     Watched(target, StateBudget(rows=100)).batches(101)
     Watched(target, StateBudget(rows=101)).watch.begin()
+
+
+# ---- what a person and a program see ----
+
+FLOWS = """
+from headrace import DeltaSource, Flow, Input, Noop, RocksDB
+
+rides = Flow("rides", Input(DeltaSource("in", max_files_per_trigger=1)), lambda rows: rows, Noop(), state=RocksDB(8))
+"""
+
+
+def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_path: Path) -> None:
+    stateful(target)
+    settings = f"name: shop\ntargets: {{dev: {{checkpoints: {target.checkpoints}, lake: {target.lake}}}}}\n"
+    (tmp_path / "headrace.yml").write_text(settings)
+    (tmp_path / "flows.py").write_text(FLOWS)
+    result = CliRunner().invoke(app, ["check", "--project", str(tmp_path), "--json"])
+    findings = json.loads(result.stdout)["findings"]
+    assert [each["code"] for each in findings if each["code"] == "HRC-213"] == ["HRC-213"]
+    assert "8 shuffle partitions are declared, and the checkpoint has 2" in str(findings)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (
+            StateNearBudget("rides", 7, "rows", 900, 1000, 2400.0, "operator 0 (dedupe)"),
+            "batch 7: state has 900 of a budget of 1,000 rows; at the present growth it is reached in about 40 "
+            "minutes. Most is in operator 0 (dedupe)",
+        ),
+        (
+            StateNearBudget("rides", 7, "bytes", 1536, 2048, None, "operator 1 (symmetricHashJoin)"),
+            "batch 7: state has 1.5 KB of a budget of 2.0 KB. Most is in operator 1 (symmetricHashJoin)",
+        ),
+        (
+            SettingFrozen("rides", "shuffle partitions", "8", "2"),
+            "goes on with 2 shuffle partitions, as its checkpoint has; 8 would be new",
+        ),
+    ],
+)
+def test_what_happens_to_state_is_told_in_words(
+    event: StateNearBudget | SettingFrozen, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(event)
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_table_of_a_run_shows_what_is_kept() -> None:
+    kept = (OperatorState(0, "dedupe", 1200, 2048, 0), OperatorState(1, "stateStoreSave", 34, 1024, 0))
+    table = figures_table("This run", {"rides": FlowFigures(rows_in=5, state=kept)})
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert (cells["state rows"], cells["state"]) == ("1,234", "3.0 KB")
+
+
+def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Target) -> None:
+    checkpoint = stateful(target)
+    entry = checkpoint.files.read(f"{checkpoint.location}/offsets/0")
+    checkpoint.files.write(f"{checkpoint.location}/offsets/0", f'{entry}\n{{"logOffset":3}}')
+    order = [Place("rides", "kafka:t"), Place("rides", "kafka:t", "beats")]
+    checkpoint.files.write(f"{checkpoint.house}/order.json", json.dumps({"sources": [vars(each) for each in order]}))
+    reads = list(next_reads(checkpoint, replace(target, kafka={}), ["something else"]))
+    assert [(read.source, read.input) for read in reads] == [(0, "rides"), (1, "heartbeats of rides")]

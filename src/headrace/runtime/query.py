@@ -82,7 +82,7 @@ class RunningQuery:
         self._failure: Exception | None = None
         self._last_heard = -1
         self._hearing = threading.Lock()
-        self._committed = threading.Event()
+        self._committed, self._started = threading.Event(), threading.Event()
         self._unfinished = checkpoint.unfinished()
         self._guard = SourceGuard(flow, target, checkpoint, hear)
         self._manifest = Manifest(checkpoint)
@@ -122,6 +122,7 @@ class RunningQuery:
                 .foreachBatch(self._write)
             )
             self._query = _triggered(writer, self.flow).start()
+            self._started.set()
             self._holding.when_lost(self._query.stop)
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
@@ -152,6 +153,11 @@ class RunningQuery:
                 break
             waited += _LOOK_SECONDS
         self._query.stop()
+
+    def _stop_behind_it(self) -> None:
+        """Stop as soon as no batch is under way. The first batch may be committed before the start has returned."""
+        self._started.wait()
+        self.drain(_PATIENCE_SECONDS)
 
     def _input(self, session: SparkSession, name: str) -> DataFrame:
         given = self.flow.named_inputs[name]
@@ -221,7 +227,7 @@ class RunningQuery:
         if over is not None:
             self._over_budget = over
             # Not on this thread: Spark tells of the batch under way only after it returns.
-            threading.Thread(target=self.drain, args=(_PATIENCE_SECONDS,), daemon=True).start()
+            threading.Thread(target=self._stop_behind_it, daemon=True).start()
         self._beats.on_batch(progress, self._order)
 
     def _note(self, batch_id: int) -> None:
