@@ -3,7 +3,7 @@
 | code    | severity | finds                                                                              |
 |---------|----------|------------------------------------------------------------------------------------|
 | HRC-120 | error    | flows of one application that give RocksDB different amounts of memory             |
-| HRC-210 | warning  | an `idle` that has no effect, because the trigger ends when everything is read      |
+| HRC-210 | warning  | an `idle` that has no effect under the trigger                                     |
 | HRC-212 | info     | a source whose rows from the future are left out and counted, and cannot be filed   |
 | HRC-214 | info     | a state budget below the rows that arrive within the watermark's delay             |
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from headrace.flow.backpressure import Measured
 from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import Flow
-from headrace.flow.levers import AvailableNow, RocksDB
+from headrace.flow.levers import AvailableNow, Continuous, RealTime, RocksDB
 from headrace.flow.size import Size
 from headrace.flow.source import ReadOnce
 
@@ -44,14 +44,21 @@ def state_rules(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Ite
 
 def _without_effect(flow: Flow) -> Iterator[Finding]:
     for name, given in flow.named_inputs.items():
-        if given.watermark is not None and given.watermark.idle and isinstance(flow.trigger, AvailableNow):
+        if given.watermark is None or not given.watermark.idle:
+            continue
+        if isinstance(flow.trigger, AvailableNow | Continuous | RealTime):
+            ends = isinstance(flow.trigger, AvailableNow)
+            why = (
+                "the flow ends when everything is read, and waits for no quiet"
+                if ends
+                else "the trigger keeps no state"
+            )
             yield Finding(
                 "HRC-210",
                 Severity.WARNING,
                 f"flow '{flow.name}', input '{name}'",
-                f"idle='{given.watermark.idle}' has no effect: the flow ends when everything is read, and waits for no "
-                "quiet.",
-                "Leave `idle` out, or take a trigger that goes on.",
+                f"idle='{given.watermark.idle}' has no effect: {why}.",
+                "Leave `idle` out, or take another trigger, such as Every.",
             )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from headrace.flow.flow import Flow
-from headrace.flow.levers import AvailableNow
+from headrace.flow.levers import AvailableNow, Continuous, RealTime
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock
 from headrace.runtime.heart import Heart, Seen
@@ -41,7 +41,9 @@ class Heartbeats:
         # A run that ends when everything is read waits for nobody.
         ending = isinstance(flow.trigger, AvailableNow)
         idles = {name: given.watermark.idle_duration for name, given in flow.named_inputs.items() if given.watermark}
-        self._idle = {name: idle.ms for name, idle in idles.items() if idle is not None}
+        # Triggers without batches keep no state, and take no second source.
+        batches = not isinstance(flow.trigger, Continuous | RealTime)
+        self._idle = {name: idle.ms for name, idle in idles.items() if idle is not None and batches}
         self._heart = Heart({} if ending else self._idle, clock)
         self._beating = threading.Lock()
         self.streams: dict[Place, DataFrame] = {}
