@@ -185,9 +185,7 @@ class RunningQuery:
             tell=lambda aside: self._hear(RowsSetAside(self.flow.name, batch_id, aside)),
         )
         try:
-            if self._over_budget is not None:
-                # The batch is planned and nothing of it is written; it is the first one when the budget is raised.
-                raise self._over_budget
+            self._require_within_budget()
             with self._guard.around(batch_id), self._holding.required():
                 if batch_id == self._unfinished:
                     self._write_again(rows, batch)
@@ -197,6 +195,19 @@ class RunningQuery:
             # Spark passes only a text on that does not name the cause; the supervisor wants the error itself.
             self._failure = self._holding.explained(error)
             raise
+
+    def _require_within_budget(self) -> None:
+        """Raise when the batch before left too much state. The listener may not have told of it yet.
+
+        The batch is planned then, and nothing of it is written: it is the first one when the budget is raised.
+        """
+        if self._over_budget is None and self.flow.state.budget is not None:
+            self._started.wait()
+            before = self._query.lastProgress
+            if before is not None:
+                self._over_budget = self._watch.exceeded(before.batchId, operator_states(before.stateOperators))
+        if self._over_budget is not None:
+            raise self._over_budget
 
     def _write_again(self, rows: DataFrame, batch: Batch) -> None:
         """Write a batch that an earlier run may have written already.
@@ -221,10 +232,10 @@ class RunningQuery:
             self._last_heard = progress.batchId
             self._note(progress.batchId)
             event = _as_event(self.flow.name, progress, self._order)
-            over = self._watch.take(progress.batchId, event.state) if self._over_budget is None else None
+            over = self._watch.take(progress.batchId, event.state)
         self._hear(event)
         self._committed.set()
-        if over is not None:
+        if over is not None and self._over_budget is None:
             self._over_budget = over
             # Not on this thread: Spark tells of the batch under way only after it returns.
             threading.Thread(target=self._stop_behind_it, daemon=True).start()

@@ -72,16 +72,21 @@ class StateWatch:
         if not state:
             return None
         self._last, now = (batch_id, state), self._clock()
-        over = next((each for each in self._limits.items() if total(state, each[0]) > each[1]), None)
+        over = self.exceeded(batch_id, state)
         if over is not None:
             self._note()
-            return self._exceeded(batch_id, state, *over)
+            return over
         for measure, limit in self._limits.items():
             self._growth[measure].take(now / 1000, total(state, measure))
             self._warn(batch_id, state, measure, limit)
         if now - self._noted_at >= _NOTE_EVERY_MS:
             self._note()
         return None
+
+    def exceeded(self, batch_id: int, state: Sequence[OperatorState]) -> FlowError | None:
+        """Return the error to stop with when a batch left more than the budget. Any thread may ask."""
+        over = next((each for each in self._limits.items() if total(state, each[0]) > each[1]), None)
+        return self._over(batch_id, state, *over) if over is not None else None
 
     def close(self) -> None:
         """Note the size that the run ends with. Called once, when the query has ended."""
@@ -106,7 +111,7 @@ class StateWatch:
             with suppress(OSError, Py4JError):
                 write_note(self._checkpoint, *self._last)
 
-    def _exceeded(self, batch_id: int, state: Sequence[OperatorState], measure: str, limit: int) -> FlowError:
+    def _over(self, batch_id: int, state: Sequence[OperatorState], measure: str, limit: int) -> FlowError:
         used, largest = total(state, measure), _largest(state, measure)
         return FlowError(
             f"Flow '{self._flow.name}' stopped: its state is over its budget.",
