@@ -64,7 +64,8 @@ def test_a_flow_stops_behind_the_batch_that_exceeds_its_budget_and_goes_on_exact
     batches = [event for event in stopped.of(BatchCommitted) if isinstance(event, BatchCommitted)]
     assert [sum(each.rows for each in event.state) for event in batches] == [10, 20, 30, 40]
     assert [event.used for event in stopped.of(StateNearBudget) if isinstance(event, StateNearBudget)] == [30]
-    assert all(each.bytes > 0 for event in batches for each in event.state)
+    assert all(each.memory > 0 for event in batches for each in event.state)
+    assert {each.bytes == each.memory for event in batches for each in event.state} == {store is InMemory}
     assert sorted(row[0] for row in sink.rows()) == list(range(40))
 
     refused = run(spark, target, distinct(folder, sink, state), clock).figures["ids"]

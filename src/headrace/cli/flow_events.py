@@ -71,7 +71,8 @@ def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     for flow, figures in flows.items():
         kept = (figures.late, sum(figures.bad.values()), figures.set_aside, len(figures.lost))
         numbers = (figures.rows_in, figures.rows_out, figures.batches, *kept)
-        state = (f"{total(figures.state, 'rows'):,}", said_bytes(total(figures.state, "bytes")))
+        on_disk, memory = total(figures.state, "bytes"), sum(each.memory for each in figures.state)
+        state = (f"{total(figures.state, 'rows'):,}", said_bytes(max(on_disk, memory)))
         table.add_row(flow, *(f"{number:,}" for number in numbers), *state)
     return table
 

@@ -16,8 +16,8 @@ class StateBudget:
     |-------|-------------|----------------------------------------------------------------------------------------|
     | rows  | 5_000_000   | rows in the stores: open windows and groups, ids that are remembered, rows that wait    |
     |       |             | for the other side of a join                                                            |
-    | bytes | "2 GB"      | in memory: the heap that the stores take. RocksDB: their tables on the executors' disks |
-    |       |             | and the memory before them                                                              |
+    | bytes | "2 GB"      | in memory: the heap that the stores take. RocksDB: their tables on the executors'       |
+    |       |             | disks; its memory has a bound of its own                                                |
 
     The runtime warns when four fifths are used, or when the present growth uses the rest within an hour. A batch that
     leaves more than the budget is committed, and the flow stops behind it. It is not started again before the budget is

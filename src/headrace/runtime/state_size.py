@@ -2,11 +2,13 @@
 
     FLOW/headrace/state.json
 
-| store    | rows                  | bytes                                                                            |
-|----------|-----------------------|----------------------------------------------------------------------------------|
-| InMemory | in the stores after   | the heap of the stores as Spark estimates it, with the versions that it keeps     |
-| RocksDB  | the batch, as counted | tables on the executors' disks, and memory: the part of the bound that the stores |
-|          | by Spark              | use. Rows that are not on the disk yet are in the memory part                     |
+| store    | rows                | bytes                                     | memory                                  |
+|----------|---------------------|-------------------------------------------|-----------------------------------------|
+| InMemory | in the stores after | the heap that they take, as Spark         | the same                                |
+|          | the batch           | estimates it, with the version before     |                                         |
+| RocksDB  | the same, as Spark  | their tables on the executors' disks. New | their share of what all stores of all   |
+|          | counts them         | rows are there after the next snapshot,   | flows use together: Spark cannot tell   |
+|          |                     | which is made every ten batches           | whose it is. It is bounded on its own   |
 
 A join keeps a row and a counter for each key: Spark counts the rows alone.
 """
@@ -23,7 +25,7 @@ from headrace.runtime.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StateOperatorProgress
 
-# Tables of RocksDB on the disks of the executors. With uploads of changes they grow at a snapshot, not at each batch.
+# Tables of RocksDB on the disks of the executors. Only its stores report it.
 _TABLES = "rocksdbSstFileSize"
 
 
@@ -37,6 +39,8 @@ class OperatorState:
     bytes: int
     removed: int
     """Rows that the batch took out, for instance of windows that closed."""
+    memory: int = 0
+    """What the stores take in memory. Of RocksDB it is a share, which other flows raise and lower."""
 
     def amount(self, measure: str) -> int:
         """Return the `rows` or the `bytes`."""
@@ -71,8 +75,9 @@ def operator_states(operators: Sequence[StateOperatorProgress]) -> tuple[Operato
             number=number,
             operator=each.operatorName,
             rows=each.numRowsTotal,
-            bytes=each.memoryUsedBytes + int(each.customMetrics.get(_TABLES, 0)),
+            bytes=int(each.customMetrics.get(_TABLES, each.memoryUsedBytes)),
             removed=each.numRowsRemoved,
+            memory=each.memoryUsedBytes,
         )
         for number, each in enumerate(operators)
     )
