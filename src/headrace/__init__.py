@@ -15,7 +15,8 @@ from headrace.errors import (
     Terminal,
     Transient,
 )
-from headrace.flow.check import Finding, Severity, check
+from headrace.flow.check import check
+from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -31,6 +32,7 @@ from headrace.flow.levers import (
     Watermark,
 )
 from headrace.flow.source import Fit
+from headrace.flow.state_budget import StateBudget
 from headrace.flow.target import Database, Lease, Service, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink, Transaction
@@ -115,6 +117,7 @@ __all__ = [
     "StackError",
     "StartOffsets",
     "StartTime",
+    "StateBudget",
     "Target",
     "Terminal",
     "Timers",

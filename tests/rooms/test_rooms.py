@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import headrace
 from headrace import errors
-from headrace.flow import check
+from headrace.flow import check, state_check
+from headrace.operate import state_findings
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"
@@ -210,6 +212,7 @@ def test_the_public_names_are_these() -> None:
         "StackError",
         "StartOffsets",
         "StartTime",
+        "StateBudget",
         "Target",
         "Terminal",
         "Timers",
@@ -291,7 +294,16 @@ def test_the_tree_of_errors_grows_in_one_module_only() -> None:
 
 
 def test_the_table_of_findings_holds_exactly_the_codes_that_are_found() -> None:
-    tree = ast.parse(inspect.getsource(check))
+    assert_table_of_findings(check)
+
+
+@pytest.mark.parametrize("module", [state_check, state_findings])
+def test_the_tables_of_findings_on_state_hold_exactly_the_codes_that_are_found(module: ModuleType) -> None:
+    assert_table_of_findings(module)
+
+
+def assert_table_of_findings(module: ModuleType) -> None:
+    tree = ast.parse(inspect.getsource(module))
     raised = {
         node.value
         for call in ast.walk(tree)
@@ -299,7 +311,7 @@ def test_the_table_of_findings_holds_exactly_the_codes_that_are_found() -> None:
         for node in ast.walk(call)
         if isinstance(node, ast.Constant) and re.fullmatch(r"HRC-\d{3}", str(node.value))
     }
-    documented = set(re.findall(r"^\| (HRC-\d{3}) \|", check.__doc__ or "", re.MULTILINE))
+    documented = set(re.findall(r"^\| (HRC-\d{3}) \|", module.__doc__ or "", re.MULTILINE))
     assert raised
     assert raised == documented
 

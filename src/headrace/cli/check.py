@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -11,10 +10,11 @@ from rich.text import Text
 from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
 from headrace.errors import ConfigError
-from headrace.flow.backpressure import Measured
-from headrace.flow.check import Finding, Severity, check
-from headrace.flow.flow import Flow
+from headrace.flow.check import by_weight, check
+from headrace.flow.finding import Finding, Severity
+from headrace.flow.target import Target
 from headrace.operate.measure import measured
+from headrace.operate.state_findings import state_findings
 from headrace.project.project import Project
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
@@ -29,10 +29,14 @@ def check_command(
 ) -> None:
     """Judge the flows of a project without starting anything. Exits with 1 when one of them could not run.
 
-    Bounds of batches are compared with the rates that the target's broker and folders show, where they answer.
+    Bounds of batches are compared with the rates that the target's broker and folders show, where they answer. State is
+    compared with what the checkpoints hold, where they are on a local disk.
     """
     chosen = Project.open(project).flows(flows or ())
-    findings = check(chosen, _measured(project, target, chosen))
+    there = _target(project, target)
+    findings = check(chosen, measured(chosen, there) if there else None)
+    if there is not None:
+        findings = by_weight([*findings, *state_findings(chosen, there)])
     wrong = [found for found in findings if found.severity is Severity.ERROR]
     if json:
         emit(
@@ -50,15 +54,14 @@ def check_command(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _measured(folder: Path, target: str | None, flows: Sequence[Flow]) -> Mapping[tuple[str, str], Measured]:
-    """Measure in the target. Where its secrets are not at hand nothing is measured, unless it was asked for by name."""
+def _target(folder: Path, name: str | None) -> Target | None:
+    """Return the target. Where its secrets are not at hand nothing is asked there, unless it was named."""
     try:
-        _, there, _ = opened(folder, target, None)
+        return opened(folder, name, None)[1]
     except ConfigError:
-        if target is not None:
+        if name is not None:
             raise
-        return {}
-    return measured(flows, there)
+        return None
 
 
 def _print(found: Finding) -> None:

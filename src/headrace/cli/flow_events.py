@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.output import err
+from headrace.flow.size import said_bytes
 from headrace.operate.run import FlowFigures
 from headrace.runtime.events import (
     AuditFailed,
@@ -19,7 +20,10 @@ from headrace.runtime.events import (
     FlowStopped,
     OffsetsLost,
     RowsSetAside,
+    SettingFrozen,
+    StateNearBudget,
 )
+from headrace.runtime.state_size import total
 
 
 def told(event: Event) -> None:
@@ -39,6 +43,11 @@ def told(event: Event) -> None:
         case OffsetsLost():
             for each in event.lost:
                 err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {each}", "yellow")))
+        case SettingFrozen():
+            frozen = f" goes on with {event.kept} {event.setting}, as its checkpoint has; {event.declared} would be new"
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (frozen, "yellow")))
+        case StateNearBudget():
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {_near_budget(event)}", "yellow")))
         case FlowFailed():
             _tell_failure(event)
         case AuditFailed():
@@ -50,13 +59,42 @@ def told(event: Event) -> None:
 def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     """Return what flows did in a run, a line each."""
     table = Table(title=title, title_justify="left")
-    for heading in ("flow", "rows in", "rows out", "batches", "late", "bad", "set aside", "lost ranges"):
+    for heading in (
+        "flow",
+        "rows in",
+        "rows out",
+        "batches",
+        "late",
+        "bad",
+        "set aside",
+        "lost ranges",
+        "state rows",
+        "state",
+    ):
         table.add_column(heading, justify="left" if heading == "flow" else "right")
     for flow, figures in flows.items():
         kept = (figures.late, sum(figures.bad.values()), figures.set_aside, len(figures.lost))
         numbers = (figures.rows_in, figures.rows_out, figures.batches, *kept)
-        table.add_row(flow, *(f"{number:,}" for number in numbers))
+        on_disk, memory = total(figures.state, "bytes"), sum(each.memory for each in figures.state)
+        state = (f"{total(figures.state, 'rows'):,}", said_bytes(max(on_disk, memory)))
+        table.add_row(flow, *(f"{number:,}" for number in numbers), *state)
     return table
+
+
+def _near_budget(event: StateNearBudget) -> str:
+    rows = event.measure == "rows"
+    used, limit = (f"{n:,}" if rows else said_bytes(n) for n in (event.used, event.limit))
+    words = f"batch {event.batch_id}: state has {used} of a budget of {limit}{' rows' if rows else ''}"
+    if event.seconds_left is not None:
+        words += f"; at the present growth it is reached in about {_said_time(event.seconds_left)}"
+    return f"{words}. Most is in {event.operator}"
+
+
+def _said_time(seconds: float) -> str:
+    """Return a length of time in the unit that a person would take."""
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"
 
 
 def _figures(event: BatchCommitted) -> str:

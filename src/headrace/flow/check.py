@@ -20,6 +20,8 @@ stable code, so that tests and machines need not read the prose.
 | HRC-203 | warning  | several inputs, one of them without a watermark                   |
 | HRC-204 | warning  | a bound that lets less through than what arrives                  |
 | HRC-301 | info     | a sink that may write rows twice after a crash                    |
+
+Rules on state and watermarks are in `state_check`.
 """
 
 from __future__ import annotations
@@ -28,41 +30,18 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 
 from headrace.errors import FlowError
 from headrace.flow.backpressure import Measured, suggestion, too_small
+from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import Continuous, OutputMode, RealTime
 from headrace.flow.sink import IntoTopic, leaves
 from headrace.flow.source import Bounded, OfTopics
+from headrace.flow.state_check import shared_memory, state_rules
 
 FLOW_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-
-
-class Severity(StrEnum):
-    """How much a finding weighs. An error stops the start."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    INFO = "info"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to know about a flow before it runs."""
-
-    code: str
-    severity: Severity
-    place: str
-    reason: str
-    remedy: str
-
-    def as_dict(self) -> dict[str, str]:
-        """The finding as `--json` prints it."""
-        return {key: str(value) for key, value in asdict(self).items()}
 
 
 def check(flows: Iterable[Flow], measured: Mapping[tuple[str, str], Measured] | None = None) -> list[Finding]:
@@ -71,12 +50,18 @@ def check(flows: Iterable[Flow], measured: Mapping[tuple[str, str], Measured] | 
     `measured` holds, by flow and input, the rates that bounds are compared with, where somebody has measured them.
     """
     flows = list(flows)
-    findings = list(_shared_names(flows))
+    findings = [*_shared_names(flows), *shared_memory(flows)]
     for flow in flows:
         findings.extend(_backpressure(flow, measured or {}))
+        findings.extend(state_rules(flow, measured or {}))
     for flow in flows:
         for rule in _RULES:
             findings.extend(rule(flow))
+    return by_weight(findings)
+
+
+def by_weight(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with errors first, otherwise in their order."""
     return sorted(findings, key=lambda found: list(Severity).index(found.severity))
 
 

@@ -16,7 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headrace.errors import FlowError
 from headrace.flow.duration import Duration
+from headrace.flow.size import Size
+from headrace.flow.state_budget import StateBudget
+
+# Less would be spent on the write buffers of a handful of stores alone, and every read would go to the disk.
+_LEAST_MEMORY = Size.parse("16 MB")
 
 
 @dataclass(frozen=True)
@@ -73,16 +79,31 @@ class Watermark:
 
     `ahead` guards the other side: a row whose event time is later than its broker's clock by more
     than this is quarantined. Without the guard one row from the year 2099 would move the watermark
-    there, and every row after it would be dropped as late.
+    there, and every row after it would be dropped as late. A source without a broker's timestamp is
+    compared with the clock of the batch that reads it.
+
+    `idle` closes the last windows of an input that goes quiet: when everything was read and nothing
+    has come for this long, event time moves on with the clock, this far behind it. A row that comes
+    after a pause counts as late when it is older than `idle` and `delay` together. None waits for
+    the next row, however long it takes.
     """
 
     column: str
     delay: str
     ahead: str = "1 hour"
+    idle: str | None = None
 
     def __post_init__(self) -> None:
         Duration.parse(self.delay)
         Duration.parse(self.ahead)
+        if self.idle is not None and not Duration.parse(self.idle).ms:
+            raise FlowError(
+                f"The watermark on '{self.column}' takes an input for quiet at once.",
+                why="With an `idle` of zero each pause between two rows would move event time on to the clock.",
+                state="Nothing was started.",
+                remedy="Set idle to more than the usual pause between two rows, such as '5 minutes'.",
+                code="HR-227",
+            )
 
     @property
     def duration(self) -> Duration:
@@ -94,23 +115,47 @@ class Watermark:
         """The guard as a length of time."""
         return Duration.parse(self.ahead)
 
+    @property
+    def idle_duration(self) -> Duration | None:
+        """How long an input has to be quiet before event time moves on without it."""
+        return None if self.idle is None else Duration.parse(self.idle)
+
 
 @dataclass(frozen=True)
 class InMemory:
     """State on the heap of the executors. Right for thousands of keys, wrong for millions."""
 
     shuffle_partitions: int | None = None
+    budget: StateBudget | None = None
 
 
 @dataclass(frozen=True)
 class RocksDB:
     """State in RocksDB beside the executors, its changes uploaded with each batch.
 
-    `shuffle_partitions` is frozen into the checkpoint by the first batch. None takes it from the
-    machine: one per core that the flow can use, instead of Spark's 200.
+    | field              | meaning                                                                             |
+    |--------------------|-------------------------------------------------------------------------------------|
+    | shuffle_partitions | frozen into the checkpoint by the first batch. None takes it from the machine: one   |
+    |                    | per core that the flow can use, instead of Spark's 200                              |
+    | memory             | the most that RocksDB takes on an executor, such as `512 MB`, shared by all stores   |
+    |                    | of all flows there. None: a quarter of the machine, on a cluster half of the         |
+    |                    | executors' memory overhead                                                          |
+    | budget             | the most state that the flow may keep                                               |
     """
 
     shuffle_partitions: int | None = None
+    memory: str | None = None
+    budget: StateBudget | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None and Size.parse(self.memory) < _LEAST_MEMORY:
+            raise FlowError(
+                f"RocksDB is given {self.memory}.",
+                why=f"It needs {_LEAST_MEMORY} at least; with less every read goes to the disk.",
+                state="Nothing was started.",
+                remedy="Give it more, such as '512 MB', or leave `memory` out.",
+                code="HR-227",
+            )
 
 
 State = InMemory | RocksDB

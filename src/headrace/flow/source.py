@@ -124,6 +124,16 @@ class Positioned(Protocol):
 
 
 @runtime_checkable
+class ReadOnce(Protocol):
+    """A source that can never give rows of an old batch again."""
+
+    @property
+    def read_once(self) -> str:
+        """Why it cannot, as one sentence."""
+        ...
+
+
+@runtime_checkable
 class OfTopics(Protocol):
     """A source of topics."""
 

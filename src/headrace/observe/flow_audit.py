@@ -16,10 +16,12 @@ from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.source import Watched
 from headrace.flow.target import Target
+from headrace.observe.ahead_audit import ahead_rows
 from headrace.observe.lateness import late, rows_before_windows
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.session import flow_session
+from headrace.runtime.source_order import source_index
 from headrace.transforms.parse import good, judged, with_reason
 
 if TYPE_CHECKING:
@@ -156,8 +158,9 @@ class FlowAudit:
         """Return the bad rows of the batches, one frame per input."""
         parts = []
         for name, given in self._flow.named_inputs.items():
-            # Without a schema no row is judged. Its source may be one that cannot be read again: it must not be asked.
+            # Without a schema a row is judged by its event time alone.
             if given.schema is None:
+                parts.extend(ahead_rows(name, given, batches, self._checkpoint, self._scan))
                 continue
             scans = [scan for number in batches if (scan := self._scan(number, name)) is not None]
             if scans:
@@ -206,8 +209,8 @@ class FlowAudit:
 
     def _scan(self, batch_id: int, name: str) -> DataFrame | None:
         """Return the rows that a batch read of an input, as they came, or None when it read none."""
-        index = list(self._flow.named_inputs).index(name)
-        offsets = self._checkpoint.range(batch_id, index)
+        index = source_index(self._checkpoint, self._flow, name)
+        offsets = self._checkpoint.range(batch_id, index) if index is not None else None
         if offsets is None:
             return None
         source = self._flow.named_inputs[name].source

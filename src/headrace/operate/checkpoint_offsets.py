@@ -13,6 +13,7 @@ from headrace.clients.positions import Partition, end_offsets
 from headrace.errors import HeadraceError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.source_order import Place, recorded_order
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,20 @@ def next_reads(checkpoint: Checkpoint, target: Target, inputs: Sequence[str]) ->
         return
     last, unfinished = begun[-1], checkpoint.unfinished()
     entry = checkpoint.entry(last)
+    order = recorded_order(checkpoint)
+    names = inputs if order is None else [_called(place) for place in order]
     for source, end in enumerate(entry.offsets):
-        name = inputs[source] if len(inputs) == len(entry.offsets) else None
+        name = names[source] if len(names) == len(entry.offsets) else None
         if unfinished is None:
             yield _from_here(source, name, _read(end), target)
         else:
             found = checkpoint.range(last, source)
             start = _read(found[0]) if found else _read(end)
             yield _again(checkpoint, source, name, start, _read(end))
+
+
+def _called(place: Place) -> str:
+    return place.input if place.role == "rows" else str(place)
 
 
 def _from_here(source: int, name: str | None, offsets: Any, target: Target) -> SourceReads:

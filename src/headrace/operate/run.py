@@ -18,9 +18,11 @@ from headrace.observe.flow_audit import Tally
 from headrace.observe.throughput import Throughput
 from headrace.operate.fit import fitted_flows
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, BoundFitted, Event, EventBus, OffsetsLost, RowsSetAside
 from headrace.runtime.lost_offsets import Lost
 from headrace.runtime.session import open_session
+from headrace.runtime.state_size import OperatorState
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
 from headrace.stack.jars import JarCache
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Among the reasons of bad rows: those that were left out and counted, and whose source cannot be read again.
+NOT_FILED = "not filed"
+
+
 @dataclass
 class FlowFigures:
-    """What one flow did in one run."""
+    """What one flow did in one run. `state` is what its operators kept after the last batch."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -40,6 +46,7 @@ class FlowFigures:
     late: int = 0
     set_aside: int = 0
     lost: list[Lost] = field(default_factory=list)
+    state: Sequence[OperatorState] = ()
     error: HeadraceError | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -52,6 +59,7 @@ class FlowFigures:
             "late": self.late,
             "set_aside": self.set_aside,
             "lost": [each.as_dict() for each in self.lost],
+            "state": [each.as_dict() for each in self.state],
             "error": self.error.as_dict() if self.error else None,
         }
 
@@ -81,13 +89,22 @@ def require_starts(flows: Sequence[Flow], target: Target, checkpoints: Files) ->
 class Application:
     """Flows on one Spark session, from start to end. Make it, `run` it once; `drain` from any thread ends it."""
 
-    def __init__(self, spark: SparkSession, target: Target, flows: Sequence[Flow], *, backoff: Backoff | None = None):
+    def __init__(
+        self,
+        spark: SparkSession,
+        target: Target,
+        flows: Sequence[Flow],
+        *,
+        backoff: Backoff | None = None,
+        clock: Clock = now_ms,
+    ) -> None:
         self.bus = EventBus()
         flows, self._fitted = fitted_flows(flows, target, spark)
         self._figures = {flow.name: FlowFigures() for flow in flows}
+        self._counted = dict.fromkeys(self._figures, 0)
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
-        self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff)
+        self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
         self.bus.subscribe(self._count)
 
     def run(self) -> Mapping[str, FlowFigures]:
@@ -100,7 +117,7 @@ class Application:
             self._throughput.close()
             tallies = self._auditor.close()
         for name, figures in self._figures.items():
-            _add(figures, tallies[name])
+            _add(figures, tallies[name], self._counted[name])
             figures.error = errors.get(name) or tallies[name].error
         return self._figures
 
@@ -114,6 +131,8 @@ class Application:
             figures.rows_in += event.rows_in
             figures.rows_out += event.rows_out
             figures.batches += 1
+            figures.state = event.state
+            self._counted[event.flow] += sum(event.bad.values())
         elif isinstance(event, RowsSetAside):
             self._figures[event.flow].set_aside += event.aside.rows
         elif isinstance(event, OffsetsLost):
@@ -140,7 +159,9 @@ def open_application(
     return Application(spark, target, flows, backoff=backoff), spark
 
 
-def _add(figures: FlowFigures, tally: Tally) -> None:
-    figures.bad = tally.bad
+def _add(figures: FlowFigures, tally: Tally, counted: int) -> None:
+    """Add what was filed; bad rows that were counted and could not be filed stand among them as such."""
+    missing = counted - sum(tally.bad.values())
+    figures.bad = tally.bad | ({NOT_FILED: missing} if missing > 0 else {})
     figures.late = tally.late
     figures.lost.extend(tally.unaudited)

@@ -4,7 +4,7 @@ Layout of a flow's folder, below the target's checkpoints root:
 
     FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
     FLOW/headrace/   what Headrace keeps beside it: the lease, the manifest, how far the audit has come, ids of topics
-                     and of places, lost offsets
+                     and of places, the order of the sources, lost offsets, heartbeats, the size of the state
 
 This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from headrace.clients.filesystem import Files
 from headrace.errors import RecoveryError
@@ -25,12 +26,14 @@ class OffsetEntry:
     """One entry of the offset log: what a batch reads up to, and the watermark that it runs with.
 
     `offsets` holds, per source in the order of the plan, the JSON as Spark wrote it; None where a source had nothing.
+    `settings` are those that the first batch froze.
     """
 
     batch_id: int
     watermark_ms: int
     timestamp_ms: int
     offsets: tuple[str | None, ...]
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Checkpoint:
                 watermark_ms=int(read["batchWatermarkMs"]),
                 timestamp_ms=int(read["batchTimestampMs"]),
                 offsets=tuple(None if line == "-" else line for line in offsets),
+                settings={**read.get("conf", {})},
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."

@@ -10,6 +10,7 @@ from headrace.errors import HeadraceError
 from headrace.flow.backpressure import Fitted
 from headrace.flow.sink import SetAside
 from headrace.runtime.lost_offsets import Lost
+from headrace.runtime.state_size import OperatorState
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class FlowStarted:
 class BatchCommitted:
     """A batch is in its sinks and in the commit log.
 
-    `bad` counts the rows that went to quarantine, per input. `dropped` is Spark's own count of rows that came too
-    late, taken after partial aggregation: zero means none, any other number only says that there were some.
+    `rows_in` does not count heartbeats. `bad` counts the rows that were left out as bad, per input. `dropped` is
+    Spark's own count of rows that came too late, taken after partial aggregation: zero means none, any other number
+    only says that there were some. `state` is what each stateful operator keeps after the batch.
     """
 
     flow: str
@@ -45,6 +47,7 @@ class BatchCommitted:
     dropped: int
     duration_ms: int
     watermark: str | None
+    state: Sequence[OperatorState] = ()
     progress: Mapping[str, object] = field(repr=False, default_factory=dict)
 
 
@@ -64,6 +67,33 @@ class OffsetsLost:
     flow: str
     batch_id: int
     lost: Sequence[Lost]
+
+
+@dataclass(frozen=True)
+class SettingFrozen:
+    """A flow goes on with a setting of its checkpoint, which is not what is declared or what the machine has."""
+
+    flow: str
+    setting: str
+    declared: str
+    kept: str
+
+
+@dataclass(frozen=True)
+class StateNearBudget:
+    """The state of a flow comes near its budget, or will within an hour. Told once, until it has been clearly below.
+
+    `measure` is `rows` or `bytes`. `seconds_left` says when the present growth reaches the limit; None when the state
+    does not grow. `operator` is the one that keeps the most.
+    """
+
+    flow: str
+    batch_id: int
+    measure: str
+    used: int
+    limit: int
+    seconds_left: float | None
+    operator: str
 
 
 @dataclass(frozen=True)
@@ -90,7 +120,18 @@ class AuditFailed:
     error: HeadraceError
 
 
-Event = BoundFitted | FlowStarted | BatchCommitted | RowsSetAside | OffsetsLost | FlowFailed | FlowStopped | AuditFailed
+Event = (
+    BoundFitted
+    | FlowStarted
+    | BatchCommitted
+    | RowsSetAside
+    | OffsetsLost
+    | SettingFrozen
+    | StateNearBudget
+    | FlowFailed
+    | FlowStopped
+    | AuditFailed
+)
 
 
 class EventBus:

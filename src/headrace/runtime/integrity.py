@@ -229,7 +229,7 @@ def _meaning(path: str) -> str:
         return f"It says which rows batch {name} reads."
     if log == "commits":
         return f"It says that batch {name} is in the sinks, and the watermark after it."
-    return f"It says what input {log.rpartition('/')[2]} has read, or where it began."
+    return f"It says what source {log.rpartition('/')[2]} has read, or where it began."
 
 
 def _repair(checkpoint: Checkpoint, path: str, last: Mapping[str, int], present: set[str]) -> str:

@@ -2,13 +2,13 @@
 
 The way of a row, each step one line of `start`:
 
-    source.stream -> judged -> counted -> good -> watermark -> timed -> transform -> counted -> sink.write, per batch
+    source.stream -> judged -> counted -> good -> beats -> watermark -> timed -> transform -> counted -> sink.write
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,20 +25,28 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.storagelevel import StorageLevel
 
+from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.custom_state import prepare_custom_state
-from headrace.runtime.events import BatchCommitted, Event, RowsSetAside
+from headrace.runtime.events import BatchCommitted, Event, RowsSetAside, SettingFrozen
 from headrace.runtime.failures import mapped
+from headrace.runtime.frozen import PARTITIONS, require_same_store
+from headrace.runtime.heartbeats import Heartbeats
 from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import Holding
 from headrace.runtime.lineage import require_lineage
 from headrace.runtime.manifest import Manifest
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
+from headrace.runtime.source_order import Place, planned_order, require_order
+from headrace.runtime.state_size import operator_states
+from headrace.runtime.state_watch import StateWatch
+from headrace.transforms.ahead import in_time, judged_by_clock
 from headrace.transforms.parse import BAD, good, judged
 
 if TYPE_CHECKING:
@@ -48,6 +56,9 @@ if TYPE_CHECKING:
 
 # Names of the counters that ride in a query.
 _IN, _TIME, _OUT = "headrace_in", "headrace_time", "headrace_out"
+
+# How long the batch after one that exceeded the budget may take to commit before it is broken off and left for later.
+_PATIENCE_SECONDS = 60.0
 
 # How often a drain looks whether the batch under way is done. A batch takes 100 ms at the very least.
 _LOOK_SECONDS = 0.05
@@ -63,33 +74,49 @@ class RunningQuery:
         checkpoint: Checkpoint,
         holding: Holding,
         hear: Callable[[Event], None],
+        *,
+        clock: Clock = now_ms,
+        memory_mb: int | None = None,
     ) -> None:
         self.flow = flow
         self._target, self._checkpoint, self._holding, self._hear = target, checkpoint, holding, hear
         self._failure: Exception | None = None
         self._last_heard = -1
         self._hearing = threading.Lock()
-        self._committed = threading.Event()
+        self._committed, self._started = threading.Event(), threading.Event()
         self._unfinished = checkpoint.unfinished()
         self._guard = SourceGuard(flow, target, checkpoint, hear)
         self._manifest = Manifest(checkpoint)
         self._digests: dict[int, str] = {}
+        self._memory_mb = memory_mb
+        self._beats = Heartbeats(flow, checkpoint, clock)
+        self._watch = StateWatch(flow, checkpoint, clock, hear)
+        self._sources: dict[Place, DataFrame] = {}
+        self._order: tuple[Place, ...] = ()
+        self._over_budget: HeadraceError | None = None
         self._query: StreamingQuery
 
     def start(self, application: SparkSession) -> None:
         """Build the query and start it, unless the checkpoint is damaged. Returns when Spark has taken it over."""
         require_intact(self._checkpoint)
+        kept = require_same_store(self.flow, self._checkpoint)
+        self._watch.begin()
         self._guard.begin()
-        session = flow_session(application, self.flow)
+        session = flow_session(application, self.flow, self._memory_mb)
+        declared = session.conf.get(PARTITIONS)
+        if kept is not None and str(kept.partitions) != declared:
+            self._hear(SettingFrozen(self.flow.name, "shuffle partitions", str(declared), str(kept.partitions)))
         # Queries inherit the pool of the thread that starts them.
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.flow.name)
-        session.streams.addListener(_Listener(self._on_progress))
+        session.streams.addListener(_Listener(self._on_progress, self._beats.on_nothing))
         try:
             require_lineage(session, self.flow, self._target, self._checkpoint)
             self.flow.sink.prepare(session, self._target)
             frames = {name: self._input(session, name) for name in self.flow.named_inputs}
             result = self.flow.apply(frames).observe(_OUT, F.count(F.lit(1)).alias("rows"))
             prepare_custom_state(session, result, self.flow.trigger)
+            self._order = planned_order(result, self._sources | self._beats.streams)
+            require_order(self._checkpoint, self._order)
             writer = (
                 result.writeStream.queryName(self.flow.name)
                 .outputMode(self.flow.mode.value)
@@ -97,6 +124,7 @@ class RunningQuery:
                 .foreachBatch(self._write)
             )
             self._query = _triggered(writer, self.flow).start()
+            self._started.set()
             self._holding.when_lost(self._query.stop)
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
@@ -111,6 +139,9 @@ class RunningQuery:
         # The listener's thread may not have told of the last batches yet; the query itself knows them.
         for progress in self._query.recentProgress:
             self._on_progress(progress)
+        self._watch.close()
+        if self._over_budget is not None:
+            raise self._over_budget
         if failure is not None:
             raise self._guard.explained(mapped(self.flow.name, self._failure or failure)) from failure
         self._holding.check()
@@ -125,20 +156,25 @@ class RunningQuery:
             waited += _LOOK_SECONDS
         self._query.stop()
 
+    def _stop_behind_it(self) -> None:
+        """Stop as soon as no batch is under way. The first batch may be committed before the start has returned."""
+        self._started.wait()
+        self.drain(_PATIENCE_SECONDS)
+
     def _input(self, session: SparkSession, name: str) -> DataFrame:
         given = self.flow.named_inputs[name]
         rows = given.source.stream(session, self._target)
+        self._sources[Place(name, given.source.name)] = rows
         if given.schema is not None:
-            counted = judged(rows, given).observe(
-                f"{_IN}_{name}", F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad")
-            )
-            rows = good(counted, given)
-        if given.watermark is not None:
-            rows = rows.withWatermark(given.watermark.column, given.watermark.duration.spark())
-            # The optimizer moves filters of the transform below a watermark, and would let only their rows move it. It
-            # moves nothing past an observation.
-            rows = rows.observe(f"{_TIME}_{name}", F.max(given.watermark.column).alias("newest"))
-        return rows
+            rows = good(_counted(judged(rows, given), name), given)
+        elif given.watermark is not None:
+            rows = in_time(_counted(judged_by_clock(rows, given.watermark, F.current_timestamp()), name))
+        if given.watermark is None:
+            return rows
+        timed = self._beats.under_watermark(session, name, rows, given.watermark)
+        # The optimizer moves filters of the transform below a watermark, where only their rows would move it and no beat.
+        # It moves nothing past an observation.
+        return timed.observe(f"{_TIME}_{name}", F.max(given.watermark.column).alias("newest"))
 
     def _write(self, rows: DataFrame, batch_id: int) -> None:
         """Spark calls this once per attempt of a batch, on a thread of its own."""
@@ -156,6 +192,7 @@ class RunningQuery:
             tell=lambda aside: self._hear(RowsSetAside(self.flow.name, batch_id, aside)),
         )
         try:
+            self._require_within_budget()
             with self._guard.around(batch_id), self._holding.required():
                 if batch_id == self._unfinished:
                     self._write_again(rows, batch)
@@ -165,6 +202,19 @@ class RunningQuery:
             # Spark passes only a text on that does not name the cause; the supervisor wants the error itself.
             self._failure = self._holding.explained(error)
             raise
+
+    def _require_within_budget(self) -> None:
+        """Raise when the batch before left too much state. The listener may not have told of it yet.
+
+        The batch is planned then, and nothing of it is written: it is the first one when the budget is raised.
+        """
+        if self._over_budget is None and self.flow.state.budget is not None:
+            self._started.wait()
+            before = self._query.lastProgress
+            if before is not None:
+                self._over_budget = self._watch.exceeded(before.batchId, operator_states(before.stateOperators))
+        if self._over_budget is not None:
+            raise self._over_budget
 
     def _write_again(self, rows: DataFrame, batch: Batch) -> None:
         """Write a batch that an earlier run may have written already.
@@ -188,8 +238,15 @@ class RunningQuery:
                 return
             self._last_heard = progress.batchId
             self._note(progress.batchId)
-        self._hear(_as_event(self.flow.name, progress))
+            event = _as_event(self.flow.name, progress, self._order)
+            over = self._watch.take(progress.batchId, event.state)
+        self._hear(event)
         self._committed.set()
+        if over is not None and self._over_budget is None:
+            self._over_budget = over
+            # Not on this thread: Spark tells of the batch under way only after it returns.
+            threading.Thread(target=self._stop_behind_it, daemon=True).start()
+        self._beats.on_batch(progress, self._order)
 
     def _note(self, batch_id: int) -> None:
         """Put the files of a committed batch into the manifest. Not on the thread of the batches, which go on."""
@@ -210,7 +267,12 @@ def _triggered(writer: DataStreamWriter, flow: Flow) -> DataStreamWriter:
             raise AssertionError(other)
 
 
-def _as_event(flow: str, progress: StreamingQueryProgress) -> BatchCommitted:
+def _counted(rows: DataFrame, name: str) -> DataFrame:
+    """Count the rows of an input and the bad ones among them, in passing."""
+    return rows.observe(f"{_IN}_{name}", F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad"))
+
+
+def _as_event(flow: str, progress: StreamingQueryProgress, order: Sequence[Place]) -> BatchCommitted:
     observed = {name: row.asDict() for name, row in progress.observedMetrics.items()}
     bad = {
         name.removeprefix(f"{_IN}_"): int(row["bad"]) for name, row in observed.items() if name.startswith(f"{_IN}_")
@@ -218,12 +280,13 @@ def _as_event(flow: str, progress: StreamingQueryProgress) -> BatchCommitted:
     return BatchCommitted(
         flow=flow,
         batch_id=progress.batchId,
-        rows_in=progress.numInputRows,
+        rows_in=sum(each.numInputRows for at, each in zip(order, progress.sources, strict=False) if at.role == "rows"),
         rows_out=int(observed.get(_OUT, {}).get("rows", 0)),
         bad=bad,
         dropped=sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators),
         duration_ms=int(progress.durationMs.get("triggerExecution", 0)),
         watermark=progress.eventTime.get("watermark"),
+        state=operator_states(progress.stateOperators),
         progress={"json": progress.json},
     )
 
@@ -231,14 +294,15 @@ def _as_event(flow: str, progress: StreamingQueryProgress) -> BatchCommitted:
 class _Listener(StreamingQueryListener):
     """Hands progress on. A session belongs to one flow, so every event here is that flow's."""
 
-    def __init__(self, hear: Callable[[StreamingQueryProgress], None]) -> None:
-        self._hear = hear
+    def __init__(self, hear: Callable[[StreamingQueryProgress], None], nothing: Callable[[], None]) -> None:
+        self._hear, self._nothing = hear, nothing
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         self._hear(event.progress)
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None: ...
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        self._nothing()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -21,8 +22,13 @@ from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import RocksDB
 from headrace.flow.target import Target
+from headrace.runtime.frozen import PARTITIONS, PROVIDER
+from headrace.runtime.state_memory import BOUND
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
+
+# How often Spark tells of a quiet trigger: its own default, and what costs nothing yet.
+_USUAL_MS, _MOST_OFTEN_MS = 10_000, 200
 
 _REDACTION = "spark.redaction.regex"
 _APPLICATION = {
@@ -96,16 +102,29 @@ def with_redaction(settings: Mapping[str, str]) -> dict[str, str]:
     return {**settings, _REDACTION: ours if theirs == ours else f"{ours}|(?:{theirs})"}
 
 
-def flow_session(application: SparkSession, flow: Flow) -> SparkSession:
-    """Return a session of its own for a flow. Called once per start of the flow."""
+def flow_session(application: SparkSession, flow: Flow, memory_mb: int | None = None) -> SparkSession:
+    """Return a session of its own for a flow. Called once per start of the flow.
+
+    `memory_mb` bounds RocksDB; None leaves it as Spark has it, for sessions that keep no state.
+    """
     session = application.newSession()
     cores = application.sparkContext.defaultParallelism
-    for key, value in flow_settings(flow, cores).items():
+    for key, value in flow_settings(flow, cores, memory_mb).items():
         session.conf.set(key, value)
     return session
 
 
-def flow_settings(flow: Flow, cores: int) -> dict[str, str]:
+def cores_of(master: str) -> int | None:
+    """Return the cores that flows have under a local master, or None for a cluster, which only Spark can ask."""
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,.*)?\])?", master)
+    if local is None:
+        return None
+    if local[1] == "*":
+        return os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
+    return int(local[1] or 1)
+
+
+def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[str, str]:
     """Return the settings that a flow's levers stand for.
 
     Spark's default of 200 shuffle partitions makes a window on two cores eight times slower; one per core is the
@@ -113,7 +132,7 @@ def flow_settings(flow: Flow, cores: int) -> dict[str, str]:
     """
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(flow.state.shuffle_partitions or cores),
+        PARTITIONS: str(flow.state.shuffle_partitions or cores),
         # `max` would let one fast input drop the rows of a slow one.
         "spark.sql.streaming.multipleWatermarkPolicy": "min",
         "spark.sql.streaming.statefulOperator.checkCorrectness.enabled": "true",
@@ -121,12 +140,24 @@ def flow_settings(flow: Flow, cores: int) -> dict[str, str]:
     }
     if isinstance(flow.state, RocksDB):
         settings |= {
-            "spark.sql.streaming.stateStore.providerClass": f"{_STATE_STORES}.RocksDBStateStoreProvider",
+            PROVIDER: f"{_STATE_STORES}.RocksDBStateStoreProvider",
             # Upload the changes of a batch, not a snapshot of the whole store.
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         }
+        if memory_mb is not None:
+            # Without a bound each store has a cache and buffers of its own, outside of the heap that Spark counts.
+            settings |= {
+                "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
+                BOUND: str(memory_mb),
+            }
     else:
-        settings["spark.sql.streaming.stateStore.providerClass"] = f"{_STATE_STORES}.HDFSBackedStateStoreProvider"
+        settings[PROVIDER] = f"{_STATE_STORES}.HDFSBackedStateStoreProvider"
+    idles = [given.watermark.idle_duration for given in flow.named_inputs.values() if given.watermark is not None]
+    shortest = min((idle.ms for idle in idles if idle is not None), default=None)
+    if shortest is not None:
+        # Spark tells of a quiet trigger every ten seconds, which is too seldom for an input that is quiet after five.
+        every = min(max(shortest // 4, _MOST_OFTEN_MS), _USUAL_MS)
+        settings["spark.sql.streaming.noDataProgressEventInterval"] = str(every)
     return settings
 
 

@@ -23,6 +23,7 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import OffsetsLost
 from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.source_identity import Accepted, SourceIdentities
+from headrace.runtime.source_order import source_index
 
 # The errors that a topic which was made again, or a lost range, is behind.
 _LOSS = ("HR-501", "HR-502")
@@ -43,6 +44,8 @@ class SourceGuard:
         # The last batch that may be in the sinks: one that an earlier run began, then each that this one writes.
         self._maybe_written = checkpoint.unfinished() if self._sources else None
         self._watches: dict[str, Watch] = {}
+        # Read once per run: the record is written before the first batch and stays.
+        self._indices: dict[str, int | None] = {}
         self._identities: SourceIdentities
 
     def begin(self) -> None:
@@ -110,7 +113,10 @@ class SourceGuard:
         return self._watches[name].gone(*ends) if ends is not None else ()
 
     def _ends(self, name: str, batch_id: int) -> tuple[str, str] | None:
-        return self._checkpoint.range(batch_id, list(self._flow.named_inputs).index(name))
+        if name not in self._indices:
+            self._indices[name] = source_index(self._checkpoint, self._flow, name)
+        index = self._indices[name]
+        return None if index is None else self._checkpoint.range(batch_id, index)
 
     def _record(self, batch_id: int, now: Mapping[str, Mapping[str, str]], kind: Kind) -> None:
         """Record what is gone of a batch, in sources that accept it. Each range is recorded once, as first found."""

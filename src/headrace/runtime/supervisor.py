@@ -22,11 +22,13 @@ from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.failures import mapped
 from headrace.runtime.lease import Holding, lease
 from headrace.runtime.query import RunningQuery
 from headrace.runtime.sole_writer import sole_writer
+from headrace.runtime.state_memory import state_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,10 +71,12 @@ class Supervisor:
         *,
         backoff: Backoff | None = None,
         patience: float = 60.0,
+        clock: Clock = now_ms,
     ) -> None:
         self._application, self._target, self._flows, self._bus = application, target, flows, bus
         self._backoff = backoff or Backoff()
-        self._patience = patience
+        self._patience, self._clock = patience, clock
+        self._memory_mb = state_memory(flows, application)
         self._draining = threading.Event()
         self._running: dict[str, RunningQuery] = {}
         self._lock = threading.Lock()
@@ -118,7 +122,10 @@ class Supervisor:
 
         while not self._draining.is_set():
             try:
-                self._run_once(flow, checkpoint, RunningQuery(flow, self._target, checkpoint, holding, hear))
+                query = RunningQuery(
+                    flow, self._target, checkpoint, holding, hear, clock=self._clock, memory_mb=self._memory_mb
+                )
+                self._run_once(flow, checkpoint, query)
             except Transient as error:
                 failures += 1
                 delay = self._backoff.delay(failures)

@@ -44,6 +44,11 @@ class Rate:
         """Rows are made with columns."""
         return False
 
+    @property
+    def read_once(self) -> str:
+        """Why an old batch cannot be read again."""
+        return "Its rows are made when they are due, and kept nowhere."
+
     def preflight(self, target: Target) -> None:
         """Nothing: nothing outside is asked for."""
 
@@ -58,4 +63,4 @@ class Rate:
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Raise: nothing is kept."""
-        raise not_again(self.name, "Its rows are made when they are due, and kept nowhere.")
+        raise not_again(self.name, self.read_once)

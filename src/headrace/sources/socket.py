@@ -54,6 +54,11 @@ class Socket:
         """Lines come as text, without what a payload's record has around it."""
         return False
 
+    @property
+    def read_once(self) -> str:
+        """Why an old batch cannot be read again."""
+        return "Lines are gone once they were sent."
+
     def preflight(self, target: Target) -> None:
         """Connect once and hang up."""
         try:
@@ -80,4 +85,4 @@ class Socket:
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Raise: nothing is kept."""
-        raise not_again(self.name, "Lines are gone once they were sent.")
+        raise not_again(self.name, self.read_once)

@@ -14,6 +14,7 @@ from headrace.clients.filesystem import LocalFiles
 from headrace.errors import FlowError
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
+from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, OutputMode
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
@@ -28,6 +29,10 @@ from headrace.testing.source import END, Scripted, file_number, ordered, scripte
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
+
+
+# Ten thousand years: longer than from any clock to the row that ends an input.
+_NEVER_AHEAD = "3650000 days"
 
 
 @dataclass(frozen=True)
@@ -128,13 +133,24 @@ def rehearse(
     breaking = Breaking(sink or memory or flow.sink, Checkpoint.of(flow.name, target, LocalFiles()))
     stand_in = replace(
         flow,
-        inputs={name: replace(given, source=sources[name]) for name, given in flow.named_inputs.items()},
+        inputs={name: _played(given, sources[name]) for name, given in flow.named_inputs.items()},
         transform=_without_end(flow),
         sink=breaking,
         trigger=AvailableNow(),
     )
     runs = _play(stand_in, played, sources, Application, spark, target)
     return Rehearsal(replace(flow, sink=breaking.inner), target, memory, runs - 1, spark)
+
+
+def _played(given: Input, source: Scripted) -> Input:
+    """Return an input as it is rehearsed.
+
+    Without a schema event times are compared with the clock of the batch, which a script does not set: nothing is ahead
+    of it here, and least of all the row that ends the input.
+    """
+    if given.watermark is None or given.schema is not None:
+        return replace(given, source=source)
+    return replace(given, source=source, watermark=replace(given.watermark, ahead=_NEVER_AHEAD))
 
 
 def _play(

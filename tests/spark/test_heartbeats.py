@@ -1,0 +1,237 @@
+"""Inputs that go quiet: the last windows close, exactly, and rows that were still to be read are not made late."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from live_run import NOON, Brittle, Folder, Hands, live, run
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
+
+from headrace import (
+    AsFastAsPossible,
+    AvailableNow,
+    Flow,
+    Input,
+    Kafka,
+    KafkaTopic,
+    RocksDB,
+    Target,
+    Watermark,
+)
+from headrace.runtime.events import BatchCommitted, FlowStarted
+from headrace.testing import Arrive, rehearse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+# Spark tells of a quiet trigger every quarter of `idle`, so a short one keeps tests short. The clock is the test's own.
+QUIET = Watermark("at", "1 minute", idle="2 seconds")
+STATE = RocksDB(shuffle_partitions=1)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
+
+
+def per_five_minutes(rows: DataFrame) -> DataFrame:
+    # Spark would move this filter below the watermark, where it takes out what has no shop.
+    counted = (
+        rows.where("shop = 'north'")
+        .groupBy(F.window("at", "5 minutes"))
+        .agg(F.count("*").alias("n"), F.count("shop").alias("shops"))
+    )
+    return counted.select(F.minute("window.start").alias("minute"), "n", "shops")
+
+
+def windows(folder: Folder, sink: Brittle, watermark: Watermark = QUIET, trigger: object = None) -> Flow:
+    return Flow(
+        "windows",
+        Input(folder.source, watermark=watermark),
+        per_five_minutes,
+        sink,
+        trigger=trigger or AsFastAsPossible(),  # type: ignore[arg-type]
+        state=STATE,
+    )
+
+
+def model(*minutes: float) -> list[tuple[int, int, int]]:
+    """Count the rows of each five minutes."""
+    starts = [int(minute // 5) * 5 for minute in minutes]
+    return sorted(((start, starts.count(start), starts.count(start)) for start in set(starts)), key=str)
+
+
+def beats(target: Target, name: str = "rows") -> list[str]:
+    folder = Path(target.flow_folder("windows"), "headrace", "heartbeats", name)
+    return sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
+
+
+def test_the_last_window_of_a_quiet_input_closes_and_nothing_but_rows_is_counted(
+    spark: SparkSession, target: Target, tmp_path: Path
+):
+    folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(8)
+    folder.put((1, 1), (2, 2), (3, 6))
+    with live(spark, target, windows(folder, sink), clock) as running:
+        running.wait_rows(read=3, written=1)
+        assert sink.rows() == model(1, 2)
+        # The window of 12:05 ends at 12:10, and the watermark is a minute and two seconds behind the clock.
+        clock.minute = 11.5
+        running.wait_rows(written=2)
+        assert sink.rows() == model(1, 2, 6)
+        folder.put((4, 12))
+        running.wait_rows(read=4)
+        clock.minute = 60
+        running.wait_rows(written=3)
+    assert sink.rows() == model(1, 2, 6, 12)
+    figures = running.figures["windows"]
+    assert (figures.rows_in, figures.rows_out, figures.late, figures.bad, figures.error) == (4, 3, 0, {}, None)
+    # With an empty state nothing waits for the watermark: the heart is still, and Spark deletes the beats it has read.
+    assert len(beats(target)) <= 1
+    assert sum(each.rows for each in figures.state) == 0
+
+
+def test_an_input_with_a_backlog_gets_no_beat_however_far_the_clock_is(
+    spark: SparkSession, target: Target, tmp_path: Path
+):
+    folder, clock = Folder(tmp_path / "in"), Hands(30)
+    seen: list[list[str]] = []
+
+    def hours_pass() -> None:
+        clock.minute += 60
+        seen.append(beats(target))
+
+    sink, minutes = Brittle(on_write=hours_pass), [1, 3, 6, 8, 7, 11, 16, 15.5]
+    for number, minute in enumerate(minutes):
+        folder.put((number, minute))
+    with live(spark, target, windows(folder, sink), clock) as running:
+        running.wait_rows(read=len(minutes))
+        read = len([event for event in running.of(BatchCommitted) if event.rows_in])
+        hours_pass()
+        running.wait_rows(written=4)
+    assert read == len(minutes)
+    assert sink.rows() == model(*minutes)
+    assert running.figures["windows"].late == 0
+    assert sum(event.dropped for event in running.of(BatchCommitted)) == 0
+    # All rows were read before the first beat.
+    first = next((number for number, found in enumerate(seen) if found), len(seen))
+    assert first >= len(minutes)
+
+
+def test_a_driver_that_dies_at_a_beat_and_behind_it_changes_nothing(
+    spark: SparkSession, target: Target, tmp_path: Path
+):
+    folder, clock = Folder(tmp_path / "in"), Hands(8)
+    folder.put((1, 1), (2, 6))
+    # Batch 0 has the rows, 1 closes the first window, 2 reads the beat, and 3 closes the second window.
+    sink = Brittle(breaks={2, 3})
+    for deaths in range(2):
+        with live(spark, target, windows(folder, sink), clock) as running:
+            running.wait(lambda events: any(isinstance(event, FlowStarted) for event in events))
+            if deaths == 0:
+                running.wait_rows(read=2, written=1)
+            clock.minute += 30
+            running.thread.join(60)
+        assert running.figures["windows"].error is not None
+    assert sink.breaks == set()
+    assert sink.rows() == model(1)
+    folder.put((3, 71), (4, 72))
+    with live(spark, target, windows(folder, sink), clock) as running:
+        running.wait_rows(read=2, written=1)
+        assert sink.rows() == model(1, 6)
+    # Stopped amid an open window and started again with nothing to read.
+    with live(spark, target, windows(folder, sink), clock) as running:
+        running.wait(lambda events: any(isinstance(event, FlowStarted) for event in events))
+        clock.minute += 60
+        running.wait_rows(written=1)
+    assert sink.rows() == sorted([*model(1, 6), (10, 2, 2)], key=str)
+    assert running.figures["windows"].late == 0
+
+
+def test_a_quiet_side_of_a_join_no_longer_holds_the_other_back(spark: SparkSession, target: Target, tmp_path: Path):
+    """Orders without a payment come out with none once a payment could not come any more; no payment ever comes."""
+    orders, payments = Folder(tmp_path / "orders"), Folder(tmp_path / "payments")
+    sink, clock = Brittle(), Hands(10)
+
+    def unpaid(orders: DataFrame, payments: DataFrame) -> DataFrame:
+        # The right side first: sources are numbered as the plan reads them, not as they are declared.
+        paid = payments.select(F.col("id").alias("paid"), F.col("at").alias("paid_at"))
+        within = "id = paid AND paid_at BETWEEN at AND at + INTERVAL 10 MINUTES"
+        return paid.join(orders, F.expr(within), "right_outer").select("id", "paid")
+
+    flow = Flow(
+        "windows",
+        {"orders": Input(orders.source, watermark=QUIET), "payments": Input(payments.source, watermark=QUIET)},
+        unpaid,
+        sink,
+        state=STATE,
+    )
+    orders.put((1, 0), (2, 1))
+    payments.put((2, 2))
+    with live(spark, target, flow, clock) as running:
+        running.wait_rows(read=3, written=1)
+        assert sink.rows() == [(2, 2)]
+        # Orders go on, payments are quiet: without beats the watermark would stay at 12:01.
+        clock.minute = 30
+        orders.put((3, 29))
+        running.wait_rows(read=4, written=2)
+        assert sink.rows() == [(1, None), (2, 2)]
+    record = json.loads(Path(target.flow_folder("windows"), "headrace", "order.json").read_text())
+    assert [(each["input"], each["role"]) for each in record["sources"]] == [
+        ("payments", "rows"),
+        ("payments", "beats"),
+        ("orders", "rows"),
+        ("orders", "beats"),
+    ]
+    assert running.figures["windows"].rows_in == 4
+
+
+def test_idle_cannot_be_added_to_a_checkpoint_and_can_be_taken_away(
+    spark: SparkSession, target: Target, tmp_path: Path
+):
+    folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(8)
+    folder.put((1, 1))
+    plain = Watermark("at", "1 minute")
+    once = AvailableNow()
+    assert run(spark, target, windows(folder, sink, plain, once), clock).figures["windows"].error is None
+    refused = run(spark, target, windows(folder, sink, QUIET, once), clock).figures["windows"].error
+    assert refused is not None
+    assert refused.code == "HR-343"
+    assert "heartbeats of rows" in refused.why
+    elsewhere = Target("elsewhere", lake=target.lake, checkpoints=f"{target.checkpoints}-2")
+    assert run(spark, elsewhere, windows(folder, Brittle(), QUIET, once), clock).figures["windows"].error is None
+    folder.put((2, 3))
+    again = run(spark, elsewhere, windows(folder, Brittle(), plain, once), clock).figures["windows"]
+    assert (again.error, again.rows_in) == (None, 1)
+
+
+PAYLOAD = StructType(
+    [StructField("id", LongType(), nullable=False), StructField("at", TimestampType(), nullable=False)]
+)
+
+
+def test_bad_rows_are_filed_under_their_input_whatever_the_transform_reads_first(spark: SparkSession, tmp_path: Path):
+    watermark = Watermark("at", "1 minute", idle="5 minutes")
+    flow = Flow(
+        "swapped",
+        {name: Input(Kafka(name), schema=PAYLOAD, watermark=watermark) for name in ("first", "second")},
+        lambda first, second: second.select("id").union(first.select("id")),
+        KafkaTopic("out"),
+    )
+    good = {"id": 1, "at": NOON}
+    found = rehearse(
+        flow,
+        [Arrive(first=[good, "{"], second=[good]), Arrive(first=[good], second=["not json", good])],
+        spark=spark,
+        folder=tmp_path,
+    )
+    assert sorted((row.input, bytes(row.value).decode()) for row in found.quarantine) == [
+        ("first", "{"),
+        ("second", "not json"),
+    ]
+    assert len(found.rows) == 4

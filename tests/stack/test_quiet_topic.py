@@ -1,0 +1,94 @@
+"""A topic that goes quiet, on a real broker: its last window closes, and records that come later are counted right."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
+
+from headrace import Every, Flow, Input, Kafka, Memory, RocksDB, Target, Watermark
+from headrace.clients.topics import create_topics
+from headrace.operate.run import Application
+from headrace.runtime.events import BatchCommitted, Event
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from conftest import Broker
+
+pytestmark = [pytest.mark.spark, pytest.mark.stack]
+
+NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+RIDE = StructType([StructField("id", LongType(), nullable=False), StructField("at", TimestampType(), nullable=False)])
+
+
+def test_the_last_window_of_a_topic_that_goes_quiet_closes(broker: Broker, spark: SparkSession, tmp_path: Path):
+    topic = "a-topic-that-goes-quiet"
+    target = Target(
+        "test",
+        lake=str(tmp_path / "lake"),
+        checkpoints=str(tmp_path / "checkpoints"),
+        kafka={"bootstrap.servers": broker.bootstrap},
+    )
+    # Two partitions, one of them always empty: it must not hold anything back either.
+    create_topics(target.kafka, {topic: 2})
+
+    def send(*minutes: float) -> None:
+        producer = Producer(dict(target.kafka))
+        for number, minute in enumerate(minutes):
+            value = json.dumps({"id": number, "at": (NOON + timedelta(minutes=minute)).isoformat()})
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(30) == 0
+
+    clock, wanted, met = {"minute": 8.0}, {"in": 3, "out": 1}, threading.Event()
+    seen = {"in": 0, "out": 0}
+
+    def hear(event: Event) -> None:
+        if isinstance(event, BatchCommitted):
+            seen["in"] += event.rows_in
+            seen["out"] += event.rows_out
+            if seen["in"] >= wanted["in"] and seen["out"] >= wanted["out"]:
+                met.set()
+
+    sink = Memory()
+    rides = Flow(
+        "quiet",
+        Input(Kafka(topic), schema=RIDE, watermark=Watermark("at", "1 minute", idle="2 seconds")),
+        lambda rows: rows.groupBy(F.window("at", "5 minutes")).count().select(F.minute("window.start"), "count"),
+        sink,
+        trigger=Every("100 ms"),
+        state=RocksDB(shuffle_partitions=1),
+    )
+    send(1, 2, 6)
+    application = Application(
+        spark,
+        target,
+        [rides],
+        clock=lambda: round((NOON + timedelta(minutes=clock["minute"])).timestamp() * 1000),
+    )
+    application.bus.subscribe(hear)
+    figures = {}
+    running = threading.Thread(target=lambda: figures.update(application.run()))
+    running.start()
+    try:
+        assert met.wait(90), seen
+        assert sorted(map(tuple, sink.rows())) == [(0, 2)]
+        met.clear()
+        wanted["out"], clock["minute"] = 2, 20
+        assert met.wait(90), seen
+        assert sorted(map(tuple, sink.rows())) == [(0, 2), (5, 1)]
+        met.clear()
+        wanted.update({"in": 5})
+        send(20, 21)
+        assert met.wait(90), seen
+    finally:
+        application.drain()
+        running.join(90)
+    assert (figures["quiet"].rows_in, figures["quiet"].late, figures["quiet"].error) == (5, 0, None)

@@ -1,0 +1,372 @@
+"""State and watermarks as they are declared, what they become, and what is found about them without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from typer.testing import CliRunner
+
+from headrace import (
+    AvailableNow,
+    DeltaAppend,
+    FileSource,
+    Flow,
+    FlowError,
+    InMemory,
+    Input,
+    Kafka,
+    RocksDB,
+    StateBudget,
+    Target,
+    Watermark,
+    check,
+)
+from headrace.cli.flow_events import figures_table, told
+from headrace.cli.main import app
+from headrace.clients.filesystem import LocalFiles
+from headrace.errors import HeadraceError
+from headrace.flow.backpressure import Measured
+from headrace.flow.levers import State
+from headrace.flow.size import Size, said_bytes
+from headrace.operate.checkpoint_offsets import next_reads
+from headrace.operate.run import FlowFigures
+from headrace.operate.state_findings import state_findings
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.events import SettingFrozen, StateNearBudget
+from headrace.runtime.frozen import require_same_store
+from headrace.runtime.session import cores_of, flow_settings
+from headrace.runtime.source_order import Place, recorded_order, require_order, source_index
+from headrace.runtime.state_memory import _megabytes, machine_bytes
+from headrace.runtime.state_size import OperatorState, write_note
+from headrace.runtime.state_watch import StateWatch
+
+SCHEMA = StructType([StructField("id", StringType()), StructField("at", TimestampType(), nullable=False)])
+AT = Watermark("at", "10 minutes")
+
+
+def flow(state: State | None = None, watermark: Watermark = AT, name: str = "rides", **changes: object) -> Flow:
+    given = Input(Kafka("t"), schema=SCHEMA, watermark=watermark)
+    made: dict[str, object] = {
+        "name": name,
+        "inputs": given,
+        "transform": lambda rows: rows,
+        "sink": DeltaAppend("x"),
+        "state": state or RocksDB(),
+    }
+    return Flow(**(made | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"), [("512 MB", 536_870_912), ("1.5gb", 1_610_612_736), (" 2 KB ", 2048), ("7 B", 7)]
+)
+def test_an_amount_is_a_number_and_a_unit_of_powers_of_1024(text: str, bytes_: int) -> None:
+    assert Size.parse(text).bytes == bytes_
+
+
+@pytest.mark.parametrize(("number", "text"), [(7, "7 B"), (1536, "1.5 KB"), (536_870_912, "512 MB"), (2**40, "1.0 TB")])
+def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
+    assert said_bytes(number) == text
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Size.parse("512"),
+        lambda: Size.parse("a lot"),
+        lambda: Size.parse("0 MB"),
+        StateBudget,
+        lambda: StateBudget(rows=0),
+        lambda: StateBudget(bytes="many"),
+        lambda: RocksDB(memory="1 MB"),
+        lambda: RocksDB(memory="512"),
+        lambda: Watermark("at", "1 minute", idle="0 seconds"),
+    ],
+)
+def test_a_declaration_that_means_nothing_is_refused_where_it_stands(made: Callable[[], object]) -> None:
+    with pytest.raises(FlowError) as refused:
+        made()
+    assert refused.value.code == "HR-227"
+
+
+def test_rocksdb_gets_the_bound_of_the_application_and_state_in_memory_none() -> None:
+    prefix = "spark.sql.streaming.stateStore.rocksdb."
+    bound = flow_settings(flow(), cores=2, memory_mb=300)
+    assert (bound[f"{prefix}boundedMemoryUsage"], bound[f"{prefix}maxMemoryUsageMB"]) == ("true", "300")
+    assert f"{prefix}boundedMemoryUsage" not in flow_settings(flow(InMemory()), cores=2, memory_mb=300)
+
+
+@pytest.mark.parametrize(("text", "megabytes"), [("512m", 512), ("2g", 2048), ("1024", 1024), ("1gb", 1024)])
+def test_memory_of_executors_is_read_as_spark_writes_it(text: str, megabytes: int) -> None:
+    assert _megabytes(text) == megabytes
+
+
+def test_the_machine_has_some_memory() -> None:
+    assert machine_bytes() > 64 * 1024**2
+
+
+@pytest.mark.parametrize(("idle", "every"), [("5 minutes", "10000"), ("8 seconds", "2000"), ("100 ms", "200")])
+def test_spark_tells_of_quiet_triggers_often_enough_for_idle(idle: str, every: str) -> None:
+    made = flow_settings(flow(watermark=Watermark("at", "1 minute", idle=idle)), cores=2)
+    assert made["spark.sql.streaming.noDataProgressEventInterval"] == every
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"), [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("spark://host:7077", None), ("yarn", None)]
+)
+def test_the_cores_of_a_local_master_are_known_without_spark(master: str, cores: int | None) -> None:
+    assert cores_of(master) == cores
+
+
+def test_flows_of_one_application_share_one_bound_of_memory() -> None:
+    given = [flow(RocksDB(memory="1 GB"), name="a"), flow(RocksDB(memory="1024 MB"), name="b"), flow(name="c")]
+    assert check(given) == []
+    assert [found.code for found in check([*given, flow(RocksDB(memory="2 GB"), name="d")])] == ["HRC-120"]
+
+
+def test_an_idle_that_nobody_waits_for_is_found() -> None:
+    quiet = Watermark("at", "1 minute", idle="5 minutes")
+    assert [found.code for found in check([flow(watermark=quiet, trigger=AvailableNow())])] == ["HRC-210"]
+    assert check([flow(watermark=quiet)]) == []
+
+
+def test_rows_from_the_future_of_a_folder_are_said_not_to_be_filed() -> None:
+    source = FileSource("in", "json", SCHEMA, max_files_per_trigger=1)
+    (found,) = check([flow(inputs=Input(source, watermark=AT))])
+    assert (found.code, found.severity) == ("HRC-212", "info")
+    assert check([flow(inputs=Input(source))]) == []
+
+
+@pytest.mark.parametrize(("rows", "codes"), [(599_999, ["HRC-214"]), (600_000, [])])
+def test_a_budget_is_compared_with_what_arrives_within_the_delay(rows: int, codes: list[str]) -> None:
+    # 1,000 records a second for 10 minutes.
+    given = flow(RocksDB(budget=StateBudget(rows=rows)))
+    measured = {("rides", "rows"): Measured({"records": 1000.0})}
+    assert [found.code for found in check([given], measured)] == codes
+
+
+# ---- what a checkpoint says ----
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "c"), master="local[2]")
+
+
+def stateful(target: Target, *, provider: str = "RocksDBStateStoreProvider", partitions: int = 2) -> Checkpoint:
+    """Write the files of a checkpoint with one committed batch and state, as Spark does."""
+    checkpoint = Checkpoint.of("rides", target, LocalFiles())
+    conf = {
+        "spark.sql.streaming.stateStore.providerClass": f"org.apache.spark.sql.execution.streaming.state.{provider}",
+        "spark.sql.shuffle.partitions": str(partitions),
+    }
+    settings = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": conf})
+    files, root = checkpoint.files, checkpoint.location
+    files.write(f"{root}/metadata", '{"id":"q"}')
+    files.write(f"{root}/offsets/0", f'v1\n{settings}\n{{"t":{{"0":5}}}}')
+    files.write(f"{root}/commits/0", 'v1\n{"nextBatchWatermarkMs":0}')
+    files.write(f"{root}/state/0/_metadata/metadata", "v1\n{}")
+    return checkpoint
+
+
+def found(made: Flow, target: Target) -> list[str]:
+    return [each.code for each in state_findings([made], target)]
+
+
+def test_a_checkpoint_that_fits_has_no_findings_and_one_that_is_not_there_neither(target: Target) -> None:
+    assert found(flow(), target) == []
+    stateful(target)
+    assert found(flow(), target) == []
+
+
+def test_another_kind_of_store_is_refused_before_spark_passes_over_it(target: Target) -> None:
+    checkpoint = stateful(target)
+    assert found(flow(InMemory()), target) == ["HRC-121"]
+    with pytest.raises(HeadraceError) as refused:
+        require_same_store(flow(InMemory()), checkpoint)
+    assert refused.value.code == "HR-344"
+    assert "RocksDB()" in refused.value.remedy
+
+
+def test_a_flow_without_state_may_change_where_it_would_keep_some(target: Target) -> None:
+    checkpoint = stateful(target)
+    checkpoint.files.delete(f"{checkpoint.location}/state/0/_metadata/metadata")
+    for folder in ("state/0/_metadata", "state/0", "state"):
+        Path(checkpoint.location, folder).rmdir()
+    assert found(flow(InMemory()), target) == []
+    assert require_same_store(flow(InMemory()), checkpoint) is None
+
+
+def test_another_number_of_partitions_than_declared_or_than_cores_is_found(target: Target) -> None:
+    stateful(target, partitions=3)
+    assert found(flow(), target) == ["HRC-213"]
+    assert found(flow(RocksDB(shuffle_partitions=3)), target) == []
+    assert found(flow(RocksDB(shuffle_partitions=8)), target) == ["HRC-213"]
+
+
+def test_an_idle_that_was_added_is_found(target: Target) -> None:
+    quiet, checkpoint = flow(watermark=Watermark("at", "1 minute", idle="5 minutes")), stateful(target)
+    assert found(quiet, target) == ["HRC-122"]
+    order = [Place("rows", "kafka:t"), Place("rows", "kafka:t", "beats")]
+    checkpoint.files.write(f"{checkpoint.house}/order.json", json.dumps({"sources": [vars(each) for each in order]}))
+    assert found(quiet, target) == []
+
+
+@pytest.mark.parametrize(("rows", "codes"), [(799, []), (800, ["HRC-215"]), (1000, ["HRC-215"]), (1001, ["HRC-123"])])
+def test_the_state_of_the_last_run_is_compared_with_the_budget(target: Target, rows: int, codes: list[str]) -> None:
+    write_note(stateful(target), 0, [OperatorState(0, "stateStoreSave", rows, 1, 0)])
+    assert found(flow(RocksDB(budget=StateBudget(rows=1000))), target) == codes
+
+
+def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Target) -> None:
+    checkpoint = stateful(target)
+    two = flow(inputs={name: Input(Kafka(name), schema=SCHEMA) for name in ("a", "b")})
+    assert [source_index(checkpoint, two, name) for name in ("a", "b")] == [0, 1]
+    require_order(Checkpoint.of("new", target, LocalFiles()), [Place("b", "kafka:b"), Place("a", "kafka:a")])
+    fresh = Checkpoint.of("new", target, LocalFiles())
+    assert [source_index(fresh, two, name) for name in ("a", "b")] == [1, 0]
+
+
+def test_more_sources_or_others_are_refused_and_another_name_of_an_input_is_not(target: Target) -> None:
+    checkpoint, one = stateful(target), Place("rows", "kafka:t")
+    with pytest.raises(HeadraceError) as refused:
+        require_order(checkpoint, [one, Place("rows", "kafka:t", "beats")])
+    assert refused.value.code == "HR-343"
+    require_order(checkpoint, [one])
+    require_order(checkpoint, [Place("rides", "kafka:t")])
+    with pytest.raises(HeadraceError, match="other sources"):
+        require_order(checkpoint, [Place("orders", "kafka:orders")])
+
+
+def test_a_damaged_record_of_the_order_is_refused(target: Target) -> None:
+    checkpoint = stateful(target)
+    checkpoint.files.write(f"{checkpoint.house}/order.json", "{")
+    with pytest.raises(HeadraceError) as refused:
+        recorded_order(checkpoint)
+    assert refused.value.code == "HR-345"
+
+
+# ---- the watch over a budget ----
+
+
+class Watched:
+    """A watch with a clock of its own, and what it told."""
+
+    def __init__(self, target: Target, budget: StateBudget) -> None:
+        self.now, self.told = 0, []
+        self.watch = StateWatch(
+            flow(RocksDB(budget=budget), Watermark("at", "1 second")), stateful(target), lambda: self.now, self._hear
+        )
+
+    def _hear(self, event: object) -> None:
+        self.told.append(event)
+
+    def batches(self, *rows: int, seconds: int = 10) -> HeadraceError | None:
+        error = None
+        for number, each in enumerate(rows):
+            self.now += seconds * 1000
+            error = error or self.watch.take(number, [OperatorState(0, "dedupe", each, 10 * each, 0)])
+        return error
+
+
+def test_near_the_budget_is_told_once_until_the_state_was_clearly_below(target: Target) -> None:
+    watched = Watched(target, StateBudget(rows=1000))
+    watched.batches(799, 800, 900, 790, 850, 710)
+    assert [(event.used, event.limit, event.measure) for event in watched.told] == [(800, 1000, "rows")]
+    watched.batches(699, 801)
+    assert [event.used for event in watched.told] == [800, 801]
+
+
+def test_growth_that_reaches_the_budget_within_an_hour_is_told_once(target: Target) -> None:
+    # One row a second: 100 after 100 s. To 3,000 it takes 2,900 s, to 8,000 more than two hours.
+    growing = [10 * number for number in range(1, 16)]
+    near, far = Watched(target, StateBudget(rows=3000)), Watched(target, StateBudget(rows=8000))
+    near.batches(*growing)
+    far.batches(*growing)
+    assert len(near.told) == 1
+    assert near.told[0].seconds_left == pytest.approx(3000 - near.told[0].used, rel=0.01)
+    assert far.told == []
+
+
+def test_over_the_budget_stops_and_names_the_operator_and_how_far(target: Target) -> None:
+    watched = Watched(target, StateBudget(rows=5000, bytes="1000 B"))
+    assert watched.batches(100) is None
+    error = watched.batches(125)
+    assert error is not None
+    assert error.code == "HR-228"
+    assert "25% over" in error.why
+    assert "operator 0 (dedupe)" in error.why
+    with pytest.raises(HeadraceError) as refused:
+        watched.watch.begin()
+    assert refused.value.code == "HR-229"
+
+
+def test_a_budget_that_was_raised_lets_the_flow_start(target: Target) -> None:
+    Watched(target, StateBudget(rows=100)).batches(101)
+    Watched(target, StateBudget(rows=101)).watch.begin()
+
+
+# ---- what a person and a program see ----
+
+FLOWS = """
+from headrace import DeltaSource, Flow, Input, Noop, RocksDB
+
+rides = Flow("rides", Input(DeltaSource("in", max_files_per_trigger=1)), lambda rows: rows, Noop(), state=RocksDB(8))
+"""
+
+
+def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_path: Path) -> None:
+    stateful(target)
+    settings = f"name: shop\ntargets: {{dev: {{checkpoints: {target.checkpoints}, lake: {target.lake}}}}}\n"
+    (tmp_path / "headrace.yml").write_text(settings)
+    (tmp_path / "flows.py").write_text(FLOWS)
+    result = CliRunner().invoke(app, ["check", "--project", str(tmp_path), "--json"])
+    findings = json.loads(result.stdout)["findings"]
+    assert [each["code"] for each in findings if each["code"] == "HRC-213"] == ["HRC-213"]
+    assert "8 shuffle partitions are declared, and the checkpoint has 2" in str(findings)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (
+            StateNearBudget("rides", 7, "rows", 900, 1000, 2400.0, "operator 0 (dedupe)"),
+            "batch 7: state has 900 of a budget of 1,000 rows; at the present growth it is reached in about 40 "
+            "minutes. Most is in operator 0 (dedupe)",
+        ),
+        (
+            StateNearBudget("rides", 7, "bytes", 1536, 2048, None, "operator 1 (symmetricHashJoin)"),
+            "batch 7: state has 1.5 KB of a budget of 2.0 KB. Most is in operator 1 (symmetricHashJoin)",
+        ),
+        (
+            SettingFrozen("rides", "shuffle partitions", "8", "2"),
+            "goes on with 2 shuffle partitions, as its checkpoint has; 8 would be new",
+        ),
+    ],
+)
+def test_what_happens_to_state_is_told_in_words(
+    event: StateNearBudget | SettingFrozen, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(event)
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_table_of_a_run_shows_what_is_kept() -> None:
+    kept = (OperatorState(0, "dedupe", 1200, 2048, 0), OperatorState(1, "stateStoreSave", 34, 1024, 0))
+    table = figures_table("This run", {"rides": FlowFigures(rows_in=5, state=kept)})
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert (cells["state rows"], cells["state"]) == ("1,234", "3.0 KB")
+
+
+def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Target) -> None:
+    checkpoint = stateful(target)
+    entry = checkpoint.files.read(f"{checkpoint.location}/offsets/0")
+    checkpoint.files.write(f"{checkpoint.location}/offsets/0", f'{entry}\n{{"logOffset":3}}')
+    order = [Place("rides", "kafka:t"), Place("rides", "kafka:t", "beats")]
+    checkpoint.files.write(f"{checkpoint.house}/order.json", json.dumps({"sources": [vars(each) for each in order]}))
+    reads = list(next_reads(checkpoint, replace(target, kafka={}), ["something else"]))
+    assert [(read.source, read.input) for read in reads] == [(0, "rides"), (1, "heartbeats of rides")]
