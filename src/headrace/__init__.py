@@ -15,7 +15,8 @@ from headrace.errors import (
     Terminal,
     Transient,
 )
-from headrace.flow.check import Finding, Severity, check
+from headrace.flow.check import check
+from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -25,6 +26,7 @@ from headrace.flow.levers import (
     Continuous,
     Every,
     InMemory,
+    Once,
     OutputMode,
     RealTime,
     RocksDB,
@@ -86,6 +88,7 @@ __all__ = [
     "Lease",
     "Memory",
     "Noop",
+    "Once",
     "Only",
     "OutputMode",
     "PartUnavailable",

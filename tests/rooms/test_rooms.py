@@ -15,7 +15,7 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.flow import check
+from headrace.flow import check, judge, matrix
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"
@@ -188,6 +188,7 @@ def test_the_public_names_are_these() -> None:
         "Lease",
         "Memory",
         "Noop",
+        "Once",
         "Only",
         "OutputMode",
         "PartUnavailable",
@@ -275,14 +276,15 @@ def test_the_tree_of_errors_grows_in_one_module_only() -> None:
 
 
 def test_the_table_of_findings_holds_exactly_the_codes_that_are_found() -> None:
-    tree = ast.parse(inspect.getsource(check))
     raised = {
         node.value
-        for call in ast.walk(tree)
+        for module in (check, judge)
+        for call in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "Finding"
         for node in ast.walk(call)
         if isinstance(node, ast.Constant) and re.fullmatch(r"HRC-\d{3}", str(node.value))
     }
+    raised |= {cell.code for row in [*matrix.MODES.values(), *matrix.TRIGGERS.values()] for cell in row if cell.code}
     documented = set(re.findall(r"^\| (HRC-\d{3}) \|", check.__doc__ or "", re.MULTILINE))
     assert raised
     assert raised == documented

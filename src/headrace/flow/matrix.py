@@ -138,7 +138,9 @@ _ROWS_WINDOW = _no(
     "Group by window() of the event time; for the newest row of a key take max_by, or a sink that upserts.",
 )
 _ROW_NUMBERS = _no("Numbers of rows begin anew with every batch.", "Take an id of the event, or uuid().")
-_STATIC_UNION = _no("The static rows would have to come with each batch, or with one.", "Load them once, by themselves.")
+_STATIC_UNION = _no(
+    "The static rows would have to come with each batch, or with one.", "Load them once, by themselves."
+)
 _INTERSECT = _no("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
 _EXCEPT = _wrong(
     "Spark takes it and then refuses or repeats: duplicates are dropped within one batch only.",
@@ -285,6 +287,41 @@ TRIGGERS: Mapping[Kind, tuple[Cell, Cell]] = {
     Kind.BROADCAST_JOIN: (_NOT_IN_THIS, _YES),
     Kind.OTHER: (_NOT_IN_THIS, _NOT_IN_THIS),
 }
+
+
+_APPENDED = (
+    "Rows are added and never changed, so each update of a row, or each whole result, would stand beside the earlier "
+    "ones."
+)
+_REPLACED = "The table is replaced by each batch, so only the rows of the last one would be left."
+_STAYS = (
+    "Rows are written by key, so a group that is no longer in the result would stay, and all others be written again."
+)
+
+# By the class of a sink: why it does not take the modes that it does not take, and which sink does.
+SINKS: Mapping[str, tuple[str, Mapping[OutputMode, str]]] = {
+    "DeltaAppend": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "Files": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "DeltaOverwrite": (_REPLACED, {OutputMode.APPEND: "DeltaAppend", OutputMode.UPDATE: "DeltaUpsert"}),
+    "DeltaUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "JdbcUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "Rest": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+}
+
+
+def of_sink(name: str, mode: OutputMode, taken: frozenset[OutputMode]) -> Cell:
+    """Return what is said of a sink, by the name of its class, in a mode; `taken` are the modes that it takes."""
+    if mode in taken:
+        return _YES
+    modes = " or ".join(sorted(taken))
+    reason, others = SINKS.get(name, ("", {}))
+    other = f"write to {others[mode]}" if mode in others else f"choose a sink that takes {mode}"
+    return Cell(
+        Verdict.REFUSED,
+        "HRC-104",
+        f"The sink takes {modes}, and the flow writes in {mode} mode. {reason}".strip(),
+        f"Set output_mode to {modes}, or {other}.",
+    )
 
 
 def in_mode(operators: Sequence[Operator], mode: OutputMode) -> list[tuple[Operator, Cell]]:

@@ -94,7 +94,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was read from the plan of a flow. `spark_refuses` holds Spark's own words where it would not take the plan."""
+    """What was read from the plan of a flow. `spark_refuses` holds Spark's own words where it would not take it."""
 
     operators: tuple[Operator, ...]
     spark_refuses: str | None = None
@@ -102,7 +102,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """Why the plan of a flow is not known. `wrong` when the transform itself is at fault, so that no start could help."""
+    """Why the plan of a flow is not known. `wrong` when the transform itself is at fault: no start could help."""
 
     why: str
     wrong: bool = False

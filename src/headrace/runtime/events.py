@@ -25,6 +25,9 @@ class BatchCommitted:
 
     `bad` counts the rows that went to quarantine, per input. `dropped` is Spark's own count of rows that came too
     late, taken after partial aggregation: zero means none, any other number only says that there were some.
+
+    An epoch of continuous processing is told as a batch, where it read something. It is not `counted`: `rows_in` is the
+    distance of its offsets, `rows_out` is 0, and whether it had bad rows is known only by reading it again.
     """
 
     flow: str
@@ -36,6 +39,7 @@ class BatchCommitted:
     duration_ms: int
     watermark: str | None
     progress: Mapping[str, object] = field(repr=False, default_factory=dict)
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,10 @@ def operators(result: DataFrame, inputs: int = 1) -> tuple[Operator, ...]:
     found = list(reader.read(result._jdf.queryExecution().analyzed()))
     if reader.below.sources > inputs:
         found.append(Operator(Kind.READ_TWICE))
-    return tuple({operator.kind: operator for operator in reversed(found)}.values())[::-1]
+    first: dict[Kind, Operator] = {}
+    for operator in found:
+        first.setdefault(operator.kind, operator)
+    return tuple(first.values())
 
 
 def spark_refuses(result: DataFrame, mode: OutputMode) -> str | None:

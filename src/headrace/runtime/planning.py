@@ -37,13 +37,16 @@ def plan_of(session: SparkSession, flow: Flow, target: Target | None) -> Plan | 
     """
     frames = {}
     for name, given in flow.named_inputs.items():
+        known_to = f"The columns of input '{name}' are known to {given.source.name} only"
+        if given.schema is None and target is None:
+            return Unplanned(f"{known_to}, and without a target it cannot be asked")
         try:
             frames[name] = _frame(session, given, target)
         except (HeadraceError, PySparkException, Py4JError) as error:
-            return Unplanned(f"The columns of input '{name}' are known to {given.source.name} only: {_said(error)}")
+            return Unplanned(f"{known_to}: {_said(error)}")
     try:
         result = flow.apply(frames)
-        return read(flow, result)
+        return Plan(operators(result, len(frames)), spark_refuses(result, flow.mode))
     except PySparkException as error:
         missing = any(word in str(error.getCondition() or error) for word in _NOT_THERE)
         return Unplanned(_said(error), wrong=not missing)
@@ -52,17 +55,11 @@ def plan_of(session: SparkSession, flow: Flow, target: Target | None) -> Plan | 
         return Unplanned(f"{type(error).__name__}: {_said(error)}", wrong=True)
 
 
-def read(flow: Flow, result: DataFrame) -> Plan:
-    """Return what the frame holds that the transform of a flow has made."""
-    return Plan(operators(result, len(flow.named_inputs)), spark_refuses(result, flow.mode))
-
-
 def _frame(session: SparkSession, given: Input, target: Target | None) -> DataFrame:
     if given.schema is not None:
         rows = blank(session, given.schema)
-    elif target is None:
-        raise ValueError("no target")
     else:
+        assert target is not None  # noqa: S101 - asked by `plan_of`
         rows = given.source.stream(session, target)
     if given.watermark is not None:
         rows = rows.withWatermark(given.watermark.column, given.watermark.duration.spark())

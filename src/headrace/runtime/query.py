@@ -3,6 +3,8 @@
 The way of a row, each step one line of `start`:
 
     source.stream -> judged -> counted -> good -> watermark -> transform -> counted -> sink.write, batch by batch
+
+Under a trigger without batches Spark writes by itself what `sink.native` tells it to: see `unbatched`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.storagelevel import StorageLevel
 
+from headrace.errors import HeadraceError, Transient
+from headrace.flow import judge
+from headrace.flow.check import require_none
 from headrace.flow.flow import Flow
-from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
-from headrace.flow.sink import Batch
+from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime
+from headrace.flow.operators import Plan
+from headrace.flow.sink import Batch, Native
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside
@@ -36,8 +42,10 @@ from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import Holding
 from headrace.runtime.lineage import require_lineage
 from headrace.runtime.manifest import Manifest
+from headrace.runtime.operators import operators
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
+from headrace.runtime.unbatched import Epochs, ends, is_unbatched, note_beginning, require_continuable, source_of
 from headrace.transforms.parse import BAD, good, judged
 
 if TYPE_CHECKING:
@@ -74,11 +82,17 @@ class RunningQuery:
         self._manifest = Manifest(checkpoint)
         self._digests: dict[int, str] = {}
         self._query: StreamingQuery
+        self._epochs: Epochs | None = None
 
     def start(self, application: SparkSession) -> None:
-        """Build the query and start it, unless the checkpoint is damaged. Returns when Spark has taken it over."""
+        """Build the query and start it, unless the checkpoint is damaged or the plan cannot run as declared.
+
+        Returns when Spark has taken it over.
+        """
         require_intact(self._checkpoint)
+        require_continuable(self.flow, self._checkpoint)
         self._guard.begin()
+        note_beginning(self.flow, self._target, self._checkpoint)
         session = flow_session(application, self.flow)
         # Queries inherit the pool of the thread that starts them.
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.flow.name)
@@ -87,15 +101,12 @@ class RunningQuery:
             require_lineage(session, self.flow, self._target, self._checkpoint)
             self.flow.sink.prepare(session, self._target)
             frames = {name: self._input(session, name) for name in self.flow.named_inputs}
-            result = self.flow.apply(frames).observe(_OUT, F.count(F.lit(1)).alias("rows"))
-            writer = (
-                result.writeStream.queryName(self.flow.name)
-                .outputMode(self.flow.mode.value)
-                .option("checkpointLocation", self._checkpoint.location)
-                .foreachBatch(self._write)
-            )
-            self._query = _triggered(writer, self.flow).start()
+            result = self.flow.apply(frames)
+            plan = Plan(operators(result, len(frames)))
+            require_none([*judge.trigger(self.flow), *judge.operators(self.flow, plan)])
+            self._query = _triggered(self._writer(self._counted(result)), self.flow).start()
             self._holding.when_lost(self._query.stop)
+            self._look_at_epochs()
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
 
@@ -106,11 +117,14 @@ class RunningQuery:
             self._query.awaitTermination()
         except PySparkException as error:
             failure = error
+        if self._epochs is not None:
+            self._epochs.close()
         # The listener's thread may not have told of the last batches yet; the query itself knows them.
         for progress in self._query.recentProgress:
             self._on_progress(progress)
-        if failure is not None:
-            raise self._guard.explained(mapped(self.flow.name, self._failure or failure)) from failure
+        cause = self._failure or failure
+        if cause is not None:
+            raise self._guard.explained(mapped(self.flow.name, cause)) from failure
         self._holding.check()
 
     def drain(self, patience: float) -> None:
@@ -125,15 +139,45 @@ class RunningQuery:
 
     def _input(self, session: SparkSession, name: str) -> DataFrame:
         given = self.flow.named_inputs[name]
-        rows = given.source.stream(session, self._target)
+        rows = source_of(self.flow, name, self._checkpoint).stream(session, self._target)
         if given.schema is not None:
-            counted = judged(rows, given).observe(
-                f"{_IN}_{name}", F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad")
-            )
-            rows = good(counted, given)
-        if given.watermark is not None:
+            rows = judged(rows, given)
+            # Continuous processing refuses counters.
+            if not isinstance(self.flow.trigger, Continuous):
+                counts = F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad")
+                rows = rows.observe(f"{_IN}_{name}", *counts)
+            rows = good(rows, given)
+        # Without batches there is no state that a watermark would end.
+        if given.watermark is not None and not is_unbatched(self.flow):
             rows = rows.withWatermark(given.watermark.column, given.watermark.duration.spark())
         return rows
+
+    def _counted(self, result: DataFrame) -> DataFrame:
+        if isinstance(self.flow.trigger, Continuous):
+            return result
+        return result.observe(_OUT, F.count(F.lit(1)).alias("rows"))
+
+    def _writer(self, rows: DataFrame) -> DataStreamWriter:
+        if is_unbatched(self.flow):
+            assert isinstance(self.flow.sink, Native)  # noqa: S101 - `judge.trigger` refuses others (HRC-108)
+            native = self.flow.sink.native(rows, self._target)
+            writer = native.rows.writeStream.format(native.format).options(**native.options)
+        else:
+            writer = rows.writeStream.foreachBatch(self._write)
+        return (
+            writer.queryName(self.flow.name)
+            .outputMode(self.flow.mode.value)
+            .option("checkpointLocation", self._checkpoint.location)
+        )
+
+    def _look_at_epochs(self) -> None:
+        """Follow a continuous query by its commit log, and end it where it should end."""
+        if isinstance(self.flow.trigger, Continuous):
+            # Spark has given the checkpoint its id by now.
+            self._checkpoint.note_began(self._checkpoint.began())
+            until = ends(self.flow, self._target) if self.flow.trigger.until_done else ()
+            self._epochs = Epochs(self.flow, self._checkpoint, self._on_epoch, self._query.stop, until)
+            self._epochs.start()
 
     def _write(self, rows: DataFrame, batch_id: int) -> None:
         """Spark calls this once per attempt of a batch, on a thread of its own."""
@@ -185,6 +229,38 @@ class RunningQuery:
             self._note(progress.batchId)
         self._hear(_as_event(self.flow.name, progress))
         self._committed.set()
+        if is_unbatched(self.flow):
+            self._compare_ids()
+
+    def _on_epoch(self, epoch: int, records: int) -> None:
+        """Tell of an epoch of a continuous query. One that read nothing is noted, and not told."""
+        self._note(epoch)
+        self._compare_ids()
+        if records:
+            self._hear(
+                BatchCommitted(
+                    self.flow.name,
+                    epoch,
+                    rows_in=records,
+                    rows_out=0,
+                    bad={},
+                    dropped=0,
+                    duration_ms=0,
+                    watermark=None,
+                    counted=False,
+                )
+            )
+
+    def _compare_ids(self) -> None:
+        """Stop a query without batches when a topic was made again beneath it."""
+        try:
+            self._guard.look()
+        except Transient:
+            return  # the query itself notices when the broker stays away
+        except HeadraceError as error:
+            if self._failure is None and self._query.isActive:
+                self._failure = error
+                self._query.stop()
 
     def _note(self, batch_id: int) -> None:
         """Put the files of a committed batch into the manifest. Not on the thread of the batches, which go on."""
@@ -201,8 +277,11 @@ def _triggered(writer: DataStreamWriter, flow: Flow) -> DataStreamWriter:
             return writer.trigger(availableNow=True)
         case AsFastAsPossible():
             return writer.trigger(processingTime="0 seconds")
-        case other:  # `check` refuses the rest for sinks that commit in batches (HRC-108)
-            raise AssertionError(other)
+        case RealTime() as real_time:
+            # The stubs do not know this trigger.
+            return writer.trigger(realTime=real_time.duration.spark())  # type: ignore[call-overload,no-any-return]
+        case Continuous() as continuous:
+            return writer.trigger(continuous=continuous.duration.spark())
 
 
 def _as_event(flow: str, progress: StreamingQueryProgress) -> BatchCommitted:

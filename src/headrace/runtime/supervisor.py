@@ -27,6 +27,7 @@ from headrace.runtime.failures import mapped
 from headrace.runtime.lease import Holding, lease
 from headrace.runtime.query import RunningQuery
 from headrace.runtime.sole_writer import sole_writer
+from headrace.runtime.unbatched import is_unbatched, require_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,6 +99,8 @@ class Supervisor:
     def _drive(self, flow: Flow) -> None:
         checkpoint = Checkpoint.of(flow.name, self._target, files_for(self._target.checkpoints, self._application))
         try:
+            if is_unbatched(flow):
+                require_slots(self._application, self._target, self._flows)
             with lease(checkpoint, self._target.lease) as holding, sole_writer(flow, self._target):
                 self._run_until_done(flow, checkpoint, holding)
         except HeadraceError as error:
