@@ -80,12 +80,15 @@ _SESSION_UPDATE = _no(
     "Sessions grow and merge, so an update could not take back the shorter ones it has sent.",
     "Set output_mode='append'.",
 )
-_SET_BOUND = "Set watermark= on both inputs and join on a bound such as `pay_time between order_time and order_time + "
-_BOUND = f"{_SET_BOUND}interval 1 hour`."
+_BOUND = (
+    "Set watermark= on both inputs and join on a bound such as `pay_time between order_time and order_time + "
+    "interval 1 hour`."
+)
 _UNBOUND_OUTER = _no(
     "A row without a partner is handed on when the watermark says that none can come any more, and here it never does.",
     _BOUND,
 )
+_UNBOUND_SEMI = _no("Rows on the left would wait for a partner for ever.", _BOUND)
 _OUTER_APPEND_ONLY = _no(
     "A row that was sent without a partner could not be taken back by an update.", "Set output_mode='append'."
 )
@@ -120,6 +123,14 @@ _STATE_FOLLOWS_WRONG = _wrong(
     "dropDuplicates lets the first value of a group through and drops every later one. Spark takes it.",
     "Leave dropDuplicates out: update mode with a sink that upserts keeps one row per group.",
 )
+_PANDAS_FOLLOWS = _no(
+    "Spark does not take this function behind an aggregation.",
+    "Take transformWithState in append mode; or write the aggregation to a table and read it in a second flow.",
+)
+_AFTER_TIMEOUTS = _no(
+    "A timeout hands rows on whose event time has passed, and the state behind it would drop them as late.",
+    "Take transformWithState; or write the first result to a table and read it in a second flow.",
+)
 _ONCE_ONLY = _no("Spark takes one of it per query.", "Put both into one function, or take transformWithState.")
 _SORT = _no(
     "A stream has no end, so its rows cannot be put in order.",
@@ -142,10 +153,11 @@ _STATIC_UNION = _no(
     "The static rows would have to come with each batch, or with one.", "Load them once, by themselves."
 )
 _INTERSECT = _no("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
-_EXCEPT = _wrong(
-    "Spark takes it and then refuses or repeats: duplicates are dropped within one batch only.",
-    "Take a left anti join with the static table.",
+_ANTI_STATIC = "Take a left anti join with the static table."
+_EXCEPT = _no(
+    "Spark sees an aggregation without a watermark in it, and says so when the first batch runs.", _ANTI_STATIC
 )
+_EXCEPT_UPDATE = _wrong("Rows of earlier batches are handed on again with each new one like them.", _ANTI_STATIC)
 _PER_BATCH = _warn(
     "HRC-206",
     "The function sees the rows of a group in one batch, not the group: how rows fall into batches decides the result.",
@@ -177,6 +189,7 @@ MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
     Kind.UNION: (_YES, _YES, _WITH),
     Kind.READ_TWICE: (_YES, _YES, _WITH),
     Kind.PYTHON: (_YES, _YES, _WITH),
+    Kind.PYTHON_MAP: (_YES, _YES, _WITH),
     Kind.GROUPED_PYTHON: (_PER_BATCH, _PER_BATCH, _WITH),
     Kind.REPARTITION: (_YES, _YES, _WITH),
     Kind.CURRENT_TIME: (_YES, _YES, _WITH),
@@ -196,7 +209,7 @@ MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
     Kind.INNER_JOIN: (_YES, _YES, _JOIN_COMPLETE),
     Kind.INNER_JOIN_UNBOUNDED: (_JOIN_EVER, _JOIN_EVER, _JOIN_COMPLETE),
     Kind.SEMI_JOIN: (_YES, _YES, _JOIN_COMPLETE),
-    Kind.SEMI_JOIN_UNBOUNDED: (_UNBOUND_OUTER, _UNBOUND_OUTER, _JOIN_COMPLETE),
+    Kind.SEMI_JOIN_UNBOUNDED: (_UNBOUND_SEMI, _UNBOUND_SEMI, _JOIN_COMPLETE),
     Kind.OUTER_JOIN: (_YES, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
     Kind.OUTER_JOIN_UNBOUNDED: (_UNBOUND_OUTER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
     Kind.ANTI_JOIN: (_ANTI, _ANTI, _JOIN_COMPLETE),
@@ -208,11 +221,11 @@ MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
     Kind.PANDAS_STATE_UPDATE: (_OWN_MODE, _YES, _OWN_MODE),
     Kind.PANDAS_STATE_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
     Kind.PANDAS_STATE_TWICE: (_ONCE_ONLY, _ONCE_ONLY, _ONCE_ONLY),
-    Kind.PANDAS_STATE_AFTER_AGGREGATE: (_STATE_FOLLOWS, _STATE_FOLLOWS, _STATE_FOLLOWS),
+    Kind.PANDAS_STATE_AFTER_AGGREGATE: (_PANDAS_FOLLOWS, _PANDAS_FOLLOWS, _PANDAS_FOLLOWS),
     Kind.PANDAS_UPDATES_AGGREGATED: (_AGGREGATED_UPDATES, _AGGREGATED_UPDATES, _AGGREGATED_UPDATES),
     Kind.STATE_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS, _STATE_FOLLOWS),
     Kind.DEDUP_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS_WRONG, _STATE_FOLLOWS_WRONG),
-    Kind.STATE_AFTER_TIMEOUTS: (_STATE_FOLLOWS, _STATE_FOLLOWS, _STATE_FOLLOWS),
+    Kind.STATE_AFTER_TIMEOUTS: (_AFTER_TIMEOUTS, _AFTER_TIMEOUTS, _AFTER_TIMEOUTS),
     Kind.SORT: (_SORT, _SORT, _YES),
     Kind.SORT_ROWS: (_SORT, _SORT, _SORT),
     Kind.LIMIT: (_LIMIT, _LIMIT_UPDATE, _WITH),
@@ -222,7 +235,7 @@ MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
     Kind.ROW_NUMBERS: (_ROW_NUMBERS, _ROW_NUMBERS, _ROW_NUMBERS),
     Kind.STATIC_UNION: (_STATIC_UNION, _STATIC_UNION, _STATIC_UNION),
     Kind.INTERSECT: (_INTERSECT, _INTERSECT, _INTERSECT),
-    Kind.EXCEPT: (_EXCEPT, _EXCEPT, _EXCEPT),
+    Kind.EXCEPT: (_EXCEPT, _EXCEPT_UPDATE, _EXCEPT),
 }
 
 
@@ -243,9 +256,10 @@ _NOT_IN_THIS = Cell(
     Verdict.REFUSED, "HRC-113", "Spark does not know it under this trigger.", f"Leave it out, or {_BATCHES}"
 )
 _PYTHON_WAITS = Cell(
-    Verdict.WRONG,
-    "HRC-113",
-    "Rows wait in front of a Python function until thousands have come together, and those of a quiet topic for ever.",
+    Verdict.WARNED,
+    "HRC-206",
+    "Rows wait in front of a Python function for the end of an epoch: they arrive at the interval of the trigger, and "
+    "not in milliseconds.",
     f"Write it with Spark's own functions, or {_BATCHES}",
 )
 _PYTHON_REFUSED = Cell(
@@ -255,9 +269,10 @@ _PYTHON_REFUSED = Cell(
     f"Write it with Spark's own functions, or {_BATCHES}",
 )
 _BROADCAST = Cell(
-    Verdict.REFUSED,
+    Verdict.WRONG,
     "HRC-113",
-    "A static table has to be broadcast under this trigger: any other join exchanges rows between tasks.",
+    "A static table has to be broadcast under this trigger. Spark does so by itself while the table is small, and stops "
+    "the flow when it has grown.",
     f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_BATCHES}",
 )
 _OLD_NOW = Cell(
@@ -280,6 +295,7 @@ TRIGGERS: Mapping[Kind, tuple[Cell, Cell]] = {
     Kind.UNION: (_NOT_IN_THIS, _YES),
     Kind.READ_TWICE: (_NOT_IN_THIS, _TWICE),
     Kind.PYTHON: (_PYTHON_WAITS, _PYTHON_REFUSED),
+    Kind.PYTHON_MAP: (_NOT_IN_THIS, _PYTHON_REFUSED),
     Kind.GROUPED_PYTHON: (_NO_SHUFFLE, _NO_SHUFFLE),
     Kind.REPARTITION: (_NO_SHUFFLE, _NO_SHUFFLE),
     Kind.CURRENT_TIME: (_NOT_IN_THIS, _OLD_NOW),
@@ -339,7 +355,12 @@ def in_mode(operators: Sequence[Operator], mode: OutputMode) -> list[tuple[Opera
     return found
 
 
+def under_trigger_cells(kind: Kind) -> tuple[Cell, Cell]:
+    """Return what is said of a kind of operator under continuous processing and in real-time mode."""
+    return TRIGGERS.get(kind, (_NO_STATE, _NO_STATE))
+
+
 def under_trigger(operators: Sequence[Operator], *, real_time: bool) -> list[tuple[Operator, Cell]]:
     """Return the operators that continuous processing, or real-time mode, is not simply open to."""
-    cells = ((each, TRIGGERS.get(each.kind, (_NO_STATE, _NO_STATE))[int(real_time)]) for each in operators)
+    cells = ((each, under_trigger_cells(each.kind)[int(real_time)]) for each in operators)
     return [(operator, cell) for operator, cell in cells if cell.verdict is not Verdict.ALLOWED]
