@@ -271,8 +271,8 @@ _PYTHON_REFUSED = Cell(
 _BROADCAST = Cell(
     Verdict.WRONG,
     "HRC-113",
-    "A static table has to be broadcast under this trigger. Spark does so by itself while the table is small, and stops "
-    "the flow when it has grown.",
+    "A static table has to be broadcast under this trigger. Spark does so by itself while the table is small, and "
+    "stops the flow when it has grown.",
     f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_BATCHES}",
 )
 _OLD_NOW = Cell(

@@ -91,13 +91,14 @@ class Checkpoint:
             if found is None:
                 raise ValueError("the file is not there")
             _version, settings, *offsets = found.decode().split("\n")
-            read = json.loads(settings) if settings else {"batchWatermarkMs": 0, "batchTimestampMs": 0}
+            continuous = not settings and any(offsets)
+            read = {"batchWatermarkMs": 0, "batchTimestampMs": 0} if continuous else json.loads(settings)
             return OffsetEntry(
                 batch_id,
                 watermark_ms=int(read["batchWatermarkMs"]),
                 timestamp_ms=int(read["batchTimestampMs"]),
                 offsets=tuple(None if line == "-" else line for line in offsets),
-                continuous=not settings,
+                continuous=continuous,
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."
