@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
@@ -28,14 +29,19 @@ from headrace import (
 )
 from headrace.clients.kafka import committed_reader, read_topic
 from headrace.clients.topics import create_topics
+from headrace.flow import matrix
 from headrace.flow.levers import Trigger
+from headrace.flow.matrix import Verdict
+from headrace.flow.operators import Kind
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.run import Application, FlowFigures, until_done_of
 from headrace.runtime.events import BatchCommitted, Event
 from headrace.runtime.supervisor import Backoff
+from operator_examples import EXAMPLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from conftest import Broker
 
@@ -49,6 +55,18 @@ ROW = StructType([StructField("id", StringType(), nullable=False), StructField("
 
 def even(rows: DataFrame) -> DataFrame:
     return rows.where("n % 2 = 0")
+
+
+def even_by_the_long_way(rows: DataFrame) -> DataFrame:
+    """Take the same rows as `even`, through everything that real-time mode can do besides columns and filters."""
+    halves = rows.sparkSession.range(2).select(F.col("id").cast("int").alias("half"), (F.col("id") == 0).alias("even"))
+    return (
+        rows.withColumn("each", F.explode(F.array("n")))
+        .withColumn("half", F.pmod("each", F.lit(2)))
+        .join(F.broadcast(halves), "half")
+        .where(F.col("even") & (F.current_timestamp() > F.lit("2026-01-01").cast("timestamp")))
+        .select("id", "n")
+    )
 
 
 def flow(name: str, trigger: Trigger, **changes: object) -> Flow:
@@ -144,7 +162,8 @@ def test_rows_arrive_and_bad_ones_are_filed_and_a_restart_loses_none(
     spark: SparkSession, broker: Broker, tmp_path: Path, trigger: Trigger
 ) -> None:
     name = f"unbatched-{type(trigger).__name__.lower()}"
-    place, made = target(broker, tmp_path), flow(name, trigger)
+    transform = even_by_the_long_way if isinstance(trigger, RealTime) else even
+    place, made = target(broker, tmp_path), flow(name, trigger, transform=transform)
     create_topics(place.kafka, {name: 1, f"{name}-out": 1})
     send(place, name, range(10), b"rubbish", b'{"n": 2}')
 
@@ -212,6 +231,39 @@ def test_what_these_triggers_cannot_do_is_refused_before_spark_sees_it(
     assert {case: code for case, (code, _) in found.items()} == {case: code for case, (_, code, _) in REFUSED.items()}
     assert [case for case, (_, why) in found.items() if REFUSED[case][2] not in why] == []
     assert not list(tmp_path.glob("checkpoints/*/spark/offsets"))
+
+
+def test_real_time_mode_refuses_what_the_matrix_refuses_there(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    place = target(broker, tmp_path)
+    create_topics(place.kafka, {"unbatched-cells": 1, "unbatched-cells-out": 1})
+    send(place, "unbatched-cells", range(1))
+    kinds = [
+        Kind.PYTHON,
+        Kind.PYTHON_MAP,
+        Kind.REPARTITION,
+        Kind.READ_TWICE,
+        Kind.AGGREGATE,
+        Kind.DEDUP_WITHIN,
+        Kind.CUSTOM_STATE,
+    ]
+    assert all(matrix.under_trigger_cells(kind)[1].verdict is Verdict.REFUSED for kind in kinds)
+    read = Kafka("unbatched-cells").unbatched().stream(spark, place)
+    rows = read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), F.col("timestamp").alias("at"))
+    marked = rows.withWatermark("at", "1 minute")
+
+    def started(kind: Kind) -> StreamingQuery:
+        native = KafkaTopic("unbatched-cells-out").native(EXAMPLES[kind](marked, marked), place)
+        writer = native.rows.writeStream.format(native.format).options(**native.options).outputMode("update")
+        writer = writer.option("checkpointLocation", str(tmp_path / kind.name))
+        return writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload,no-any-return]
+
+    queries = {kind: started(kind) for kind in kinds}
+    for kind, query in queries.items():
+        with pytest.raises(StreamingQueryException, match="STREAMING_REAL_TIME_MODE"):
+            query.awaitTermination(PATIENCE_SECONDS)
+        assert not query.isActive, kind
 
 
 def test_spark_itself_leaves_partitions_without_a_slot_unread(

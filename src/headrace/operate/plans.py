@@ -50,7 +50,7 @@ def slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Find
         try:
             held[flow.name] = tasks(flow, target)
         except HeadraceError:
-            continue
+            return
     for flow in flows:
         if flow.name in held:
             others = sum(held.values()) - held[flow.name]

@@ -87,8 +87,9 @@ def operators(result: DataFrame, inputs: int = 1) -> tuple[Operator, ...]:
 
     `inputs` is how many inputs the frame was made from: more streams in its plan mean that one of them is read twice.
     """
-    reader = _Reader(result)
-    found = list(reader.read(result._jdf.queryExecution().analyzed()))
+    plan = result._jdf.queryExecution().analyzed()
+    reader = _Reader(_jvm(result), plan)
+    found = list(reader.read(plan))
     if reader.below.sources > inputs:
         found.append(Operator(Kind.READ_TWICE))
     first: dict[Kind, Operator] = {}
@@ -114,10 +115,12 @@ def spark_refuses(result: DataFrame, mode: OutputMode) -> str | None:
 class _Reader:
     """Walks one plan. `below` is what the whole of it holds, once `read` has come to its end."""
 
-    def __init__(self, result: DataFrame) -> None:
-        self._jvm = _jvm(result)
-        patterns = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-        self._python, self._now = patterns.PYTHON_UDF(), patterns.CURRENT_LIKE()
+    def __init__(self, jvm: Any, plan: JavaObject) -> None:
+        self._jvm = jvm
+        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        marks = {Kind.PYTHON: patterns.PYTHON_UDF(), Kind.CURRENT_TIME: patterns.CURRENT_LIKE()}
+        # Each question takes a trip to the JVM: most plans hold neither, and then no expression is asked.
+        self._marks = {kind: mark for kind, mark in marks.items() if plan.containsPattern(mark)}
         self.below = _Below()
 
     def read(self, plan: JavaObject) -> Iterator[Operator]:
@@ -174,13 +177,12 @@ class _Reader:
 
     def _expressions(self, plan: JavaObject) -> Iterator[Operator]:
         """Yield what the columns of one operator do besides being computed."""
-        for expression in _each(plan.expressions()):
-            if expression.containsPattern(self._python):
-                yield Operator(Kind.PYTHON)
-            if expression.containsPattern(self._now):
-                yield Operator(Kind.CURRENT_TIME)
-            if "monotonically_increasing_id()" in expression.toString():
-                yield Operator(Kind.ROW_NUMBERS)
+        expressions = plan.expressions()
+        if "monotonically_increasing_id()" in expressions.toString():
+            yield Operator(Kind.ROW_NUMBERS)
+        for kind, mark in self._marks.items():
+            if any(expression.containsPattern(mark) for expression in _each(expressions)):
+                yield Operator(kind)
 
     def _aggregate(self, plan: JavaObject, below: _Below) -> Iterator[Operator]:
         keys = list(_each(plan.groupingExpressions()))

@@ -99,8 +99,6 @@ class Supervisor:
     def _drive(self, flow: Flow) -> None:
         checkpoint = Checkpoint.of(flow.name, self._target, files_for(self._target.checkpoints, self._application))
         try:
-            if is_unbatched(flow):
-                require_slots(self._application, self._target, self._flows)
             with lease(checkpoint, self._target.lease) as holding, sole_writer(flow, self._target):
                 self._run_until_done(flow, checkpoint, holding)
         except HeadraceError as error:
@@ -134,6 +132,8 @@ class Supervisor:
         self._bus.publish(FlowStopped(flow.name))
 
     def _run_once(self, flow: Flow, checkpoint: Checkpoint, query: RunningQuery) -> None:
+        if is_unbatched(flow):
+            require_slots(self._application, self._target, self._flows)
         query.start(self._application)
         with self._lock:
             self._running[flow.name] = query
