@@ -27,6 +27,7 @@ from headrace import (
     RealTime,
     Target,
 )
+from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import committed_reader, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow import matrix
@@ -35,8 +36,10 @@ from headrace.flow.matrix import Verdict
 from headrace.flow.operators import Kind
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.run import Application, FlowFigures, until_done_of
+from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event
 from headrace.runtime.supervisor import Backoff
+from headrace.runtime.unbatched import note_beginning
 from operator_examples import EXAMPLES
 
 if TYPE_CHECKING:
@@ -200,6 +203,23 @@ def test_batches_do_not_go_on_where_continuous_processing_stopped(
     error = run(spark, place, flow("unbatched-then", AvailableNow())).error
     assert isinstance(error, HeadraceError)
     assert (error.code, '{"unbatched-then":{"0":4}}' in error.state) == ("HR-223", True)
+
+
+def test_a_flow_that_died_before_its_first_epoch_begins_where_it_would_have_begun(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    place = target(broker, tmp_path)
+    create_topics(place.kafka, {"unbatched-late": 1, "unbatched-late-out": 1})
+    send(place, "unbatched-late", range(4))
+    newest = Input(Kafka("unbatched-late", starting="latest"), schema=ROW)
+    made = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
+    # The first start has noted its beginning, and died.
+    note_beginning(made, place, Checkpoint.of(made.name, place, files_for(place.checkpoints)))
+    send(place, "unbatched-late", range(4, 8), b"rubbish")
+
+    figures = run(spark, place, made)
+    assert (figures.error, figures.rows_in, figures.bad) == (None, 5, {"malformed_json": 1})
+    assert set(ids(place, "unbatched-late-out")) == {"4", "6"}
 
 
 def by_id(rows: DataFrame) -> DataFrame:
