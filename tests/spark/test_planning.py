@@ -99,7 +99,7 @@ def test_an_error_of_the_transform_itself_is_found(spark: SparkSession) -> None:
 
 def test_a_source_that_cannot_be_asked_is_no_fault_of_the_flow(spark: SparkSession, tmp_path: Path) -> None:
     target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path))
-    table = flow(inputs=Input(DeltaSource("absent")), transform=lambda rows: rows)
+    table = flow(inputs=Input(DeltaSource("absent", max_files_per_trigger=10)), transform=lambda rows: rows)
     assert found(spark, table, target) == [("HRC-209", Severity.INFO)]
     assert found(spark, table) == [("HRC-209", Severity.INFO)]
     # A table that the transform reads may be made by another flow.
