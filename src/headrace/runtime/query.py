@@ -82,7 +82,9 @@ class RunningQuery:
         self._manifest = Manifest(checkpoint)
         self._digests: dict[int, str] = {}
         self._query: StreamingQuery
+        # Of a flow without batches: who looks at its commits, and what was found wrong with its topics meanwhile.
         self._epochs: Epochs | None = None
+        self._found_wrong: HeadraceError | None = None
 
     def start(self, application: SparkSession) -> None:
         """Build the query and start it, unless the checkpoint is damaged or the plan cannot run as declared.
@@ -104,9 +106,13 @@ class RunningQuery:
             result = self.flow.apply(frames)
             plan = Plan(operators(result, len(frames)))
             require_none([*judge.trigger(self.flow), *judge.operators(self.flow, plan)])
+            if isinstance(self.flow.trigger, Continuous):
+                until = ends(self.flow, self._target) if self.flow.trigger.until_done else ()
+                self._epochs = Epochs(self.flow, self._checkpoint, self._on_epoch, until)
             self._query = _triggered(self._writer(self._counted(result)), self.flow).start()
             self._holding.when_lost(self._query.stop)
-            self._look_at_epochs()
+            if self._epochs is not None:
+                self._epochs.start(self._query.stop)
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
 
@@ -122,9 +128,10 @@ class RunningQuery:
         # The listener's thread may not have told of the last batches yet; the query itself knows them.
         for progress in self._query.recentProgress:
             self._on_progress(progress)
-        cause = self._failure or failure
-        if cause is not None:
-            raise self._guard.explained(mapped(self.flow.name, cause)) from failure
+        if self._found_wrong is not None:
+            raise self._found_wrong
+        if failure is not None:
+            raise self._guard.explained(mapped(self.flow.name, self._failure or failure)) from failure
         self._holding.check()
 
     def drain(self, patience: float) -> None:
@@ -169,15 +176,6 @@ class RunningQuery:
             .outputMode(self.flow.mode.value)
             .option("checkpointLocation", self._checkpoint.location)
         )
-
-    def _look_at_epochs(self) -> None:
-        """Follow a continuous query by its commit log, and end it where it should end."""
-        if isinstance(self.flow.trigger, Continuous):
-            # Spark has given the checkpoint its id by now.
-            self._checkpoint.note_began(self._checkpoint.began())
-            until = ends(self.flow, self._target) if self.flow.trigger.until_done else ()
-            self._epochs = Epochs(self.flow, self._checkpoint, self._on_epoch, self._query.stop, until)
-            self._epochs.start()
 
     def _write(self, rows: DataFrame, batch_id: int) -> None:
         """Spark calls this once per attempt of a batch, on a thread of its own."""
@@ -258,8 +256,8 @@ class RunningQuery:
         except Transient:
             return  # the query itself notices when the broker stays away
         except HeadraceError as error:
-            if self._failure is None and self._query.isActive:
-                self._failure = error
+            if self._query.isActive:
+                self._found_wrong = error
                 self._query.stop()
 
     def _note(self, batch_id: int) -> None:

@@ -119,44 +119,47 @@ def ends(flow: Flow, target: Target) -> tuple[str, ...]:
 class Epochs:
     """Looks at the commit log of a continuous flow, on a thread of its own, until it is closed.
 
-    `hear` is called for every epoch that is committed, in their order, with the number of records that it read. `done`
-    is called once, when the epochs have come to the offsets in `until`.
+    `hear` is called for every epoch that is committed, in their order, with the number of records that it read.
     """
 
     def __init__(
-        self,
-        flow: Flow,
-        checkpoint: Checkpoint,
-        hear: Callable[[int, int], None],
-        done: Callable[[], None],
-        until: Sequence[str] = (),
+        self, flow: Flow, checkpoint: Checkpoint, hear: Callable[[int, int], None], until: Sequence[str] = ()
     ) -> None:
         assert isinstance(flow.trigger, Continuous)  # noqa: S101 - made for such a flow only
-        self._checkpoint, self._hear, self._done, self._until = checkpoint, hear, done, until
+        self._checkpoint, self._hear, self._until = checkpoint, hear, until
         shortest, longest = _LOOK_SECONDS
         self._pause = min(max(flow.trigger.duration.seconds / 2, shortest), longest)
         self._last = max(checkpoint.committed(), default=-1)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=f"epochs-{flow.name}", daemon=True)
+        self._name = f"epochs-{flow.name}"
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin to look. What was committed before is not told."""
+    def start(self, done: Callable[[], None]) -> None:
+        """Begin to look, when the query has started. What was committed before is not told.
+
+        `done` is called once, when the epochs have come to the offsets in `until`.
+        """
+        self._thread = threading.Thread(target=self._watch, args=(done,), name=self._name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Tell of the last epochs and end. Called once, when the query has ended."""
         self._closed.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._look()
 
-    def _watch(self) -> None:
+    def _watch(self, done: Callable[[], None]) -> None:
+        with suppress(OSError, Py4JError):
+            # Spark has given the checkpoint its id by now.
+            self._checkpoint.note_began(self._checkpoint.began())
         while not self._closed.wait(self._pause):
             # Storage that does not answer for a moment is asked again with the next look.
             with suppress(OSError, Py4JError, HeadraceError):
                 self._look()
                 if self._until and self._is_done():
                     self._until = ()
-                    self._done()
+                    done()
 
     def _look(self) -> None:
         for epoch in self._checkpoint.committed():
