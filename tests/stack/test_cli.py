@@ -149,6 +149,21 @@ def test_every_mistake_in_the_settings_is_told_at_once(project: Path):
     assert "'targets.dev.laek' is unknown. Did you mean 'lake'?" in why
 
 
+def test_the_check_looks_at_the_plans_and_says_when_it_does_not(project: Path):
+    flows = (project / "flows.py").read_text()
+    (project / "flows.py").write_text(flows.replace('F.sum("amount")', 'F.sum("amont")'))
+
+    looked = headrace("check", "--json", cwd=project)
+    said = last_line(looked.stdout)
+    assert (looked.returncode, said["planned"]) == (1, [])
+    (found,) = said["findings"]
+    assert (found["code"], "amont" in found["reason"]) == ("HRC-118", True)
+
+    quick = headrace("check", "--quick", cwd=project)
+    assert quick.returncode == 0
+    assert "The plans of 1 flows were not looked at, by --quick." in quick.stdout
+
+
 def test_with_a_wrong_java_nothing_is_started_and_the_packages_are_named(tmp_path: Path):
     old = tmp_path / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")

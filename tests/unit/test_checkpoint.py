@@ -56,6 +56,26 @@ def test_an_entry_holds_the_watermark_the_time_and_the_offsets_of_each_source(ch
     assert entry.offsets == ('{"rides":{"0":7,"1":9}}', None, '{"drivers":{"0":3}}')
 
 
+def test_an_entry_of_continuous_processing_has_offsets_and_no_settings(checkpoint: Checkpoint) -> None:
+    put(checkpoint, "offsets/4", 'v1\n\n{"rides":{"0":7}}')
+    entry = checkpoint.entry(4)
+    assert (entry.continuous, entry.watermark_ms, entry.offsets) == (True, 0, ('{"rides":{"0":7}}',))
+    offsets(checkpoint, 5, '{"rides":{"0":9}}')
+    assert not checkpoint.entry(5).continuous
+
+
+def test_where_continuous_processing_began_is_noted_for_one_checkpoint_only(checkpoint: Checkpoint) -> None:
+    assert checkpoint.began() == ()
+    checkpoint.note_began(['{"rides":{"0":3}}'])
+    put(checkpoint, "offsets/0", 'v1\n\n{"rides":{"0":7}}')
+    assert checkpoint.range(0, 0) == ('{"rides":{"0":3}}', '{"rides":{"0":7}}')
+    put(checkpoint, "metadata", '{"id":"first"}')
+    checkpoint.note_began(checkpoint.began())
+    assert checkpoint.began() == ('{"rides":{"0":3}}',)
+    put(checkpoint, "metadata", '{"id":"second"}')
+    assert checkpoint.began() == ()
+
+
 def test_the_range_of_a_batch_begins_where_the_batch_before_ended(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 3, '{"rides":{"0":5}}')
     offsets(checkpoint, 4, '{"rides":{"0":9}}')

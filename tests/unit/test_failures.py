@@ -45,6 +45,8 @@ KNOWN = [
     ("org.apache.spark.api.python.PythonException: Traceback", FlowError, "HR-206"),
     ("AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] no column `citty`", FlowError, "HR-205"),
     ("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] not supported", FlowError, "HR-205"),
+    ("[STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST] not in it", FlowError, "HR-205"),
+    ("continuous.ContinuousTaskRetryException: Continuous execution does not", PartUnavailable, "HR-603"),
     ("java.lang.NullPointerException", FlowError, "HR-299"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -10,10 +11,12 @@ from rich.text import Text
 from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
 from headrace.errors import ConfigError
-from headrace.flow.check import by_weight, check
+from headrace.flow.check import by_severity, check
 from headrace.flow.finding import Finding, Severity
+from headrace.flow.operators import Plan, Unplanned
 from headrace.flow.target import Target
 from headrace.operate.measure import measured
+from headrace.operate.plans import plans, slot_findings
 from headrace.operate.state_findings import state_findings
 from headrace.project.project import Project
 
@@ -25,24 +28,34 @@ def check_command(
     *,
     project: ProjectOption = HERE,
     target: TargetOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not look at the plans: starts no Spark.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Judge the flows of a project without starting anything. Exits with 1 when one of them could not run.
+    """Judge the flows of a project without starting any of them. Exits with 1 when one of them could not run.
 
-    Bounds of batches are compared with the rates that the target's broker and folders show, where they answer. State is
-    compared with what the checkpoints hold, where they are on a local disk.
+    The plan of each transform is made on a small Spark of its own, without a broker, and its operators are judged by
+    output mode and trigger. Bounds of batches are compared with the rates that the target's broker and folders show,
+    where they answer. State is compared with what the checkpoints hold, where they are on a local disk.
     """
-    chosen = Project.open(project).flows(flows or ())
+    opened_project = Project.open(project)
+    chosen = opened_project.flows(flows or ())
     there = _target(project, target)
-    findings = check(chosen, measured(chosen, there) if there else None)
+    looked_at: dict[str, Plan | Unplanned] = {}
+    if not quick:
+        # A flow that cannot run anyway is not planned: its transform would fail for the same reason, said worse.
+        plain = [flow for flow in chosen if all(found.severity is not Severity.ERROR for found in check([flow]))]
+        looked_at = plans(plain, there, log=opened_project.home / "logs" / "check.log")
+    findings = check(chosen, measured(chosen, there) if there is not None else {}, looked_at)
     if there is not None:
-        findings = by_weight([*findings, *state_findings(chosen, there)])
+        findings = by_severity([*findings, *slot_findings(chosen, there), *state_findings(chosen, there)])
     wrong = [found for found in findings if found.severity is Severity.ERROR]
+    planned = [name for name, plan in looked_at.items() if isinstance(plan, Plan)]
     if json:
         emit(
             {
                 "ok": not wrong,
                 "flows": [flow.name for flow in chosen],
+                "planned": planned,
                 "findings": [found.as_dict() for found in findings],
             }
         )
@@ -50,6 +63,9 @@ def check_command(
         for found in findings:
             _print(found)
         out.print(f"{len(chosen)} flows, {len(wrong)} errors, {len(findings) - len(wrong)} other findings.")
+        if len(planned) < len(chosen):
+            why = "by --quick" if quick else "for the reasons above"
+            out.print(f"The plans of {len(chosen) - len(planned)} flows were not looked at, {why}.", markup=False)
     if wrong:
         raise typer.Exit(ANSWER_IS_NO)
 

@@ -1,7 +1,8 @@
 """What is wrong with flows before they run: findings, without Spark.
 
 A rule looks at one flow, or at all flows of an application together, and yields findings. Each finding has a
-stable code, so that tests and machines need not read the prose.
+stable code, so that tests and machines need not read the prose. What the operators of a transform rule out is found
+where somebody has read its plan; those findings, and all that `matrix` decides, are made in `judge`.
 
 | code    | severity | finds                                                             |
 |---------|----------|-------------------------------------------------------------------|
@@ -15,10 +16,24 @@ stable code, so that tests and machines need not read the prose.
 | HRC-108 | error    | a trigger that the sink or the inputs cannot serve                |
 | HRC-109 | error    | a flow that reads the topic it writes                             |
 | HRC-110 | error    | a source without a bound for a batch                              |
+| HRC-111 | error    | an operator that Spark refuses in the output mode                 |
+| HRC-112 | error    | an operator that Spark takes in the output mode and does wrong    |
+| HRC-113 | error    | an operator that continuous or real-time processing cannot do     |
+| HRC-114 | error    | an output mode that the trigger does not know                     |
+| HRC-115 | error    | a batch of real-time mode that is too short                       |
+| HRC-116 | error    | fewer task slots than a trigger without batches needs             |
+| HRC-117 | error    | a plan that Spark refuses for a reason of its own                 |
+| HRC-118 | error    | a transform that cannot be planned                                |
+| HRC-119 | error    | custom state without RocksDB                                      |
 | HRC-201 | warning  | update or append with state but no watermark: state grows for ever |
 | HRC-202 | warning  | a watermark column that may be null                               |
 | HRC-203 | warning  | several inputs, one of them without a watermark                   |
 | HRC-204 | warning  | a bound that lets less through than what arrives                  |
+| HRC-205 | warning  | complete mode, which keeps every group for ever                   |
+| HRC-206 | warning  | an operator that does other than it seems to over batches         |
+| HRC-207 | warning  | a trigger under its old name                                      |
+| HRC-208 | warning  | duplicates or partners that are waited for without end            |
+| HRC-209 | info     | a plan that was not looked at                                     |
 | HRC-301 | info     | a sink that may write rows twice after a crash                    |
 
 Rules on state and watermarks are in `state_check`.
@@ -32,11 +47,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from headrace.errors import FlowError
+from headrace.flow import judge
 from headrace.flow.backpressure import Measured, suggestion, too_small
 from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import Continuous, OutputMode, RealTime
+from headrace.flow.operators import Plan, Unplanned
 from headrace.flow.sink import IntoTopic, leaves
 from headrace.flow.source import Bounded, OfTopics
 from headrace.flow.state_check import shared_memory, state_rules
@@ -44,10 +61,15 @@ from headrace.flow.state_check import shared_memory, state_rules
 FLOW_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
-def check(flows: Iterable[Flow], measured: Mapping[tuple[str, str], Measured] | None = None) -> list[Finding]:
+def check(
+    flows: Iterable[Flow],
+    measured: Mapping[tuple[str, str], Measured] | None = None,
+    plans: Mapping[str, Plan | Unplanned] | None = None,
+) -> list[Finding]:
     """Judge flows that are to run in one application. Errors come first.
 
     `measured` holds, by flow and input, the rates that bounds are compared with, where somebody has measured them.
+    `plans` holds, by flow, what was read from its plan; of a flow that is not in it no operator is judged.
     """
     flows = list(flows)
     findings = [*_shared_names(flows), *shared_memory(flows)]
@@ -57,17 +79,29 @@ def check(flows: Iterable[Flow], measured: Mapping[tuple[str, str], Measured] | 
     for flow in flows:
         for rule in _RULES:
             findings.extend(rule(flow))
-    return by_weight(findings)
+        plan = (plans or {}).get(flow.name)
+        if plan is not None:
+            findings.extend(judge.operators(flow, plan))
+        if not isinstance(plan, Plan):
+            findings.extend(_state_for_ever(flow))
+    return by_severity(findings)
 
 
-def by_weight(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with errors first, otherwise in their order."""
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with errors first and remarks last."""
     return sorted(findings, key=lambda found: list(Severity).index(found.severity))
 
 
-def require_clean(flows: Sequence[Flow]) -> list[Finding]:
-    """Return the findings, or raise when one of them is an error. Called by every start."""
-    findings = check(flows)
+def require_clean(flows: Sequence[Flow], plans: Mapping[str, Plan | Unplanned] | None = None) -> list[Finding]:
+    """Return the findings, or raise when one of them is an error.
+
+    Called twice by every start: before Spark is there, and for each flow again with its plan, before its query.
+    """
+    return require_none(check(flows, plans=plans))
+
+
+def require_none(findings: list[Finding]) -> list[Finding]:
+    """Return the findings, or raise when one of them is an error."""
     errors = [found for found in findings if found.severity is Severity.ERROR]
     if errors:
         first = errors[0]
@@ -130,7 +164,8 @@ def _inputs(flow: Flow) -> Iterator[Finding]:
 
 def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
     for name, given in flow.named_inputs.items():
-        if not isinstance(given.source, Bounded):
+        # Without batches there is nothing to bound.
+        if not isinstance(given.source, Bounded) or isinstance(flow.trigger, Continuous | RealTime):
             continue
         place = f"flow '{flow.name}', input '{name}'"
         bounds, rates = given.source.bounds, measured.get((flow.name, name), Measured())
@@ -182,18 +217,6 @@ def _watermark_column(flow: Flow) -> Iterator[Finding]:
             )
 
 
-def _sink_mode(flow: Flow) -> Iterator[Finding]:
-    if flow.mode not in flow.sink.output_modes:
-        modes = ", ".join(sorted(flow.sink.output_modes))
-        yield Finding(
-            "HRC-104",
-            Severity.ERROR,
-            f"flow '{flow.name}', sink {flow.sink.name}",
-            f"The sink takes {modes}, and the flow writes in {flow.mode} mode.",
-            f"Set output_mode to one of {modes}, or choose a sink that takes {flow.mode}.",
-        )
-
-
 def _transform_parameters(flow: Flow) -> Iterator[Finding]:
     parameters = [
         each
@@ -213,17 +236,6 @@ def _transform_parameters(flow: Flow) -> Iterator[Finding]:
         )
 
 
-def _trigger(flow: Flow) -> Iterator[Finding]:
-    if isinstance(flow.trigger, Continuous | RealTime):
-        yield Finding(
-            "HRC-108",
-            Severity.ERROR,
-            f"flow '{flow.name}', trigger {type(flow.trigger).__name__}",
-            f"{flow.sink.name} commits in micro-batches, and this trigger has none.",
-            "Use Every, AvailableNow or AsFastAsPossible.",
-        )
-
-
 def _own_topic(flow: Flow) -> Iterator[Finding]:
     for _step, sink in leaves(flow.sink):
         for name, given in flow.named_inputs.items():
@@ -237,10 +249,10 @@ def _own_topic(flow: Flow) -> Iterator[Finding]:
                 )
 
 
-def _watermark_missing(flow: Flow) -> Iterator[Finding]:
-    marked = [name for name, given in flow.named_inputs.items() if given.watermark is not None]
-    bare = [name for name in flow.named_inputs if name not in marked]
-    if not marked and flow.mode is OutputMode.UPDATE:
+def _state_for_ever(flow: Flow) -> Iterator[Finding]:
+    """Find what looks like state without end, of a flow whose plan is not known."""
+    marked = any(given.watermark is not None for given in flow.named_inputs.values())
+    if not marked and flow.mode is OutputMode.UPDATE and not isinstance(flow.trigger, Continuous | RealTime):
         yield Finding(
             "HRC-201",
             Severity.WARNING,
@@ -248,6 +260,11 @@ def _watermark_missing(flow: Flow) -> Iterator[Finding]:
             "Update mode without a watermark keeps every key it has ever seen.",
             "Set watermark= on the Input.",
         )
+
+
+def _watermark_missing(flow: Flow) -> Iterator[Finding]:
+    marked = [name for name, given in flow.named_inputs.items() if given.watermark is not None]
+    bare = [name for name in flow.named_inputs if name not in marked]
     if marked and bare:
         yield Finding(
             "HRC-203",
@@ -275,9 +292,9 @@ _RULES = (
     _name,
     _inputs,
     _watermark_column,
-    _sink_mode,
+    judge.sink_mode,
     _transform_parameters,
-    _trigger,
+    judge.trigger,
     _own_topic,
     _watermark_missing,
     _promise,

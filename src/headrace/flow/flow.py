@@ -24,8 +24,8 @@ class Flow:
     """Rows from inputs, through a pure transform, into a sink, under declared levers.
 
     `transform` takes one DataFrame, or one per named input as keyword arguments, and returns a DataFrame. It is
-    called once per start of the flow with streaming frames, and by tests, repairs and nightly runs with batch
-    frames: it must not read, write or keep anything.
+    called once per start of the flow with streaming frames, by `headrace check` with streaming frames of nothing, and
+    by tests, repairs and nightly runs with batch frames: it must not read, write or keep anything.
 
     `name` is the identity of the flow: its checkpoint, its figures and its quarantine are found by it.
     """

@@ -13,6 +13,7 @@ that holds it.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -46,28 +47,61 @@ class AvailableNow:
 
 
 @dataclass(frozen=True)
+class Once(AvailableNow):
+    """The old name of AvailableNow, which it is treated as. Spark's own `once` reads everything in a single batch."""
+
+    def __post_init__(self) -> None:
+        # Past the generated __init__, at the line that declares the flow.
+        warnings.warn(
+            "Once is deprecated: write AvailableNow(), which does the same.", DeprecationWarning, stacklevel=3
+        )
+
+
+@dataclass(frozen=True)
 class AsFastAsPossible:
     """Start the next batch when the last one is committed."""
 
 
 @dataclass(frozen=True)
 class Continuous:
-    """Spark's continuous processing: map-only, Kafka to Kafka, at-least-once."""
+    """Spark's continuous processing: columns and filters only, Kafka to Kafka, at-least-once.
+
+    A row passes in milliseconds. How far the flow has come is noted at every interval; after a crash the rows since
+    then are sent again. Each partition that is read holds a task slot for as long as the flow runs.
+
+    With `until_done` the flow ends when all that was there at its start is sent.
+    """
 
     checkpoint_interval: str = "1 second"
+    until_done: bool = False
 
     def __post_init__(self) -> None:
         Duration.parse(self.checkpoint_interval)
 
+    @property
+    def duration(self) -> Duration:
+        """The interval as a length of time."""
+        return Duration.parse(self.checkpoint_interval)
+
 
 @dataclass(frozen=True)
 class RealTime:
-    """Spark's real-time mode: stateless, Kafka to Kafka, milliseconds. One task slot per partition."""
+    """Spark's real-time mode: without state and without Python, Kafka to Kafka, in update mode, at-least-once.
+
+    A row passes in milliseconds. Progress is noted when a batch of this length ends, five seconds at the least; after a
+    crash the rows of the batch are sent again. Each partition that is read holds a task slot for as long as the flow
+    runs.
+    """
 
     batch: str = "1 minute"
 
     def __post_init__(self) -> None:
         Duration.parse(self.batch)
+
+    @property
+    def duration(self) -> Duration:
+        """The length of a batch."""
+        return Duration.parse(self.batch)
 
 
 Trigger = Every | AvailableNow | AsFastAsPossible | Continuous | RealTime

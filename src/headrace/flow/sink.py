@@ -109,6 +109,24 @@ class InFolder(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class NativeWrite:
+    """How Spark writes rows by itself: the rows in the form that the format wants, its name and its options."""
+
+    rows: DataFrame
+    format: str
+    options: Mapping[str, str] = field(repr=False)
+
+
+@runtime_checkable
+class Native(Protocol):
+    """A sink that Spark can also write by itself, row by row, for the triggers that have no batches."""
+
+    def native(self, rows: DataFrame, target: Target) -> NativeWrite:
+        """Return how the rows are written. Called once per start of a flow; writes nothing."""
+        ...
+
+
 @runtime_checkable
 class Sink(Protocol):
     """Where the rows of each batch go.

@@ -142,6 +142,30 @@ class OfTopics(Protocol):
         ...
 
 
+@runtime_checkable
+class Unbatched(Protocol):
+    """A source that can also be read row by row, for the triggers that have no batches."""
+
+    def unbatched(self, start: str | None = None) -> Source:
+        """Return the same source without bounds of a batch; with `start` it begins at these offsets.
+
+        `start` is JSON as Spark writes it into the offset log. Called once per start of a flow.
+        """
+        ...
+
+    def begins(self, target: Target) -> str:
+        """Return where a flow without a checkpoint would begin now, as offsets of the offset log. Asks the broker."""
+        ...
+
+    def ends(self, target: Target) -> str:
+        """Return where the rows that are there now end, as offsets of the offset log. Asks the broker."""
+        ...
+
+    def tasks(self, target: Target) -> int:
+        """Return how many partitions are read, each of which holds a task slot. Asks the broker."""
+        ...
+
+
 @dataclass(frozen=True)
 class Fit:
     """Let a bound fit the machine: as many records as memory holds and as are done within the freshness target.

@@ -92,4 +92,4 @@ def _step(event: FlowStarted | BatchCommitted) -> Step:
         case FlowStarted():
             return Step(batch_id=None, bad=True, late=True)
         case BatchCommitted():
-            return Step(event.batch_id, bad=any(event.bad.values()), late=event.dropped > 0)
+            return Step(event.batch_id, bad=not event.counted or any(event.bad.values()), late=event.dropped > 0)

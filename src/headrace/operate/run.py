@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from headrace.clients.filesystem import Files, files_for, is_local
 from headrace.errors import HeadraceError
 from headrace.flow.check import require_clean
 from headrace.flow.flow import Flow
+from headrace.flow.levers import AvailableNow, Continuous
 from headrace.flow.source import Positioned
 from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
@@ -62,6 +63,17 @@ class FlowFigures:
             "state": [each.as_dict() for each in self.state],
             "error": self.error.as_dict() if self.error else None,
         }
+
+
+def until_done_of(flow: Flow) -> Flow:
+    """Return the flow as it reads what is there now, and ends.
+
+    Every trigger becomes AvailableNow, but for Continuous: Spark's batches cannot go on from its checkpoint, so such a
+    flow runs as it is until it has sent what was there when it started.
+    """
+    if isinstance(flow.trigger, Continuous):
+        return replace(flow, trigger=replace(flow.trigger, until_done=True))
+    return replace(flow, trigger=AvailableNow())
 
 
 def preflight(flows: Sequence[Flow], target: Target) -> None:

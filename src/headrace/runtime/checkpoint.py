@@ -4,7 +4,8 @@ Layout of a flow's folder, below the target's checkpoints root:
 
     FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
     FLOW/headrace/   what Headrace keeps beside it: the lease, the manifest, how far the audit has come, ids of topics
-                     and of places, the order of the sources, lost offsets, heartbeats, the size of the state
+                     and of places, the order of the sources, lost offsets, heartbeats, the size of the state, where continuous
+                     processing began
 
 This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.clients.filesystem import Files
@@ -26,7 +27,8 @@ class OffsetEntry:
     """One entry of the offset log: what a batch reads up to, and the watermark that it runs with.
 
     `offsets` holds, per source in the order of the plan, the JSON as Spark wrote it; None where a source had nothing.
-    `settings` are those that the first batch froze.
+    `settings` are those that the first batch froze. `continuous` when continuous processing wrote it, which notes
+    neither a watermark nor a time; both are then 0.
     """
 
     batch_id: int
@@ -34,6 +36,7 @@ class OffsetEntry:
     timestamp_ms: int
     offsets: tuple[str | None, ...]
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    continuous: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,13 +94,15 @@ class Checkpoint:
             if found is None:
                 raise ValueError("the file is not there")
             _version, settings, *offsets = found.decode().split("\n")
-            read = json.loads(settings)
+            continuous = not settings and any(offsets)
+            read = {"batchWatermarkMs": 0, "batchTimestampMs": 0} if continuous else json.loads(settings)
             return OffsetEntry(
                 batch_id,
                 watermark_ms=int(read["batchWatermarkMs"]),
                 timestamp_ms=int(read["batchTimestampMs"]),
                 offsets=tuple(None if line == "-" else line for line in offsets),
                 settings={**read.get("conf", {})},
+                continuous=continuous,
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."
@@ -128,9 +133,27 @@ class Checkpoint:
         return offsets[source]
 
     def _first_offsets(self, source: int) -> str | None:
-        """Return where the first batch began. Kafka's source writes it down once, as `v1` and the JSON."""
+        """Return where the first batch began. Kafka's source writes it down once, as `v1` and the JSON.
+
+        Continuous processing does not; Headrace has noted it before it let the flow begin.
+        """
         text = self.files.read(f"{self.location}/sources/{source}/0")
-        return text[text.index("{") :] if text and "{" in text else None
+        if text and "{" in text:
+            return text[text.index("{") :]
+        began = self.began()
+        return began[source] if source < len(began) else None
+
+    def began(self) -> tuple[str, ...]:
+        """Return the offsets, per source, at which continuous processing began; empty when nothing is noted."""
+        text = self.files.read(f"{self.house}/began.json")
+        note = json.loads(text) if text else {"query_id": None, "offsets": []}
+        # Noted before Spark gave the checkpoint its id, or under this one; of an earlier checkpoint it says nothing.
+        return tuple(note["offsets"]) if note["query_id"] in (None, self.query_id()) else ()
+
+    def note_began(self, offsets: Sequence[str]) -> None:
+        """Note where continuous processing begins. Durable when this returns."""
+        note = {"query_id": self.query_id(), "offsets": list(offsets)}
+        self.files.write(f"{self.house}/began.json", json.dumps(note))
 
     def _damaged(self, path: str, why: str) -> RecoveryError:
         return RecoveryError(

@@ -37,6 +37,9 @@ class BatchCommitted:
     `rows_in` does not count heartbeats. `bad` counts the rows that were left out as bad, per input. `dropped` is
     Spark's own count of rows that came too late, taken after partial aggregation: zero means none, any other number
     only says that there were some. `state` is what each stateful operator keeps after the batch.
+
+    An epoch of continuous processing is told as a batch, where it read something. It is not `counted`: `rows_in` is the
+    distance of its offsets, `rows_out` is 0, and whether it had bad rows is known only by reading it again.
     """
 
     flow: str
@@ -49,6 +52,7 @@ class BatchCommitted:
     watermark: str | None
     state: Sequence[OperatorState] = ()
     progress: Mapping[str, object] = field(repr=False, default_factory=dict)
+    counted: bool = True
 
 
 @dataclass(frozen=True)

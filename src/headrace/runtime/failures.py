@@ -137,7 +137,14 @@ _KNOWN = (
         "Start the broker; the flow goes on by itself.",
     ),
     _Known(
-        ("ExecutorLostFailure", "FetchFailedException", "ConcurrentAppendException", "DELTA_CONCURRENT_"),
+        (
+            "ExecutorLostFailure",
+            "FetchFailedException",
+            "ConcurrentAppendException",
+            "DELTA_CONCURRENT_",
+            # A task of continuous processing is never run again by Spark: the whole query has to be.
+            "ContinuousTaskRetryException",
+        ),
         PartUnavailable,
         "HR-603",
         "A part of the cluster was lost, or another writer was faster.",
@@ -159,7 +166,13 @@ _KNOWN = (
         "Correct the code and start the flow again; it goes on where it stopped.",
     ),
     _Known(
-        ("AnalysisException", "UNSUPPORTED_STREAMING", "STREAMING_OUTPUT_MODE", "[UNRESOLVED_COLUMN"),
+        (
+            "AnalysisException",
+            "UNSUPPORTED_STREAMING",
+            "STREAMING_OUTPUT_MODE",
+            "STREAMING_REAL_TIME_MODE",
+            "[UNRESOLVED_COLUMN",
+        ),
         FlowError,
         "HR-205",
         "Spark refuses the query.",

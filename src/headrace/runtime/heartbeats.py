@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from headrace.flow.flow import Flow
-from headrace.flow.levers import AvailableNow, Continuous, RealTime
+from headrace.flow.levers import AvailableNow, Continuous, RealTime, Watermark
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock
 from headrace.runtime.heart import Heart, Seen

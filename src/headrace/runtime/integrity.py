@@ -205,7 +205,8 @@ def _parse(path: str, text: str) -> None:
         for line in filter(None, lines):
             json.loads(line)
         return
-    settings = json.loads(lines[0])
+    # Continuous processing leaves the line of settings empty in its offsets.
+    settings = json.loads(lines[0]) if lines[0] or not path.startswith("offsets/") else {"batchWatermarkMs": 0}
     if path.startswith("offsets/"):
         int(settings["batchWatermarkMs"])
         if len(lines) < 2:

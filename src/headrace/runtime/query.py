@@ -3,6 +3,8 @@
 The way of a row, each step one line of `start`:
 
     source.stream -> judged -> counted -> good -> beats -> watermark -> timed -> transform -> counted -> sink.write
+
+Under a trigger without batches Spark writes by itself what `sink.native` tells it to: see `unbatched`.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.storagelevel import StorageLevel
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, Transient
+from headrace.flow import judge
+from headrace.flow.check import require_none
 from headrace.flow.flow import Flow
-from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
-from headrace.flow.sink import Batch
+from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime
+from headrace.flow.operators import Plan
+from headrace.flow.sink import Batch, Native
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock, now_ms
@@ -41,11 +46,13 @@ from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import Holding
 from headrace.runtime.lineage import require_lineage
 from headrace.runtime.manifest import Manifest
+from headrace.runtime.operators import operators
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
 from headrace.runtime.source_order import Place, planned_order, require_order
 from headrace.runtime.state_size import operator_states
 from headrace.runtime.state_watch import StateWatch
+from headrace.runtime.unbatched import Epochs, ends, is_unbatched, note_beginning, require_continuable, source_of
 from headrace.transforms.ahead import in_time, judged_by_clock
 from headrace.transforms.parse import BAD, good, judged
 
@@ -95,13 +102,21 @@ class RunningQuery:
         self._order: tuple[Place, ...] = ()
         self._over_budget: HeadraceError | None = None
         self._query: StreamingQuery
+        # Of a flow without batches: who looks at its commits, and what was found wrong with its topics meanwhile.
+        self._epochs: Epochs | None = None
+        self._found_wrong: HeadraceError | None = None
 
     def start(self, application: SparkSession) -> None:
-        """Build the query and start it, unless the checkpoint is damaged. Returns when Spark has taken it over."""
+        """Build the query and start it, unless the checkpoint is damaged or the plan cannot run as declared.
+
+        Returns when Spark has taken it over.
+        """
         require_intact(self._checkpoint)
+        require_continuable(self.flow, self._checkpoint)
         kept = require_same_store(self.flow, self._checkpoint)
         self._watch.begin()
         self._guard.begin()
+        note_beginning(self.flow, self._target, self._checkpoint)
         session = flow_session(application, self.flow, self._memory_mb)
         declared = session.conf.get(PARTITIONS)
         if kept is not None and str(kept.partitions) != declared:
@@ -113,19 +128,20 @@ class RunningQuery:
             require_lineage(session, self.flow, self._target, self._checkpoint)
             self.flow.sink.prepare(session, self._target)
             frames = {name: self._input(session, name) for name in self.flow.named_inputs}
-            result = self.flow.apply(frames).observe(_OUT, F.count(F.lit(1)).alias("rows"))
+            result = self.flow.apply(frames)
+            plan = Plan(operators(result, len(frames) + len(self._beats.streams)))
+            require_none([*judge.trigger(self.flow), *judge.operators(self.flow, plan)])
             prepare_custom_state(session, result, self.flow.trigger)
             self._order = planned_order(result, self._sources | self._beats.streams)
             require_order(self._checkpoint, self._order)
-            writer = (
-                result.writeStream.queryName(self.flow.name)
-                .outputMode(self.flow.mode.value)
-                .option("checkpointLocation", self._checkpoint.location)
-                .foreachBatch(self._write)
-            )
-            self._query = _triggered(writer, self.flow).start()
+            if isinstance(self.flow.trigger, Continuous):
+                until = ends(self.flow, self._target) if self.flow.trigger.until_done else ()
+                self._epochs = Epochs(self.flow, self._checkpoint, self._on_epoch, until)
+            self._query = _triggered(self._writer(self._counted(result)), self.flow).start()
             self._started.set()
             self._holding.when_lost(self._query.stop)
+            if self._epochs is not None:
+                self._epochs.start(self._query.stop)
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
 
@@ -136,12 +152,15 @@ class RunningQuery:
             self._query.awaitTermination()
         except PySparkException as error:
             failure = error
+        if self._epochs is not None:
+            self._epochs.close()
         # The listener's thread may not have told of the last batches yet; the query itself knows them.
         for progress in self._query.recentProgress:
             self._on_progress(progress)
         self._watch.close()
-        if self._over_budget is not None:
-            raise self._over_budget
+        wrong = self._over_budget or self._found_wrong
+        if wrong is not None:
+            raise wrong
         if failure is not None:
             raise self._guard.explained(mapped(self.flow.name, self._failure or failure)) from failure
         self._holding.check()
@@ -163,18 +182,43 @@ class RunningQuery:
 
     def _input(self, session: SparkSession, name: str) -> DataFrame:
         given = self.flow.named_inputs[name]
-        rows = given.source.stream(session, self._target)
+        rows = source_of(self.flow, name, self._checkpoint).stream(session, self._target)
         self._sources[Place(name, given.source.name)] = rows
         if given.schema is not None:
-            rows = good(_counted(judged(rows, given), name), given)
+            rows = good(self._judged(judged(rows, given), name), given)
         elif given.watermark is not None:
-            rows = in_time(_counted(judged_by_clock(rows, given.watermark, F.current_timestamp()), name))
-        if given.watermark is None:
+            rows = in_time(self._judged(judged_by_clock(rows, given.watermark, F.current_timestamp()), name))
+        # Without batches there is no state that a watermark would end.
+        if given.watermark is None or is_unbatched(self.flow):
             return rows
         timed = self._beats.under_watermark(session, name, rows, given.watermark)
-        # The optimizer moves filters of the transform below a watermark, where only their rows would move it and no beat.
-        # It moves nothing past an observation.
+        # The optimizer moves filters of the transform below a watermark, where only their rows would move it, and no
+        # beat. It moves nothing past an observation.
         return timed.observe(f"{_TIME}_{name}", F.max(given.watermark.column).alias("newest"))
+
+    def _judged(self, rows: DataFrame, name: str) -> DataFrame:
+        """Count the rows of an input and the bad ones among them, in passing. Continuous processing refuses counters."""
+        if isinstance(self.flow.trigger, Continuous):
+            return rows
+        return rows.observe(f"{_IN}_{name}", F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad"))
+
+    def _counted(self, result: DataFrame) -> DataFrame:
+        if isinstance(self.flow.trigger, Continuous):
+            return result
+        return result.observe(_OUT, F.count(F.lit(1)).alias("rows"))
+
+    def _writer(self, rows: DataFrame) -> DataStreamWriter:
+        if is_unbatched(self.flow):
+            assert isinstance(self.flow.sink, Native)  # noqa: S101 - `judge.trigger` refuses others (HRC-108)
+            native = self.flow.sink.native(rows, self._target)
+            writer = native.rows.writeStream.format(native.format).options(**native.options)
+        else:
+            writer = rows.writeStream.foreachBatch(self._write)
+        return (
+            writer.queryName(self.flow.name)
+            .outputMode(self.flow.mode.value)
+            .option("checkpointLocation", self._checkpoint.location)
+        )
 
     def _write(self, rows: DataFrame, batch_id: int) -> None:
         """Spark calls this once per attempt of a batch, on a thread of its own."""
@@ -247,6 +291,38 @@ class RunningQuery:
             # Not on this thread: Spark tells of the batch under way only after it returns.
             threading.Thread(target=self._stop_behind_it, daemon=True).start()
         self._beats.on_batch(progress, self._order)
+        if is_unbatched(self.flow):
+            self._compare_ids()
+
+    def _on_epoch(self, epoch: int, records: int) -> None:
+        """Tell of an epoch of a continuous query. One that read nothing is noted, and not told."""
+        self._note(epoch)
+        self._compare_ids()
+        if records:
+            self._hear(
+                BatchCommitted(
+                    self.flow.name,
+                    epoch,
+                    rows_in=records,
+                    rows_out=0,
+                    bad={},
+                    dropped=0,
+                    duration_ms=0,
+                    watermark=None,
+                    counted=False,
+                )
+            )
+
+    def _compare_ids(self) -> None:
+        """Stop a query without batches when a topic was made again beneath it."""
+        try:
+            self._guard.look()
+        except Transient:
+            return  # the query itself notices when the broker stays away
+        except HeadraceError as error:
+            if self._query.isActive:
+                self._found_wrong = error
+                self._query.stop()
 
     def _note(self, batch_id: int) -> None:
         """Put the files of a committed batch into the manifest. Not on the thread of the batches, which go on."""
@@ -263,13 +339,11 @@ def _triggered(writer: DataStreamWriter, flow: Flow) -> DataStreamWriter:
             return writer.trigger(availableNow=True)
         case AsFastAsPossible():
             return writer.trigger(processingTime="0 seconds")
-        case other:  # `check` refuses the rest for sinks that commit in batches (HRC-108)
-            raise AssertionError(other)
-
-
-def _counted(rows: DataFrame, name: str) -> DataFrame:
-    """Count the rows of an input and the bad ones among them, in passing."""
-    return rows.observe(f"{_IN}_{name}", F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad"))
+        case RealTime() as real_time:
+            # The stubs do not know this trigger.
+            return writer.trigger(realTime=real_time.duration.spark())  # type: ignore[call-overload,no-any-return]
+        case Continuous() as continuous:
+            return writer.trigger(continuous=continuous.duration.spark())
 
 
 def _as_event(flow: str, progress: StreamingQueryProgress, order: Sequence[Place]) -> BatchCommitted:

@@ -15,12 +15,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
-from headrace.flow.levers import RocksDB
+from headrace.flow.levers import Continuous, RocksDB
 from headrace.flow.target import Target
 from headrace.runtime.frozen import PARTITIONS, PROVIDER
 from headrace.runtime.state_memory import BOUND
@@ -96,6 +97,26 @@ def open_session(
     return spark
 
 
+@contextmanager
+def planning_session(jars: Sequence[Path], *, log: Path | None = None) -> Iterator[SparkSession]:
+    """Open a small session on this machine in which plans are made and nothing runs, and stop it afterwards.
+
+    Where a session is there already, that one is used and goes on.
+    """
+    found = SparkSession.getActiveSession()
+    if found is not None:
+        yield found
+        return
+    with TemporaryDirectory(prefix="headrace-plan-") as folder:
+        # One core, and no more memory than a plan needs.
+        small = Target("planning", folder, folder, master="local[1]", spark={"spark.driver.memory": "512m"})
+        spark = open_session(small, jars, app_name="headrace-plan", log=log)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
 def with_redaction(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings with Headrace's pattern for secrets in force; a target's own pattern adds to it."""
     ours, theirs = _APPLICATION[_REDACTION], settings[_REDACTION]
@@ -138,6 +159,9 @@ def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[
         "spark.sql.streaming.statefulOperator.checkCorrectness.enabled": "true",
         "spark.databricks.delta.snapshotPartitions": "2",
     }
+    if isinstance(flow.trigger, Continuous):
+        # An entry a second, and the audit reads epochs again by them: ten minutes' worth, should it fall behind.
+        settings["spark.sql.streaming.minBatchesToRetain"] = "600"
     if isinstance(flow.state, RocksDB):
         settings |= {
             PROVIDER: f"{_STATE_STORES}.RocksDBStateStoreProvider",

@@ -79,6 +79,11 @@ class SourceGuard:
         yield
         self._record(batch_id, now, Kind.MAYBE)
 
+    def look(self) -> None:
+        """Compare the ids of all topics, for a flow without batches. Raises HR-311 or HR-506."""
+        if self._sources:
+            self._identities.before_batch(self._ids())
+
     def explained(self, error: HeadraceError) -> HeadraceError:
         """Return the error that a query died of; a loss with what is behind it: a new topic, or the ranges."""
         begun = self._checkpoint.unfinished() if error.code in _LOSS and self._watches else None

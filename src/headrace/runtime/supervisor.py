@@ -29,6 +29,7 @@ from headrace.runtime.lease import Holding, lease
 from headrace.runtime.query import RunningQuery
 from headrace.runtime.sole_writer import sole_writer
 from headrace.runtime.state_memory import state_memory
+from headrace.runtime.unbatched import is_unbatched, require_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,6 +139,8 @@ class Supervisor:
         self._bus.publish(FlowStopped(flow.name))
 
     def _run_once(self, flow: Flow, checkpoint: Checkpoint, query: RunningQuery) -> None:
+        if is_unbatched(flow):
+            require_slots(self._application, self._target, self._flows)
         query.start(self._application)
         with self._lock:
             self._running[flow.name] = query

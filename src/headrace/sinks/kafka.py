@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from headrace.clients.kafka import connector_options, require_topics
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch
+from headrace.flow.sink import Batch, NativeWrite
 from headrace.flow.target import Target
 
 if TYPE_CHECKING:
@@ -54,14 +54,13 @@ class KafkaTopic(KafkaSink):
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows; returns when the brokers have acknowledged all of them."""
-        (
-            as_records(rows, self.key)
-            .write.format("kafka")
-            .options(**connector_options(batch.target))
-            .option("kafka.acks", "all")
-            .option("topic", self.topic)
-            .save()
-        )
+        native = self.native(rows, batch.target)
+        native.rows.write.format(native.format).options(**native.options).save()
+
+    def native(self, rows: DataFrame, target: Target) -> NativeWrite:
+        """Return the rows as records, and how Spark's own writer sends them."""
+        options = {**connector_options(target), "kafka.acks": "all", "topic": self.topic}
+        return NativeWrite(as_records(rows, self.key), "kafka", options)
 
 
 def as_records(rows: DataFrame, key: str | None, *beside: Column) -> DataFrame:

@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.flow.source import Bound, Fit
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bounds, require_ids, require_positive, require_words
-from headrace.sources.kafka_start import Start, StartOffsets, StartTime, require_edge
+from headrace.sources.kafka_start import Start, StartOffsets, StartTime, require_edge, resolved
 from headrace.sources.kafka_topics import Selection, TopicNames, TopicPartitions, TopicPattern
 
 if TYPE_CHECKING:
@@ -148,6 +148,25 @@ class Kafka:
         if isinstance(self.starting, StartOffsets | StartTime):
             self.starting.require(self.selection, target)
 
+    def unbatched(self, start: str | None = None) -> Kafka:
+        """Return the source without bounds of a batch, which continuous and real-time processing do not know."""
+        starting: Start = self.starting if start is None else _at_offsets(start)
+        return replace(
+            self, max_offsets_per_trigger=None, min_partitions=None, max_records_per_partition=None, starting=starting
+        )
+
+    def begins(self, target: Target) -> str:
+        """Return where the first start would begin now."""
+        return resolved(self.starting, self.selection, target)
+
+    def ends(self, target: Target) -> str:
+        """Return where the topics end now."""
+        return resolved("latest", self.selection, target)
+
+    def tasks(self, target: Target) -> int:
+        """Return how many partitions are read."""
+        return sum(len(numbers) for numbers in self.selection.partitions(target).values())
+
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the endless frame of the topics."""
         name, value = self.selection.option()
@@ -205,3 +224,10 @@ class Kafka:
             "kafka.isolation.level": "read_committed",
             "failOnDataLoss": "true" if self.accept_loss is None else "false",
         }
+
+
+def _at_offsets(start: str) -> StartOffsets:
+    """Return the start at offsets as the offset log writes them."""
+    return StartOffsets(
+        {topic: {int(number): offset for number, offset in of.items()} for topic, of in json.loads(start).items()}
+    )

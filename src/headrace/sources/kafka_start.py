@@ -143,6 +143,22 @@ class StartTime:
 Start = Edge | StartOffsets | StartTime
 
 
+def resolved(starting: Start, selection: Selection, target: Target) -> str:
+    """Return where a start begins now, every partition by its number, as the offset log writes it. Asks the broker."""
+    read = [(topic, number) for topic, numbers in selection.partitions(target).items() for number in numbers]
+    first, end = first_offsets(target, read), end_offsets(target, read)
+    if isinstance(starting, StartTime):
+        found = offsets_at(target, starting._times(selection, target))
+        places = {place: end[place] if (offset := found.get(place)) is None else offset for place in read}
+    else:
+        declared = _each(starting.offsets) if isinstance(starting, StartOffsets) else dict.fromkeys(read, starting)
+        edges = {"earliest": first, "latest": end}
+        places = {
+            place: edges[at][place] if isinstance(at, str) else at for place, at in declared.items() if place in end
+        }
+    return _explicit(places)["startingOffsets"]
+
+
 def require_edge(source: str, starting: object) -> None:
     """Raise unless a start that is none of the two classes is an edge."""
     if starting not in _EDGES:

@@ -1,0 +1,366 @@
+"""Which operator goes with which output mode and which trigger, which sink with which mode: as data, in one place.
+
+`check` judges flows by it before Spark sees them, every start does so again, and `docs/levers/output-modes.md` is drawn
+from it. What is refused here, Spark refuses too, later and with less to go by, or takes and does wrong; each of these
+cells says which. A test runs every cell on real Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace.flow.levers import OutputMode
+from headrace.flow.operators import AGGREGATIONS, Kind, Operator
+
+
+class Verdict(StrEnum):
+    """What becomes of an operator in an output mode, or under a trigger."""
+
+    ALLOWED = "yes"
+    WITH_AGGREGATION = "with an aggregation"
+    """Only where a streaming aggregation holds the result that complete mode hands on."""
+    WARNED = "warning"
+    """It runs, and does what few expect."""
+    REFUSED = "no"
+    """Spark refuses it."""
+    WRONG = "no, Spark would take it"
+    """Spark takes it, and the result is wrong or the flow stands still."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A verdict, with the code of the finding, why, and what to do where the verdict is not a plain yes."""
+
+    verdict: Verdict
+    code: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether a flow with this does not start."""
+        return self.verdict in (Verdict.REFUSED, Verdict.WRONG)
+
+
+def _no(reason: str, remedy: str, code: str = "HRC-111") -> Cell:
+    return Cell(Verdict.REFUSED, code, reason, remedy)
+
+
+def _wrong(reason: str, remedy: str, code: str = "HRC-112") -> Cell:
+    return Cell(Verdict.WRONG, code, reason, remedy)
+
+
+def _warn(code: str, reason: str, remedy: str) -> Cell:
+    return Cell(Verdict.WARNED, code, reason, remedy)
+
+
+_YES = Cell(Verdict.ALLOWED)
+_WITH = Cell(
+    Verdict.WITH_AGGREGATION,
+    "HRC-111",
+    "Complete mode hands the whole result on in every batch, and without an aggregation nothing holds it.",
+    "Set output_mode='append', or aggregate.",
+)
+_EVER = "Its state keeps every key for ever."
+_OPEN = _warn("HRC-201", _EVER, "Group by a window of the watermark's column too, or keep it: few keys do no harm.")
+_NEVER_CLOSES = _no(
+    "In append mode a group is handed on when the watermark has passed it, and no watermark is among its keys: no row "
+    "would ever come.",
+    "Group by a window of the watermark's column and set watermark= on the Input; or take output_mode='update' with a "
+    "sink that upserts.",
+)
+_KEPT = _warn(
+    "HRC-205",
+    "Complete mode keeps every group for ever, whatever the watermark says.",
+    "Take output_mode='update' with a sink that upserts, unless the groups are few.",
+)
+_SESSION_UPDATE = _no(
+    "Sessions grow and merge, so an update could not take back the shorter ones it has sent.",
+    "Set output_mode='append'.",
+)
+_BOUND = (
+    "Set watermark= on both inputs and join on a bound such as `pay_time between order_time and order_time + "
+    "interval 1 hour`."
+)
+_UNBOUND_OUTER = _no(
+    "A row without a partner is handed on when the watermark says that none can come any more, and here it never does.",
+    _BOUND,
+)
+_UNBOUND_SEMI = _no("Rows on the left would wait for a partner for ever.", _BOUND)
+_OUTER_APPEND_ONLY = _no(
+    "A row that was sent without a partner could not be taken back by an update.", "Set output_mode='append'."
+)
+_JOIN_COMPLETE = _no("A join of streams has no whole result to hand on.", "Set output_mode='append'.")
+_NO_EQUAL_KEY = _no(
+    "Streams are joined by the hash of a key, and there is no column that has to be equal.",
+    "Join on at least one equality, for instance `l.id = r.id`.",
+)
+_ANTI = _no(
+    "Spark has no anti join with a stream on the right.",
+    "Take a left outer join with watermark and time bound, and keep the rows whose right side is null.",
+)
+_STATIC_OUTER = _no(
+    "Whether a static row never finds a partner is known only at the end of a stream, which does not come.",
+    "Keep the rows of the stream: the stream on the left of a left join, or on the right of a right join.",
+)
+_DISTINCT = _no(
+    "Spark cannot keep exact distinct counts over batches.",
+    "Take approx_count_distinct, or exact: size(collect_set(...)), or dropDuplicates before a count in append mode.",
+)
+_PANDAS_AGG = _no(
+    "Spark has no streaming aggregation by a pandas function; it says so only when the first batch runs.",
+    "Use Spark's own aggregate functions, or transformWithState.",
+)
+_UNMARKED = _no("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
+_STATE_FOLLOWS = _no(
+    "Outside append mode an aggregation sends rows again with new values, and the state behind it would count each of "
+    "them as one more row.",
+    "Set output_mode='append'; or write the first aggregation to a table and read it in a second flow.",
+)
+_STATE_FOLLOWS_WRONG = _wrong(
+    "dropDuplicates lets the first value of a group through and drops every later one. Spark takes it.",
+    "Leave dropDuplicates out: update mode with a sink that upserts keeps one row per group.",
+)
+_PANDAS_FOLLOWS = _no(
+    "Spark does not take this function behind an aggregation.",
+    "Take transformWithState in append mode; or write the aggregation to a table and read it in a second flow.",
+)
+_AFTER_TIMEOUTS = _no(
+    "A timeout hands rows on whose event time has passed, and the state behind it would drop them as late.",
+    "Take transformWithState; or write the first result to a table and read it in a second flow.",
+)
+_ONCE_ONLY = _no("Spark takes one of it per query.", "Put both into one function, or take transformWithState.")
+_SORT = _no(
+    "A stream has no end, so its rows cannot be put in order.",
+    "Sort where the rows are read; or sort an aggregation in complete mode.",
+)
+_LIMIT = _warn(
+    "HRC-206",
+    "A limit counts over all batches: after so many rows the flow hands nothing on any more.",
+    "Leave it out; to bound a batch, set the bound of the source.",
+)
+_LIMIT_UPDATE = _no("In update mode it is not said which rows a limit would keep.", "Leave it out.")
+_FIRST_ROWS = _no("A stream has no first rows to leave out.", "Filter by a column instead.")
+_SAMPLE = _no("Spark does not sample streams.", "Filter by a hash: `where(hash(id) % 100 < 5)`.")
+_ROWS_WINDOW = _no(
+    "A window over rows would have to look at all rows again in every batch.",
+    "Group by window() of the event time; for the newest row of a key take max_by, or a sink that upserts.",
+)
+_ROW_NUMBERS = _no("Numbers of rows begin anew with every batch.", "Take an id of the event, or uuid().")
+_STATIC_UNION = _no(
+    "The static rows would have to come with each batch, or with one.", "Load them once, by themselves."
+)
+_INTERSECT = _no("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
+_ANTI_STATIC = "Take a left anti join with the static table."
+_EXCEPT = _no(
+    "Spark sees an aggregation without a watermark in it, and says so when the first batch runs.", _ANTI_STATIC
+)
+_EXCEPT_UPDATE = _wrong("Rows of earlier batches are handed on again with each new one like them.", _ANTI_STATIC)
+_PER_BATCH = _warn(
+    "HRC-206",
+    "The function sees the rows of a group in one batch, not the group: how rows fall into batches decides the result.",
+    "Take transformWithState for groups that go on, or an aggregation.",
+)
+_DEDUP_EVER = _warn(
+    "HRC-208",
+    _EVER,
+    "Take dropDuplicatesWithinWatermark, or add the watermark's column to the keys where copies carry the same time.",
+)
+_JOIN_EVER = _warn("HRC-208", "Both sides keep every row for ever, in wait for a partner.", _BOUND)
+
+_OWN_MODE = _no("The function hands rows on in update mode, and the flow in another.", "Set both alike.")
+_OWN_MODE_APPEND = Cell(
+    Verdict.WITH_AGGREGATION,
+    "HRC-111",
+    "The function hands rows on in append mode, and the flow in another.",
+    "Set both alike, or aggregate behind the function.",
+)
+_AGGREGATED_UPDATES = _no(
+    "Rows that replace earlier ones would be counted as more rows.", "Set the function's mode to append."
+)
+
+
+# By operator: append, update, complete.
+MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
+    Kind.PROJECTION: (_YES, _YES, _WITH),
+    Kind.EXPLODE: (_YES, _YES, _WITH),
+    Kind.UNION: (_YES, _YES, _WITH),
+    Kind.READ_TWICE: (_YES, _YES, _WITH),
+    Kind.PYTHON: (_YES, _YES, _WITH),
+    Kind.PYTHON_MAP: (_YES, _YES, _WITH),
+    Kind.GROUPED_PYTHON: (_PER_BATCH, _PER_BATCH, _WITH),
+    Kind.REPARTITION: (_YES, _YES, _WITH),
+    Kind.CURRENT_TIME: (_YES, _YES, _WITH),
+    Kind.STATIC_JOIN: (_YES, _YES, _WITH),
+    Kind.BROADCAST_JOIN: (_YES, _YES, _WITH),
+    Kind.OTHER: (_YES, _YES, _WITH),
+    Kind.AGGREGATE: (_YES, _YES, _KEPT),
+    Kind.AGGREGATE_UNBOUNDED: (_NEVER_CLOSES, _OPEN, _YES),
+    Kind.SESSION: (_YES, _SESSION_UPDATE, _KEPT),
+    Kind.SESSION_UNBOUNDED: (_NEVER_CLOSES, _SESSION_UPDATE, _YES),
+    Kind.DISTINCT_AGGREGATE: (_DISTINCT, _DISTINCT, _DISTINCT),
+    Kind.PANDAS_AGGREGATE: (_PANDAS_AGG, _PANDAS_AGG, _PANDAS_AGG),
+    Kind.DEDUP: (_YES, _YES, _WITH),
+    Kind.DEDUP_UNBOUNDED: (_DEDUP_EVER, _DEDUP_EVER, _WITH),
+    Kind.DEDUP_WITHIN: (_YES, _YES, _WITH),
+    Kind.DEDUP_WITHIN_UNBOUNDED: (_UNMARKED, _UNMARKED, _UNMARKED),
+    Kind.INNER_JOIN: (_YES, _YES, _JOIN_COMPLETE),
+    Kind.INNER_JOIN_UNBOUNDED: (_JOIN_EVER, _JOIN_EVER, _JOIN_COMPLETE),
+    Kind.SEMI_JOIN: (_YES, _YES, _JOIN_COMPLETE),
+    Kind.SEMI_JOIN_UNBOUNDED: (_UNBOUND_SEMI, _UNBOUND_SEMI, _JOIN_COMPLETE),
+    Kind.OUTER_JOIN: (_YES, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    Kind.OUTER_JOIN_UNBOUNDED: (_UNBOUND_OUTER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    Kind.ANTI_JOIN: (_ANTI, _ANTI, _JOIN_COMPLETE),
+    Kind.KEYLESS_JOIN: (_NO_EQUAL_KEY, _NO_EQUAL_KEY, _JOIN_COMPLETE),
+    Kind.OUTER_STATIC_JOIN: (_STATIC_OUTER, _STATIC_OUTER, _STATIC_OUTER),
+    Kind.CUSTOM_STATE: (_YES, _YES, _WITH),
+    Kind.CUSTOM_TIMERS_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
+    Kind.PANDAS_STATE_APPEND: (_YES, _OWN_MODE_APPEND, _OWN_MODE_APPEND),
+    Kind.PANDAS_STATE_UPDATE: (_OWN_MODE, _YES, _OWN_MODE),
+    Kind.PANDAS_STATE_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
+    Kind.PANDAS_STATE_TWICE: (_ONCE_ONLY, _ONCE_ONLY, _ONCE_ONLY),
+    Kind.PANDAS_STATE_AFTER_AGGREGATE: (_PANDAS_FOLLOWS, _PANDAS_FOLLOWS, _PANDAS_FOLLOWS),
+    Kind.PANDAS_UPDATES_AGGREGATED: (_AGGREGATED_UPDATES, _AGGREGATED_UPDATES, _AGGREGATED_UPDATES),
+    Kind.STATE_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS, _STATE_FOLLOWS),
+    Kind.DEDUP_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS_WRONG, _STATE_FOLLOWS_WRONG),
+    Kind.STATE_AFTER_TIMEOUTS: (_AFTER_TIMEOUTS, _AFTER_TIMEOUTS, _AFTER_TIMEOUTS),
+    Kind.SORT: (_SORT, _SORT, _YES),
+    Kind.SORT_ROWS: (_SORT, _SORT, _SORT),
+    Kind.LIMIT: (_LIMIT, _LIMIT_UPDATE, _WITH),
+    Kind.OFFSET: (_FIRST_ROWS, _FIRST_ROWS, _FIRST_ROWS),
+    Kind.SAMPLE: (_SAMPLE, _SAMPLE, _SAMPLE),
+    Kind.ROW_WINDOW: (_ROWS_WINDOW, _ROWS_WINDOW, _ROWS_WINDOW),
+    Kind.ROW_NUMBERS: (_ROW_NUMBERS, _ROW_NUMBERS, _ROW_NUMBERS),
+    Kind.STATIC_UNION: (_STATIC_UNION, _STATIC_UNION, _STATIC_UNION),
+    Kind.INTERSECT: (_INTERSECT, _INTERSECT, _INTERSECT),
+    Kind.EXCEPT: (_EXCEPT, _EXCEPT_UPDATE, _EXCEPT),
+}
+
+
+_BATCHES = "use Every, AvailableNow or AsFastAsPossible."
+_NO_STATE = Cell(
+    Verdict.REFUSED,
+    "HRC-113",
+    "This trigger takes no state: only rows that are looked at one by one.",
+    f"Leave it to a flow of its own behind the topic, or {_BATCHES}",
+)
+_NO_SHUFFLE = Cell(
+    Verdict.REFUSED,
+    "HRC-113",
+    "Rows go straight through under this trigger, and are never exchanged between tasks.",
+    f"Leave it out, or {_BATCHES}",
+)
+_NOT_IN_THIS = Cell(
+    Verdict.REFUSED, "HRC-113", "Spark does not know it under this trigger.", f"Leave it out, or {_BATCHES}"
+)
+_PYTHON_WAITS = Cell(
+    Verdict.WARNED,
+    "HRC-206",
+    "Rows wait in front of a Python function for the end of an epoch: they arrive at the interval of the trigger, and "
+    "not in milliseconds.",
+    f"Write it with Spark's own functions, or {_BATCHES}",
+)
+_PYTHON_REFUSED = Cell(
+    Verdict.REFUSED,
+    "HRC-113",
+    "Real-time mode runs no Python.",
+    f"Write it with Spark's own functions, or {_BATCHES}",
+)
+_BROADCAST = Cell(
+    Verdict.WRONG,
+    "HRC-113",
+    "A static table has to be broadcast under this trigger. Spark does so by itself while the table is small, and "
+    "stops the flow when it has grown.",
+    f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_BATCHES}",
+)
+_OLD_NOW = Cell(
+    Verdict.WARNED,
+    "HRC-206",
+    "It is the time at which the batch began, and here a batch takes as long as the trigger says.",
+    "Take the timestamp of the record, or leave the time to the reader.",
+)
+_TWICE = Cell(
+    Verdict.REFUSED,
+    "HRC-113",
+    "Real-time mode reads an input once.",
+    f"Take the rows of both in one pass, for instance by explode, or {_BATCHES}",
+)
+
+# By operator: continuous, real-time. What is not here needs state, or rows of other tasks.
+TRIGGERS: Mapping[Kind, tuple[Cell, Cell]] = {
+    Kind.PROJECTION: (_YES, _YES),
+    Kind.EXPLODE: (_NOT_IN_THIS, _YES),
+    Kind.UNION: (_NOT_IN_THIS, _YES),
+    Kind.READ_TWICE: (_NOT_IN_THIS, _TWICE),
+    Kind.PYTHON: (_PYTHON_WAITS, _PYTHON_REFUSED),
+    Kind.PYTHON_MAP: (_NOT_IN_THIS, _PYTHON_REFUSED),
+    Kind.GROUPED_PYTHON: (_NO_SHUFFLE, _NO_SHUFFLE),
+    Kind.REPARTITION: (_NO_SHUFFLE, _NO_SHUFFLE),
+    Kind.CURRENT_TIME: (_NOT_IN_THIS, _OLD_NOW),
+    Kind.STATIC_JOIN: (_NOT_IN_THIS, _BROADCAST),
+    Kind.BROADCAST_JOIN: (_NOT_IN_THIS, _YES),
+    Kind.OTHER: (_NOT_IN_THIS, _NOT_IN_THIS),
+}
+
+
+_APPENDED = (
+    "Rows are added and never changed, so each update of a row, or each whole result, would stand beside the earlier "
+    "ones."
+)
+_REPLACED = "The table is replaced by each batch, so only the rows of the last one would be left."
+_STAYS = (
+    "Rows are written by key, so a group that is no longer in the result would stay, and all others be written again."
+)
+
+# By the class of a sink: why it does not take the modes that it does not take, and which sink does.
+SINKS: Mapping[str, tuple[str, Mapping[OutputMode, str]]] = {
+    "DeltaAppend": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "Files": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "DeltaOverwrite": (_REPLACED, {OutputMode.APPEND: "DeltaAppend", OutputMode.UPDATE: "DeltaUpsert"}),
+    "DeltaUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "JdbcUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "Rest": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+}
+
+
+def of_sink(name: str, mode: OutputMode, taken: frozenset[OutputMode]) -> Cell:
+    """Return what is said of a sink, by the name of its class, in a mode; `taken` are the modes that it takes."""
+    if mode in taken:
+        return _YES
+    modes = " or ".join(sorted(taken))
+    reason, others = SINKS.get(name, ("", {}))
+    other = f"write to {others[mode]}" if mode in others else f"choose a sink that takes {mode}"
+    return Cell(
+        Verdict.REFUSED,
+        "HRC-104",
+        f"The sink takes {modes}, and the flow writes in {mode} mode. {reason}".strip(),
+        f"Set output_mode to {modes}, or {other}.",
+    )
+
+
+def in_mode(operators: Sequence[Operator], mode: OutputMode) -> list[tuple[Operator, Cell]]:
+    """Return the operators that the mode is not simply open to, each with its cell."""
+    aggregated = any(operator.kind in AGGREGATIONS for operator in operators)
+    column = list(OutputMode).index(mode)
+    found = []
+    for operator in operators:
+        cell = MODES[operator.kind][column]
+        if cell.verdict is Verdict.ALLOWED or (cell.verdict is Verdict.WITH_AGGREGATION and aggregated):
+            continue
+        if cell.verdict is Verdict.WITH_AGGREGATION:
+            cell = Cell(Verdict.REFUSED, cell.code, cell.reason, cell.remedy)
+        found.append((operator, cell))
+    return found
+
+
+def under_trigger_cells(kind: Kind) -> tuple[Cell, Cell]:
+    """Return what is said of a kind of operator under continuous processing and in real-time mode."""
+    return TRIGGERS.get(kind, (_NO_STATE, _NO_STATE))
+
+
+def under_trigger(operators: Sequence[Operator], *, real_time: bool) -> list[tuple[Operator, Cell]]:
+    """Return the operators that continuous processing, or real-time mode, is not simply open to."""
+    cells = ((each, under_trigger_cells(each.kind)[int(real_time)]) for each in operators)
+    return [(operator, cell) for operator, cell in cells if cell.verdict is not Verdict.ALLOWED]

@@ -1,0 +1,106 @@
+"""The matrix as the documentation shows it: tables that are drawn from the data, between marks on a page.
+
+    <!-- matrix: operators -->
+    ...
+    <!-- end of matrix -->
+
+    python -m headrace.operate.matrix_page docs/levers/output-modes.md docs/levers/triggers.md
+
+draws them anew. A test compares the pages with the data.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from headrace.flow import matrix
+from headrace.flow.levers import OutputMode
+from headrace.flow.matrix import Cell, Verdict
+from headrace.flow.operators import Kind
+from headrace.sinks.console import Console
+from headrace.sinks.custom import CustomExactlyOnce, CustomSink
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta_overwrite import DeltaOverwrite
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.files import Files
+from headrace.sinks.jdbc import JdbcUpsert
+from headrace.sinks.kafka import KafkaTopic
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.memory import Memory
+from headrace.sinks.noop import Noop
+from headrace.sinks.rest import Rest
+
+# The sinks that rows end in. FanOut takes what all of its sinks take, Only what the one behind it takes.
+SINKS: tuple[type, ...] = (
+    DeltaAppend,
+    DeltaUpsert,
+    DeltaOverwrite,
+    Files,
+    KafkaTopic,
+    KafkaExactlyOnce,
+    JdbcUpsert,
+    Rest,
+    CustomSink,
+    CustomExactlyOnce,
+    Console,
+    Memory,
+    Noop,
+)
+
+_MARKED = re.compile(r"(<!-- matrix: (\w+) -->\n).*?(<!-- end of matrix -->)", re.DOTALL)
+
+
+def drawn(page: str) -> str:
+    """Return the text of a page with every table in it drawn anew."""
+    return _MARKED.sub(lambda found: f"{found[1]}{_TABLES[found[2]]()}{found[3]}", page)
+
+
+def _operators() -> str:
+    rows = {str(kind): cells for kind, cells in matrix.MODES.items() if kind is not Kind.READ_TWICE}
+    return _table("operator", [mode.value for mode in OutputMode], rows)
+
+
+def _triggers() -> str:
+    others = next(iter(matrix.under_trigger_cells(Kind.AGGREGATE)))
+    rows = {str(kind): cells for kind, cells in matrix.TRIGGERS.items()}
+    return _table("operator", ["Continuous", "RealTime"], {**rows, "every operator with state": (others, others)})
+
+
+def _sinks() -> str:
+    rows = {
+        each.__name__: [matrix.of_sink(each.__name__, mode, each.output_modes) for mode in OutputMode]  # type: ignore[attr-defined]
+        for each in SINKS
+    }
+    return _table("sink", [mode.value for mode in OutputMode], rows)
+
+
+_TABLES = {"operators": _operators, "sinks": _sinks, "triggers": _triggers}
+
+
+def _table(first: str, columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> str:
+    """Return a table with a number at each cell that is not a plain yes, and the reasons by number below it."""
+    numbers: dict[tuple[str, str, str], int] = {}
+    lines = [f"| {first} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, cells in rows.items():
+        lines.append(f"| {name} | {' | '.join(_shown(cell, numbers) for cell in cells)} |")
+    return "\n".join([*lines, "", *_notes(numbers)]) + "\n"
+
+
+def _shown(cell: Cell, numbers: dict[tuple[str, str, str], int]) -> str:
+    if cell.verdict is Verdict.ALLOWED:
+        return "yes"
+    number = numbers.setdefault((cell.code, cell.reason, cell.remedy), len(numbers) + 1)
+    return f"{cell.verdict} ({number})"
+
+
+def _notes(numbers: Mapping[tuple[str, str, str], int]) -> Iterable[str]:
+    for (code, reason, remedy), number in numbers.items():
+        yield f"{number}. {code}: {reason} *{remedy}*"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        Path(name).write_text(drawn(Path(name).read_text()))

@@ -1,0 +1,65 @@
+"""The plans of a project's flows, looked at before they run: on a small Spark of its own, without a broker."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headrace.errors import HeadraceError
+from headrace.flow import judge
+from headrace.flow.finding import Finding
+from headrace.flow.flow import Flow
+from headrace.flow.operators import Plan, Unplanned
+from headrace.flow.target import Target
+from headrace.runtime.planning import plan_of
+from headrace.runtime.session import flow_session, planning_session
+from headrace.runtime.unbatched import is_unbatched, tasks
+from headrace.stack.jars import JarCache
+
+# A master on one machine, with a number of cores or a star for all of them.
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)[^\]]*\])?")
+
+
+def plans(flows: Sequence[Flow], target: Target | None, *, log: Path | None = None) -> dict[str, Plan | Unplanned]:
+    """Return what the plan of each flow holds, by the flow's name. Takes seconds: most of them to start Spark.
+
+    Nothing is read and nothing is written. Where Spark cannot start, every flow says why.
+    """
+    if not flows:
+        return {}
+    try:
+        jars = JarCache().verify("spark")
+        with planning_session(jars, log=log) as spark:
+            return {flow.name: plan_of(flow_session(spark, flow), flow, target) for flow in flows}
+    except HeadraceError as error:
+        return {flow.name: Unplanned(f"{error.what} {error.remedy}") for flow in flows}
+
+
+def slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Finding]:
+    """Yield the flows without batches that the target has too few task slots for, as far as both can be known.
+
+    The topics are asked for at the target's broker; one that does not answer is asked again by the start.
+    """
+    slots = _slots(target.master) if target is not None else None
+    if target is None or slots is None:
+        return
+    held: dict[str, int] = {}
+    for flow in filter(is_unbatched, flows):
+        try:
+            held[flow.name] = tasks(flow, target)
+        except HeadraceError:
+            return
+    for flow in flows:
+        if flow.name in held:
+            others = sum(held.values()) - held[flow.name]
+            yield from judge.slots(flow, held[flow.name], max(0, slots - 1 - others))
+
+
+def _slots(master: str) -> int | None:
+    """Return the task slots of a master on this machine; None for a cluster, which says so when it runs."""
+    found = _LOCAL.fullmatch(master)
+    if found is None:
+        return None
+    return 1 if found[1] is None else (os.cpu_count() or 1) if found[1] == "*" else int(found[1])

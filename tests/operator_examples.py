@@ -1,0 +1,178 @@
+"""One streaming frame, and where it helps more, for every kind of operator that the matrix knows.
+
+An example is a function of two streams of the same columns, `id`, `n` and `at`, both with a watermark of one minute on
+`at`; `bare` takes it off where the example is about its absence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from pyspark import cloudpickle
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.window import Window
+
+from headrace.flow.operators import Kind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# The workers of Python have no tests on their path: functions go to them by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROW = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("n", IntegerType()),
+        StructField("at", TimestampType(), nullable=False),
+    ]
+)
+HOUR = "l.id = r.id and r.at between l.at and l.at + interval 1 hour"
+BOTH = "l.id = r.id and r.at between l.at - interval 1 hour and l.at + interval 1 hour"
+
+Example = Callable[["DataFrame", "DataFrame"], "DataFrame"]
+
+
+def bare(rows: DataFrame) -> DataFrame:
+    """Return the rows without their watermark."""
+    return rows.withColumn("at", (F.col("at").cast("double") + 0).cast("timestamp"))
+
+
+def static(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.range(3).select(F.col("id").cast("string").alias("id"), F.lit(7).alias("s"))
+
+
+def joined(how: str, on: str, marked: bool = True) -> Example:
+    def join(left: DataFrame, right: DataFrame) -> DataFrame:
+        one, other = (left, right) if marked else (bare(left), bare(right))
+        return one.alias("l").join(other.alias("r"), F.expr(on), how).select("l.id" if how != "right" else "r.id")
+
+    return join
+
+
+class Counting(StatefulProcessor):
+    """Counts the rows of a key."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        before = self._count.get()[0] if self._count.exists() else 0
+        now = before + sum(len(each) for each in rows)
+        self._count.update((now,))
+        yield pd.DataFrame({"id": [key[0]], "n": [now]})
+
+    def close(self) -> None: ...
+
+
+def custom(mode: str = "None") -> Callable[[DataFrame], DataFrame]:
+    return lambda rows: rows.groupBy("id").transformWithStateInPandas(Counting(), "id string, n long", "Append", mode)
+
+
+def counted(key: Any, rows: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    yield pd.DataFrame({"id": [key[0]], "n": [sum(len(each) for each in rows)]})
+
+
+def pandas_state(mode: str, timeout: str = "NoTimeout") -> Callable[[DataFrame], DataFrame]:
+    return lambda rows: rows.groupBy("id").applyInPandasWithState(counted, "id string, n long", "n long", mode, timeout)
+
+
+def largest(values: pd.Series) -> float:
+    return float(values.max())
+
+
+def by_window(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.window("at", "1 minute"), "id").count()
+
+
+def by_session(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.session_window("at", "1 minute"), "id").count()
+
+
+def by_id(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("id").count()
+
+
+EXAMPLES: dict[Kind, Example] = {
+    Kind.PROJECTION: lambda rows, _: rows.where("n > 0").select("id"),
+    Kind.EXPLODE: lambda rows, _: rows.select(F.explode(F.split("id", ""))),
+    Kind.UNION: lambda rows, other: rows.union(other),
+    Kind.READ_TWICE: lambda rows, _: rows.union(rows).union(rows),
+    Kind.PYTHON: lambda rows, _: rows.select(F.udf(str.upper, "string")("id")),
+    Kind.PYTHON_MAP: lambda rows, _: rows.mapInPandas(lambda chunks: chunks, ROW),
+    Kind.GROUPED_PYTHON: lambda rows, _: rows.groupBy("id").applyInPandas(lambda group: group, ROW),
+    Kind.REPARTITION: lambda rows, _: rows.repartition(1),
+    Kind.CURRENT_TIME: lambda rows, _: rows.select(F.current_timestamp()),
+    Kind.STATIC_JOIN: lambda rows, _: rows.join(static(rows), "id", "left"),
+    Kind.BROADCAST_JOIN: lambda rows, _: rows.join(F.broadcast(static(rows)), "id"),
+    Kind.AGGREGATE: lambda rows, _: by_window(rows),
+    Kind.AGGREGATE_UNBOUNDED: lambda rows, _: by_id(rows),
+    Kind.SESSION: lambda rows, _: by_session(rows),
+    Kind.SESSION_UNBOUNDED: lambda rows, _: by_session(bare(rows)),
+    Kind.DISTINCT_AGGREGATE: lambda rows, _: rows.groupBy(F.window("at", "1 minute")).agg(F.countDistinct("id")),
+    Kind.PANDAS_AGGREGATE: lambda rows, _: rows.groupBy(F.window("at", "1 minute")).agg(
+        F.pandas_udf(largest, "double")("n")
+    ),
+    Kind.DEDUP: lambda rows, _: rows.dropDuplicates(["id", "at"]),
+    Kind.DEDUP_UNBOUNDED: lambda rows, _: rows.select("id").distinct(),
+    Kind.DEDUP_WITHIN: lambda rows, _: rows.dropDuplicatesWithinWatermark(["id"]),
+    Kind.DEDUP_WITHIN_UNBOUNDED: lambda rows, _: bare(rows).dropDuplicatesWithinWatermark(["id"]),
+    Kind.INNER_JOIN: joined("inner", BOTH),
+    Kind.INNER_JOIN_UNBOUNDED: joined("inner", "l.id = r.id"),
+    Kind.SEMI_JOIN: joined("left_semi", BOTH),
+    Kind.SEMI_JOIN_UNBOUNDED: joined("left_semi", BOTH, marked=False),
+    Kind.OUTER_JOIN: joined("left", HOUR),
+    Kind.OUTER_JOIN_UNBOUNDED: joined("full", "l.id = r.id"),
+    Kind.ANTI_JOIN: joined("left_anti", BOTH),
+    Kind.KEYLESS_JOIN: joined("inner", "r.at between l.at and l.at + interval 1 hour"),
+    Kind.OUTER_STATIC_JOIN: lambda rows, _: rows.join(static(rows), "id", "right"),
+    Kind.CUSTOM_STATE: lambda rows, _: custom()(rows),
+    Kind.CUSTOM_TIMERS_UNMARKED: lambda rows, _: custom("EventTime")(bare(rows)),
+    Kind.PANDAS_STATE_APPEND: lambda rows, _: pandas_state("append")(rows),
+    Kind.PANDAS_STATE_UPDATE: lambda rows, _: pandas_state("update")(rows),
+    Kind.PANDAS_STATE_UNMARKED: lambda rows, _: pandas_state("append", "EventTimeTimeout")(bare(rows)),
+    Kind.PANDAS_STATE_TWICE: lambda rows, _: pandas_state("append")(pandas_state("append")(rows)),
+    Kind.PANDAS_STATE_AFTER_AGGREGATE: lambda rows, _: pandas_state("append")(by_window(rows).select("id", "count")),
+    Kind.PANDAS_UPDATES_AGGREGATED: lambda rows, _: by_id(pandas_state("update")(rows)),
+    Kind.STATE_AFTER_AGGREGATE: lambda rows, _: (
+        by_window(rows).groupBy(F.window(F.window_time("window"), "5 minutes")).count()
+    ),
+    Kind.DEDUP_AFTER_AGGREGATE: lambda rows, _: by_window(rows).dropDuplicates(["id"]),
+    Kind.STATE_AFTER_TIMEOUTS: lambda rows, _: by_id(pandas_state("append", "EventTimeTimeout")(rows)),
+    Kind.SORT: lambda rows, _: by_id(rows).orderBy("count"),
+    Kind.SORT_ROWS: lambda rows, _: rows.orderBy("n"),
+    Kind.LIMIT: lambda rows, _: rows.limit(2),
+    Kind.OFFSET: lambda rows, _: rows.offset(1),
+    Kind.SAMPLE: lambda rows, _: rows.sample(0.5),
+    Kind.ROW_WINDOW: lambda rows, _: rows.withColumn("r", F.row_number().over(Window.partitionBy("id").orderBy("at"))),
+    Kind.ROW_NUMBERS: lambda rows, _: rows.withColumn("r", F.monotonically_increasing_id()),
+    Kind.STATIC_UNION: lambda rows, _: rows.select("id").union(static(rows).select("id")),
+    Kind.INTERSECT: lambda rows, _: rows.select("id").intersect(static(rows).select("id")),
+    Kind.EXCEPT: lambda rows, _: rows.select("id").exceptAll(static(rows).select("id")),
+}
+
+# Operators before an aggregation, as complete mode wants one: the matrix says of them that they need it.
+AGGREGATED: dict[Kind, Example] = {
+    Kind.PROJECTION: lambda rows, _: by_id(rows.where("n > 0")),
+    Kind.EXPLODE: lambda rows, _: by_id(rows.select(F.explode(F.split("id", "")).alias("id"))),
+    Kind.UNION: lambda rows, other: by_id(rows.union(other)),
+    Kind.READ_TWICE: lambda rows, _: by_id(rows.union(rows).union(rows)),
+    Kind.PYTHON: lambda rows, _: by_id(rows.select(F.udf(str.upper, "string")("id").alias("id"))),
+    Kind.PYTHON_MAP: lambda rows, _: by_id(rows.mapInPandas(lambda chunks: chunks, ROW)),
+    Kind.GROUPED_PYTHON: lambda rows, _: by_id(rows.groupBy("id").applyInPandas(lambda group: group, ROW)),
+    Kind.REPARTITION: lambda rows, _: by_id(rows.repartition(1)),
+    Kind.CURRENT_TIME: lambda rows, _: by_id(rows.withColumn("now", F.current_timestamp()).where("now > at")),
+    Kind.STATIC_JOIN: lambda rows, _: by_id(rows.join(static(rows), "id", "left")),
+    Kind.BROADCAST_JOIN: lambda rows, _: by_id(rows.join(F.broadcast(static(rows)), "id")),
+    Kind.DEDUP: lambda rows, _: by_id(rows.dropDuplicates(["id", "at"])),
+    Kind.DEDUP_UNBOUNDED: lambda rows, _: by_id(rows.dropDuplicates(["id"])),
+    Kind.DEDUP_WITHIN: lambda rows, _: by_id(rows.dropDuplicatesWithinWatermark(["id"])),
+    Kind.CUSTOM_STATE: lambda rows, _: by_id(custom()(rows)),
+    Kind.PANDAS_STATE_APPEND: lambda rows, _: by_id(pandas_state("append")(rows)),
+    Kind.LIMIT: lambda rows, _: by_id(rows.limit(2)),
+}

@@ -1,0 +1,302 @@
+"""Every cell of the matrix on real Spark: what it refuses Spark refuses too, or takes and does wrong; the rest runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from headrace import (
+    Console,
+    CustomSink,
+    DeltaAppend,
+    DeltaOverwrite,
+    DeltaUpsert,
+    Files,
+    Flow,
+    InMemory,
+    Input,
+    Kafka,
+    Memory,
+    Noop,
+    OutputMode,
+    RocksDB,
+    Target,
+)
+from headrace.flow import matrix
+from headrace.flow.matrix import Verdict
+from headrace.flow.operators import Kind
+from headrace.flow.sink import Batch, Sink
+from headrace.runtime.operators import operators, spark_refuses
+from headrace.runtime.planning import blank
+from headrace.runtime.session import flow_session
+from operator_examples import AGGREGATED, EXAMPLES, ROW, Example
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.spark
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+Rows = Sequence[tuple[str, int, int]]
+
+
+def marked(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("at", "1 minute")
+
+
+def blanks(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
+    return marked(blank(spark, ROW)), marked(blank(spark, ROW))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Two folders with one file per batch, and a session with the settings of flows."""
+
+    session: SparkSession
+    folder: Path
+
+    def put(self, batches: Sequence[Rows]) -> None:
+        """Write the batches, of rows as (id, n, minutes after noon), to both folders."""
+        for number, batch in enumerate(batches):
+            rows = [{"id": key, "n": n, "at": NOON + timedelta(minutes=at)} for key, n, at in batch]
+            for side in ("left", "right"):
+                path = self.folder / side / f"{number}.parquet"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                pq.write_table(pa.Table.from_pylist(rows, schema=to_arrow_schema(ROW, timezone="UTC")), path)
+
+    def streams(self) -> tuple[DataFrame, DataFrame]:
+        reader = self.session.readStream.schema(ROW).option("maxFilesPerTrigger", "1")
+        left, right = (marked(reader.parquet(str(self.folder / side))) for side in ("left", "right"))
+        return left, right
+
+    def start(
+        self, rows: DataFrame, mode: OutputMode, name: str, kept: list[list[tuple[object, ...]]]
+    ) -> StreamingQuery:
+        def keep(batch: DataFrame, _number: int) -> None:
+            kept.append(sorted(tuple(row) for row in batch.collect()))
+
+        return (
+            rows.writeStream.outputMode(mode.value)
+            .foreachBatch(keep)
+            .option("checkpointLocation", str(self.folder / name))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def outcomes(self, made: dict[OutputMode, DataFrame]) -> dict[OutputMode, str]:
+        """Run a frame in each mode, all at once, and say of each whether Spark refused it or it ran to its end."""
+        found, running = {}, {}
+        for mode, rows in made.items():
+            try:
+                running[mode] = self.start(rows, mode, mode.value, [])
+            except PySparkException:
+                found[mode] = "refused"
+        for mode, query in running.items():
+            try:
+                query.awaitTermination()
+                found[mode] = "ran"
+            except PySparkException:
+                found[mode] = "refused"
+        return found
+
+    def played(self, example: Example, mode: OutputMode, batches: Sequence[Rows]) -> list[list[tuple[object, ...]]]:
+        """Return what Spark hands on, batch by batch."""
+        self.put(batches)
+        kept: list[list[tuple[object, ...]]] = []
+        self.start(example(*self.streams()), mode, "played", kept).awaitTermination()
+        return kept
+
+
+@pytest.fixture
+def stage(spark: SparkSession, tmp_path: Path) -> Stage:
+    return Stage(_session(spark, InMemory(shuffle_partitions=1)), tmp_path)
+
+
+def _session(spark: SparkSession, state: InMemory | RocksDB) -> SparkSession:
+    made = Flow("matrix", Input(Kafka("t"), schema=ROW), lambda rows: rows, Noop(), state=state)
+    session = flow_session(spark, made)
+    # One batch is enough to see whether a query runs.
+    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    return session
+
+
+def expected(example: Example, spark: SparkSession, mode: OutputMode) -> str:
+    found = matrix.in_mode(operators(example(*blanks(spark)), 2), mode)
+    return "refused" if any(cell.verdict is Verdict.REFUSED for _, cell in found) else "ran"
+
+
+def test_every_kind_but_the_unknown_has_an_example_and_all_cells() -> None:
+    assert set(EXAMPLES) == set(Kind) - {Kind.OTHER}
+    assert set(matrix.MODES) == set(Kind)
+    with_aggregation = {
+        kind for kind, row in matrix.MODES.items() if any(cell.verdict is Verdict.WITH_AGGREGATION for cell in row)
+    }
+    assert set(AGGREGATED) == with_aggregation - {Kind.OTHER}
+
+
+def test_the_kinds_are_read_from_the_plans(spark: SparkSession) -> None:
+    found = {kind: {each.kind for each in operators(make(*blanks(spark)), 2)} for kind, make in EXAMPLES.items()}
+    assert {kind: kinds for kind, kinds in found.items() if kind not in kinds} == {}
+    # What an example is not about must not be found in it, or cells would be judged by another kind's verdict.
+    plain = {Kind.PROJECTION, Kind.PYTHON}
+    besides = {kind: kinds - {kind} - plain for kind, kinds in found.items() if kinds - {kind} - plain}
+    assert besides == {
+        Kind.READ_TWICE: {Kind.UNION},
+        Kind.DISTINCT_AGGREGATE: {Kind.AGGREGATE},
+        Kind.PANDAS_AGGREGATE: {Kind.AGGREGATE},
+        Kind.PANDAS_STATE_UNMARKED: {Kind.PANDAS_STATE_APPEND},
+        Kind.PANDAS_STATE_TWICE: {Kind.PANDAS_STATE_APPEND},
+        Kind.PANDAS_STATE_AFTER_AGGREGATE: {Kind.PANDAS_STATE_APPEND, Kind.AGGREGATE, Kind.STATE_AFTER_AGGREGATE},
+        Kind.PANDAS_UPDATES_AGGREGATED: {Kind.PANDAS_STATE_UPDATE, Kind.AGGREGATE_UNBOUNDED},
+        Kind.STATE_AFTER_AGGREGATE: {Kind.AGGREGATE},
+        Kind.DEDUP_AFTER_AGGREGATE: {Kind.AGGREGATE, Kind.DEDUP_UNBOUNDED},
+        Kind.STATE_AFTER_TIMEOUTS: {Kind.PANDAS_STATE_APPEND, Kind.AGGREGATE_UNBOUNDED},
+        Kind.SORT: {Kind.AGGREGATE_UNBOUNDED},
+    }
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.name.lower())
+def test_spark_takes_and_refuses_what_the_matrix_says(stage: Stage, spark: SparkSession, kind: Kind) -> None:
+    if kind in (Kind.CUSTOM_STATE, Kind.CUSTOM_TIMERS_UNMARKED):
+        stage = Stage(_session(spark, RocksDB(shuffle_partitions=1)), stage.folder)
+    stage.put([[("a", 1, 0), ("a", 2, 0), ("b", 3, 1)]])
+    made = {mode: EXAMPLES[kind] for mode in OutputMode}
+    if kind in AGGREGATED:
+        # Without an aggregation complete mode is refused at once; whether it runs with one is what is asked.
+        assert spark_refuses(EXAMPLES[kind](*blanks(spark)), OutputMode.COMPLETE)
+        made[OutputMode.COMPLETE] = AGGREGATED[kind]
+    wanted = {mode: expected(make, spark, mode) for mode, make in made.items()}
+    assert stage.outcomes({mode: make(*stage.streams()) for mode, make in made.items()}) == wanted
+
+
+def test_continuous_processing_refuses_what_the_matrix_refuses_there(spark: SparkSession, tmp_path: Path) -> None:
+    nowhere = Target("t", str(tmp_path), str(tmp_path), kafka={"bootstrap.servers": "127.0.0.1:1"})
+
+    def stream() -> DataFrame:
+        read = Kafka("t").unbatched().stream(spark, nowhere)
+        return marked(
+            read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), read.timestamp.alias("at"))
+        )
+
+    def refused(make: Example) -> bool:
+        rows = make(stream(), stream())
+        try:
+            # Spark judges the plan before it asks the broker, which is not there.
+            writer = rows.select(F.lit("x").alias("value")).writeStream.format("kafka").option("topic", "o")
+            writer = writer.options(**{"kafka.bootstrap.servers": "127.0.0.1:1"})
+            writer.option("checkpointLocation", str(tmp_path / "c")).trigger(continuous="1 second").start()
+        except AnalysisException:
+            return True
+        return False
+
+    stopped = {kind: matrix.under_trigger_cells(kind)[0].stops for kind in EXAMPLES}
+    # What is let through runs in the tests with a broker.
+    assert {kind for kind, stops in stopped.items() if not stops} == {Kind.PROJECTION, Kind.PYTHON}
+    assert [kind for kind, stops in stopped.items() if stops and not refused(EXAMPLES[kind])] == []
+
+
+# ---- what Spark takes, and does wrong or otherwise than it seems ----
+
+SAME_KEY: Sequence[Rows] = [[("a", 1, 0)], [("a", 2, 0)]]
+
+
+def test_duplicates_dropped_behind_an_aggregation_lose_its_updates(stage: Stage) -> None:
+    played = stage.played(EXAMPLES[Kind.DEDUP_AFTER_AGGREGATE], OutputMode.UPDATE, SAME_KEY)
+    # The count of `a` is 2 by the end, and nobody is told.
+    assert [[row[-1] for row in batch] for batch in played] == [[1], []]
+
+
+def test_rows_of_except_all_come_again_in_update_mode(stage: Stage) -> None:
+    played = stage.played(EXAMPLES[Kind.EXCEPT], OutputMode.UPDATE, SAME_KEY)
+    # Two rows went in, so two should come out.
+    assert played == [[("a",)], [("a",), ("a",)]]
+
+
+def test_a_limit_counts_over_all_batches(stage: Stage) -> None:
+    batches: Sequence[Rows] = [[("a", 1, 0)], [("b", 2, 0), ("c", 3, 0)], [("d", 4, 0)]]
+    played = stage.played(EXAMPLES[Kind.LIMIT], OutputMode.APPEND, batches)
+    assert [len(batch) for batch in played] == [1, 1, 0]
+
+
+def test_a_function_per_group_sees_the_rows_of_one_batch(stage: Stage) -> None:
+    def sizes(rows: DataFrame, _: DataFrame) -> DataFrame:
+        return rows.groupBy("id").applyInPandas(lambda group: group[["n"]].count().to_frame().T, "n long")
+
+    assert stage.played(sizes, OutputMode.APPEND, SAME_KEY) == [[(1,)], [(1,)]]
+
+
+def test_state_without_a_watermark_is_kept_and_with_one_it_is_let_go(spark: SparkSession, stage: Stage) -> None:
+    def kept(example: Example, folder: str) -> int:
+        place = Stage(stage.session, stage.folder / folder)
+        # Each batch is an hour later than the one before, so each but the last lies behind the watermark.
+        place.put([[(str(number), 1, 60 * number)] for number in range(4)])
+        query = place.start(example(*place.streams()), OutputMode.APPEND, "state", [])
+        query.awaitTermination()
+        progress = query.lastProgress
+        assert progress is not None
+        return sum(operator.numRowsTotal for operator in progress.stateOperators)
+
+    assert kept(EXAMPLES[Kind.DEDUP_UNBOUNDED], "ever") == 4
+    assert kept(EXAMPLES[Kind.DEDUP_WITHIN], "within") < 4
+    assert kept(EXAMPLES[Kind.INNER_JOIN_UNBOUNDED], "join-ever") == 8
+    assert kept(EXAMPLES[Kind.INNER_JOIN], "join") < 8
+
+
+# ---- sinks ----
+
+
+def test_every_sink_takes_its_modes_and_the_refused_ones_would_go_wrong(
+    spark: SparkSession, stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = Target("matrix", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
+    stage.put(SAME_KEY)
+
+    def sinks(mode: OutputMode) -> list[Sink]:
+        every: list[Sink] = [
+            DeltaAppend(f"{mode}/appended"),
+            DeltaUpsert(f"{mode}/upserted", key=["id"]),
+            DeltaOverwrite(f"{mode}/replaced"),
+            Files(f"{mode}/files"),
+            CustomSink("own", lambda rows, _batch: rows.collect()),
+            Console(),
+            Memory(),
+            Noop(),
+        ]
+        return [sink for sink in every if mode in sink.output_modes]
+
+    def play(mode: OutputMode, into: Sequence[Sink], flow: str) -> None:
+        def write(rows: DataFrame, number: int) -> None:
+            kept = rows.persist()
+            for step, sink in enumerate(into):
+                sink.write(kept, Batch(flow, f"{flow}-1", number, target, mode=mode, step=str(step)))
+
+        for sink in into:
+            sink.prepare(stage.session, target)
+        example = EXAMPLES[Kind.PROJECTION if mode is OutputMode.APPEND else Kind.AGGREGATE_UNBOUNDED]
+        writer = example(*stage.streams()).writeStream.outputMode(mode.value).foreachBatch(write)
+        query = writer.option("checkpointLocation", str(tmp_path / flow)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    for mode in OutputMode:
+        play(mode, sinks(mode), f"taken_{mode}")
+    # `a` was counted as 1, then as 2. A table of appended rows keeps both, one of each batch alone only the last.
+    play(OutputMode.UPDATE, [DeltaAppend("wrong")], "refused")
+
+    def counts(table: str) -> list[int]:
+        rows = spark.read.format("delta").load(target.table(table)).collect()
+        return sorted(row["count"] for row in rows)
+
+    assert counts("wrong") == [1, 2]
+    assert counts("complete/replaced") == [2]
+    assert counts("update/upserted") == [2]

@@ -1,0 +1,131 @@
+"""Plans of flows, made without their sources: what is found in them, and what a start does about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from headrace import (
+    Continuous,
+    DeltaSource,
+    Flow,
+    FlowError,
+    InMemory,
+    Input,
+    Kafka,
+    KafkaTopic,
+    Memory,
+    Rate,
+    RealTime,
+    Severity,
+    Target,
+    Watermark,
+    check,
+)
+from headrace.flow.operators import Kind, Operator, Plan, Unplanned
+from headrace.patterns.rides.flows import flows as ride_flows
+from headrace.runtime.planning import plan_of
+from headrace.testing import Arrive, rehearse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+ROW = StructType([StructField("id", StringType()), StructField("at", TimestampType(), nullable=False)])
+MARKED = Input(Kafka("t"), schema=ROW, watermark=Watermark("at", "1 minute"))
+
+
+def by_id(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("id").count()
+
+
+def flow(**changes: object) -> Flow:
+    given: dict[str, object] = {"name": "planned", "inputs": MARKED, "transform": by_id, "sink": Memory()}
+    return Flow(**(given | changes))  # type: ignore[arg-type]
+
+
+def found(spark: SparkSession, made: Flow, target: Target | None = None) -> list[tuple[str, Severity]]:
+    findings = check([made], plans={made.name: plan_of(spark, made, target)})
+    return [(each.code, each.severity) for each in findings if each.code != "HRC-301"]
+
+
+def test_the_flows_of_ride_analytics_are_planned_without_a_broker_and_nothing_is_found(spark: SparkSession) -> None:
+    plans = {made.name: plan_of(spark, made, None) for made in ride_flows()}
+    assert {name: type(plan) for name, plan in plans.items()} == dict.fromkeys(plans, Plan)
+    assert {each.code for each in check(ride_flows(), plans=plans)} == {"HRC-301"}
+
+
+def test_what_the_operators_rule_out_is_found(spark: SparkSession) -> None:
+    assert found(spark, flow()) == [("HRC-111", Severity.ERROR)]
+    assert found(spark, flow(output_mode="update")) == [("HRC-201", Severity.WARNING)]
+    assert found(spark, flow(transform=lambda rows: rows.dropDuplicates(["id"]))) == [("HRC-208", Severity.WARNING)]
+    assert found(spark, flow(transform=lambda rows: rows.where("id > 0"), output_mode="complete")) == [
+        ("HRC-111", Severity.ERROR)
+    ]
+    assert found(spark, flow(transform=lambda rows: rows)) == []
+
+
+def test_triggers_without_batches_are_judged_by_the_operators_too(spark: SparkSession) -> None:
+    to_kafka = flow(sink=KafkaTopic("out"), output_mode="update", trigger=RealTime(), transform=lambda rows: rows)
+    assert found(spark, to_kafka) == []
+    assert ("HRC-113", Severity.ERROR) in found(
+        spark, flow(sink=KafkaTopic("o"), output_mode="update", trigger=RealTime())
+    )
+    exploded = flow(
+        sink=KafkaTopic("o"), trigger=Continuous(), transform=lambda rows: rows.select(F.explode(F.split("id", ",")))
+    )
+    assert found(spark, exploded) == [("HRC-113", Severity.ERROR)]
+
+
+def test_a_column_that_is_not_there_is_found_and_named(spark: SparkSession) -> None:
+    plan = plan_of(spark, flow(transform=lambda rows: rows.where("ident > 0")), None)
+    assert isinstance(plan, Unplanned)
+    assert (plan.wrong, "ident" in plan.why) == (True, True)
+    assert found(spark, flow(transform=lambda rows: rows.where("ident > 0"))) == [("HRC-118", Severity.ERROR)]
+
+
+def test_an_error_of_the_transform_itself_is_found(spark: SparkSession) -> None:
+    def broken(rows: DataFrame) -> DataFrame:
+        raise KeyError("fare")
+
+    plan = plan_of(spark, flow(transform=broken), None)
+    assert plan == Unplanned("KeyError: 'fare'", wrong=True)
+
+
+def test_a_source_that_cannot_be_asked_is_no_fault_of_the_flow(spark: SparkSession, tmp_path: Path) -> None:
+    target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path))
+    table = flow(inputs=Input(DeltaSource("absent", max_files_per_trigger=10)), transform=lambda rows: rows)
+    assert found(spark, table, target) == [("HRC-209", Severity.INFO)]
+    assert found(spark, table) == [("HRC-209", Severity.INFO)]
+    # A table that the transform reads may be made by another flow.
+    reads = flow(transform=lambda rows: rows.join(rows.sparkSession.read.table("absent"), "id"))
+    assert found(spark, reads) == [("HRC-209", Severity.INFO)]
+
+
+def test_a_source_with_columns_of_its_own_is_opened(spark: SparkSession, tmp_path: Path) -> None:
+    target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path))
+    plan = plan_of(spark, flow(inputs=Input(Rate(1)), transform=lambda rows: rows.where("value > 1")), target)
+    assert isinstance(plan, Plan)
+    assert [each.kind for each in plan.operators] == [Kind.PROJECTION]
+
+
+def test_custom_state_in_memory_is_found() -> None:
+    made = flow(state=InMemory())
+    plan = Plan((Operator(Kind.CUSTOM_STATE),))
+    assert [each.code for each in check([made], plans={made.name: plan})] == ["HRC-119", "HRC-301"]
+
+
+def test_a_start_refuses_what_the_check_refuses_before_spark_sees_the_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with pytest.raises(FlowError) as refused:
+        rehearse(flow(), [Arrive({"id": "a", "at": "2026-01-01T12:00:00Z"})], spark=spark, folder=tmp_path)
+    assert refused.value.code == "HR-203"
+    assert "HRC-111" in refused.value.why
+    assert "update" in refused.value.remedy
+    assert not (tmp_path / "checkpoints" / "planned" / "spark").exists()

@@ -1,0 +1,322 @@
+"""Continuous and real-time processing on a real broker: rows arrive, bad ones are filed, a restart loses none."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from headrace import (
+    AvailableNow,
+    Continuous,
+    DeltaAppend,
+    Flow,
+    HeadraceError,
+    Input,
+    Kafka,
+    KafkaTopic,
+    RealTime,
+    Target,
+)
+from headrace.clients.filesystem import files_for
+from headrace.clients.kafka import committed_reader, read_topic
+from headrace.clients.topics import create_topics
+from headrace.flow import matrix
+from headrace.flow.levers import Trigger
+from headrace.flow.matrix import Verdict
+from headrace.flow.operators import Kind
+from headrace.observe.flow_audit import quarantine_table
+from headrace.operate.run import Application, FlowFigures, until_done_of
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.events import BatchCommitted, Event
+from headrace.runtime.supervisor import Backoff
+from headrace.runtime.unbatched import note_beginning
+from operator_examples import EXAMPLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from conftest import Broker
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+# A real-time batch is five seconds at the least, and the first query of a session takes seconds to begin.
+PATIENCE_SECONDS = 90.0
+
+ROW = StructType([StructField("id", StringType(), nullable=False), StructField("n", IntegerType())])
+
+
+def even(rows: DataFrame) -> DataFrame:
+    return rows.where("n % 2 = 0")
+
+
+def even_by_the_long_way(rows: DataFrame) -> DataFrame:
+    """Take the same rows as `even`, through everything that real-time mode can do besides columns and filters."""
+    halves = rows.sparkSession.range(2).select(F.col("id").cast("int").alias("half"), (F.col("id") == 0).alias("even"))
+    return (
+        rows.withColumn("each", F.explode(F.array("n")))
+        .withColumn("half", F.pmod("each", F.lit(2)))
+        .join(F.broadcast(halves), "half")
+        .where(F.col("even") & (F.current_timestamp() > F.lit("2026-01-01").cast("timestamp")))
+        .select("id", "n")
+    )
+
+
+def flow(name: str, trigger: Trigger, **changes: object) -> Flow:
+    given: dict[str, object] = {
+        "name": name.replace("-", "_"),
+        "inputs": Input(Kafka(name), schema=ROW),
+        "transform": even,
+        "sink": KafkaTopic(f"{name}-out", key="id"),
+        "trigger": trigger,
+        "output_mode": "update",
+    }
+    return Flow(**(given | changes))  # type: ignore[arg-type]
+
+
+def target(broker: Broker, folder: Path) -> Target:
+    return Target(
+        "test",
+        lake=str(folder / "lake"),
+        checkpoints=str(folder / "checkpoints"),
+        kafka={"bootstrap.servers": broker.bootstrap},
+    )
+
+
+def send(place: Target, topic: str, numbers: range, *rubbish: bytes) -> None:
+    producer = Producer({"bootstrap.servers": place.kafka["bootstrap.servers"]})
+    for value in [*(json.dumps({"id": str(n), "n": n}).encode() for n in numbers), *rubbish]:
+        producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def await_ids(place: Target, topic: str, wanted: set[str]) -> None:
+    """Return when every one of these ids has arrived, in whatever order."""
+    consumer = committed_reader(place)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    missing = set(wanted)
+    try:
+        while missing and time.monotonic() < deadline:
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                missing.discard(json.loads(message.value() or b"")["id"])
+    finally:
+        consumer.close()
+    assert missing == set()
+
+
+def ids(place: Target, topic: str) -> list[str]:
+    return [json.loads(message.value() or b"")["id"] for message in read_topic(place, topic)]
+
+
+class Run:
+    """One run of a flow on a thread of its own."""
+
+    def __init__(self, spark: SparkSession, place: Target, made: Flow) -> None:
+        self._application = Application(spark, place, [made], backoff=Backoff(attempts=0))
+        self._committed = threading.Event()
+        self._application.bus.subscribe(self._hear)
+        self._figures: dict[str, FlowFigures] = {}
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, BatchCommitted) and event.rows_in:
+            self._committed.set()
+
+    def _run(self) -> None:
+        self._figures.update(self._application.run())
+
+    def await_commit(self) -> None:
+        assert self._committed.wait(PATIENCE_SECONDS)
+
+    def drained(self) -> FlowFigures:
+        self._application.drain()
+        return self.ended()
+
+    def ended(self) -> FlowFigures:
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive()
+        (figures,) = self._figures.values()
+        return figures
+
+
+def run(spark: SparkSession, place: Target, made: Flow) -> FlowFigures:
+    return Run(spark, place, made).ended()
+
+
+def evens(numbers: range) -> set[str]:
+    return {str(n) for n in numbers if n % 2 == 0}
+
+
+@pytest.mark.parametrize("trigger", [Continuous(), RealTime("5 seconds")], ids=["continuous", "real-time"])
+def test_rows_arrive_and_bad_ones_are_filed_and_a_restart_loses_none(
+    spark: SparkSession, broker: Broker, tmp_path: Path, trigger: Trigger
+) -> None:
+    name = f"unbatched-{type(trigger).__name__.lower()}"
+    transform = even_by_the_long_way if isinstance(trigger, RealTime) else even
+    place, made = target(broker, tmp_path), flow(name, trigger, transform=transform)
+    create_topics(place.kafka, {name: 1, f"{name}-out": 1})
+    send(place, name, range(10), b"rubbish", b'{"n": 2}')
+
+    first = Run(spark, place, made)
+    await_ids(place, f"{name}-out", evens(range(10)))
+    first.await_commit()
+    figures = first.drained()
+    assert (figures.error, figures.rows_in) == (None, 12)
+    assert figures.bad == {"malformed_json": 1, "missing:id": 1}
+
+    send(place, name, range(10, 20))
+    second = Run(spark, place, made)
+    await_ids(place, f"{name}-out", evens(range(20)))
+    assert second.drained().error is None
+
+    # Once more, and this time to the end of what is there.
+    send(place, name, range(20, 24), b"more rubbish")
+    third = run(spark, place, until_done_of(made))
+    assert (third.error, third.bad) == (None, {"malformed_json": 1})
+    assert set(ids(place, f"{name}-out")) == evens(range(24))
+    filed = spark.read.format("delta").load(quarantine_table(place, made.name))
+    assert filed.count() == filed.select("offset").distinct().count() == 3
+
+
+def test_batches_do_not_go_on_where_continuous_processing_stopped(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    place = target(broker, tmp_path)
+    create_topics(place.kafka, {"unbatched-then": 1, "unbatched-then-out": 1})
+    send(place, "unbatched-then", range(4))
+    made = flow("unbatched-then", Continuous(until_done=True))
+    assert run(spark, place, made).error is None
+
+    error = run(spark, place, flow("unbatched-then", AvailableNow())).error
+    assert isinstance(error, HeadraceError)
+    assert (error.code, '{"unbatched-then":{"0":4}}' in error.state) == ("HR-223", True)
+
+
+def test_a_flow_that_died_before_its_first_epoch_begins_where_it_would_have_begun(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    place = target(broker, tmp_path)
+    create_topics(place.kafka, {"unbatched-late": 1, "unbatched-late-out": 1})
+    send(place, "unbatched-late", range(4))
+    newest = Input(Kafka("unbatched-late", starting="latest"), schema=ROW)
+    made = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
+    # The first start has noted its beginning, and died.
+    note_beginning(made, place, Checkpoint.of(made.name, place, files_for(place.checkpoints)))
+    send(place, "unbatched-late", range(4, 8), b"rubbish")
+
+    figures = run(spark, place, made)
+    assert (figures.error, figures.rows_in, figures.bad) == (None, 5, {"malformed_json": 1})
+    assert set(ids(place, "unbatched-late-out")) == {"4", "6"}
+
+
+def by_id(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("id").count()
+
+
+def shouted(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("id", F.udf(str.upper, "string")("id"))
+
+
+REFUSED: dict[str, tuple[Callable[[], Flow], str, str]] = {
+    "state": (lambda: flow("unbatched-no", RealTime(), transform=by_id), "HR-203", "HRC-113"),
+    "python": (lambda: flow("unbatched-no", RealTime(), transform=shouted), "HR-203", "HRC-113"),
+    "state continuously": (lambda: flow("unbatched-no", Continuous(), transform=by_id), "HR-203", "HRC-113"),
+    "delta": (lambda: flow("unbatched-no", RealTime(), sink=DeltaAppend("no")), "HR-203", "HRC-108"),
+    "append": (lambda: flow("unbatched-no", RealTime(), output_mode="append"), "HR-203", "HRC-114"),
+    "slots": (lambda: flow("unbatched-wide", RealTime()), "HR-222", "'unbatched_wide' 4"),
+    "slots continuously": (lambda: flow("unbatched-wide", Continuous()), "HR-222", "'unbatched_wide' 4"),
+}
+
+
+def test_what_these_triggers_cannot_do_is_refused_before_spark_sees_it(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    place = target(broker, tmp_path)
+    create_topics(place.kafka, {"unbatched-no": 1, "unbatched-no-out": 1, "unbatched-wide": 4, "unbatched-wide-out": 1})
+    errors = {case: run(spark, place, make()).error for case, (make, _, _) in REFUSED.items()}
+    found = {case: (error.code, error.why) for case, error in errors.items() if error is not None}
+    assert {case: code for case, (code, _) in found.items()} == {case: code for case, (_, code, _) in REFUSED.items()}
+    assert [case for case, (_, why) in found.items() if REFUSED[case][2] not in why] == []
+    assert not list(tmp_path.glob("checkpoints/*/spark/offsets"))
+
+
+def test_real_time_mode_refuses_what_the_matrix_refuses_there(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    place = target(broker, tmp_path)
+    create_topics(place.kafka, {"unbatched-cells": 1, "unbatched-cells-out": 1})
+    send(place, "unbatched-cells", range(1))
+    kinds = [
+        Kind.PYTHON,
+        Kind.PYTHON_MAP,
+        Kind.REPARTITION,
+        Kind.READ_TWICE,
+        Kind.AGGREGATE,
+        Kind.DEDUP_WITHIN,
+        Kind.CUSTOM_STATE,
+    ]
+    assert all(matrix.under_trigger_cells(kind)[1].verdict is Verdict.REFUSED for kind in kinds)
+    read = Kafka("unbatched-cells").unbatched().stream(spark, place)
+    rows = read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), F.col("timestamp").alias("at"))
+    marked = rows.withWatermark("at", "1 minute")
+
+    def started(kind: Kind) -> StreamingQuery:
+        native = KafkaTopic("unbatched-cells-out").native(EXAMPLES[kind](marked, marked), place)
+        writer = native.rows.writeStream.format(native.format).options(**native.options).outputMode("update")
+        writer = writer.option("checkpointLocation", str(tmp_path / kind.name))
+        return writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload,no-any-return]
+
+    queries = {kind: started(kind) for kind in kinds}
+    for kind, query in queries.items():
+        with pytest.raises(StreamingQueryException, match="STREAMING_REAL_TIME_MODE"):
+            query.awaitTermination(PATIENCE_SECONDS)
+        assert not query.isActive, kind
+
+
+def test_spark_itself_leaves_partitions_without_a_slot_unread(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """What the refusal is for: Spark takes the query, says that it runs, and rows are not there."""
+    place = target(broker, tmp_path)
+    create_topics(place.kafka, {"unbatched-four": 4, "unbatched-rest": 1})
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for partition in range(4):
+        producer.produce("unbatched-four", json.dumps({"id": str(partition)}), partition=partition)
+    assert producer.flush(30) == 0
+    native = KafkaTopic("unbatched-rest").native(
+        Kafka("unbatched-four")
+        .unbatched()
+        .stream(spark, place)
+        .select(F.get_json_object(F.col("value").cast("string"), "$.id").alias("id")),
+        place,
+    )
+    query = (
+        native.rows.writeStream.format(native.format)
+        .options(**native.options)
+        .option("checkpointLocation", str(tmp_path / "raw"))
+        .trigger(continuous="1 second")
+        .start()
+    )
+    try:
+        # Two of the four are read by the two slots, at once; four seconds are four epochs.
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(ids(place, "unbatched-rest")) < 2 and time.monotonic() < deadline:
+            query.awaitTermination(0.2)
+        query.awaitTermination(4)
+        assert (query.isActive, len(ids(place, "unbatched-rest"))) == (True, 2)
+    finally:
+        query.stop()
+    assert not (tmp_path / "raw" / "commits" / "0").exists()

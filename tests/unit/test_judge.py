@@ -1,0 +1,184 @@
+"""Triggers, sinks and operators judged by the matrix, without Spark; and the pages that are drawn from it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from headrace import (
+    AvailableNow,
+    Continuous,
+    DeltaAppend,
+    DeltaOverwrite,
+    Every,
+    FanOut,
+    FileSource,
+    Flow,
+    Input,
+    Kafka,
+    KafkaExactlyOnce,
+    KafkaTopic,
+    Memory,
+    Once,
+    OutputMode,
+    RealTime,
+    Severity,
+    check,
+)
+from headrace.flow import judge, matrix
+from headrace.flow.operators import Kind, Operator, Plan, Unplanned
+from headrace.operate import plans
+from headrace.operate.matrix_page import SINKS, drawn
+from headrace.operate.run import until_done_of
+
+LEVERS = Path(__file__).parents[2] / "docs" / "levers"
+ROW = StructType([StructField("id", StringType())])
+
+
+def flow(**changes: object) -> Flow:
+    given: dict[str, object] = {
+        "name": "judged",
+        "inputs": Input(Kafka("t"), schema=ROW),
+        "transform": lambda rows: rows,
+        "sink": KafkaTopic("out"),
+        "output_mode": "update",
+        "trigger": RealTime(),
+    }
+    return Flow(**(given | changes))  # type: ignore[arg-type]
+
+
+def codes(made: Flow, *kinds: Kind) -> list[str]:
+    plan = {made.name: Plan(tuple(Operator(kind) for kind in kinds))} if kinds else None
+    return [found.code for found in check([made], plans=plan) if found.severity is not Severity.INFO]
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (flow(), []),
+        (flow(trigger=Continuous()), []),
+        (flow(trigger=Continuous(), output_mode="append"), []),
+        (flow(output_mode="append"), ["HRC-114"]),
+        (flow(trigger=Continuous(), output_mode="complete"), ["HRC-114"]),
+        (flow(trigger=RealTime("4 seconds")), ["HRC-115"]),
+        (flow(trigger=RealTime("5 seconds")), []),
+        (flow(sink=KafkaExactlyOnce("out")), ["HRC-108"]),
+        (flow(sink=FanOut(KafkaTopic("out"), KafkaTopic("other"))), ["HRC-108"]),
+        (flow(sink=Memory(), trigger=Continuous()), ["HRC-108"]),
+        (flow(inputs=Input(Kafka("t", accept_loss="a test"), schema=ROW)), ["HRC-108"]),
+        (flow(inputs=Input(Kafka("t", max_offsets_per_trigger=None), schema=ROW)), []),
+    ],
+)
+def test_a_trigger_without_batches_takes_kafka_to_kafka_in_its_own_mode(made: Flow, found: list[str]) -> None:
+    assert codes(made) == found
+
+
+def test_a_source_that_knows_batches_only_is_named() -> None:
+    made = flow(inputs={"rows": Input(FileSource("in", "json", ROW))})
+    (found,) = [each for each in check([made]) if each.code == "HRC-108"]
+    assert "input 'rows'" in found.place
+
+
+@pytest.mark.parametrize(
+    ("kind", "continuous", "real_time"),
+    [
+        (Kind.PROJECTION, [], []),
+        (Kind.EXPLODE, ["HRC-113"], []),
+        (Kind.BROADCAST_JOIN, ["HRC-113"], []),
+        (Kind.STATIC_JOIN, ["HRC-113"], ["HRC-113"]),
+        (Kind.CURRENT_TIME, ["HRC-113"], ["HRC-206"]),
+        (Kind.PYTHON, ["HRC-206"], ["HRC-113"]),
+        (Kind.DEDUP, ["HRC-113"], ["HRC-113"]),
+        (Kind.CUSTOM_STATE, ["HRC-113"], ["HRC-113"]),
+        (Kind.OTHER, ["HRC-113"], ["HRC-113"]),
+    ],
+)
+def test_operators_are_judged_by_the_trigger(kind: Kind, continuous: list[str], real_time: list[str]) -> None:
+    assert codes(flow(trigger=Continuous()), kind) == continuous
+    assert codes(flow(), kind) == real_time
+    assert codes(flow(trigger=Every("1 second")), kind) == []
+
+
+def test_complete_mode_wants_an_aggregation_somewhere_and_nothing_else_is_said_of_the_rest() -> None:
+    made = flow(sink=DeltaOverwrite("t"), output_mode="complete", trigger=AvailableNow())
+    assert codes(made, Kind.PROJECTION, Kind.DEDUP) == ["HRC-111", "HRC-111"]
+    assert codes(made, Kind.PROJECTION, Kind.DEDUP, Kind.AGGREGATE_UNBOUNDED) == []
+
+
+def test_sparks_own_refusal_is_told_only_where_the_matrix_has_none() -> None:
+    made = flow(trigger=AvailableNow())
+    unknown = Plan((Operator(Kind.PROJECTION),), spark_refuses="Something new.")
+    (found,) = [each for each in check([made], plans={made.name: unknown}) if each.severity is Severity.ERROR]
+    assert (found.code, "Something new." in found.reason) == ("HRC-117", True)
+    known = Plan((Operator(Kind.SORT_ROWS),), spark_refuses="Sorting is not supported.")
+    assert [each.code for each in check([made], plans={made.name: known})] == ["HRC-111", "HRC-301"]
+
+
+def test_a_plan_that_is_not_known_leaves_the_guess_by_the_declaration() -> None:
+    made = flow(trigger=AvailableNow())
+    assert codes(made) == ["HRC-201"]
+    found = check([made], plans={made.name: Unplanned("no")})
+    assert [each.code for each in found] == ["HRC-201", "HRC-301", "HRC-209"]
+    assert codes(made, Kind.PROJECTION) == []
+
+
+@pytest.mark.parametrize(("needed", "free", "found"), [(1, 1, []), (2, 1, ["HRC-116"]), (4, 0, ["HRC-116"])])
+def test_slots_are_counted_for_triggers_that_hold_them(needed: int, free: int, found: list[str]) -> None:
+    assert [each.code for each in judge.slots(flow(), needed, free)] == found
+    assert list(judge.slots(flow(trigger=Every("1 second")), needed, free)) == []
+
+
+@pytest.mark.parametrize(
+    ("master", "slots"), [("local", 1), ("local[3]", 3), ("local[3, 2]", 3), ("spark://h:7077", None), ("yarn", None)]
+)
+def test_the_slots_of_a_master_on_this_machine_are_known(master: str, slots: int | None) -> None:
+    assert plans._slots(master) == slots
+
+
+def test_once_is_available_now_with_a_warning_and_a_finding() -> None:
+    with pytest.warns(DeprecationWarning, match="AvailableNow"):
+        once = Once()
+    assert isinstance(once, AvailableNow)
+    assert codes(flow(trigger=once, output_mode="append")) == ["HRC-207"]
+
+
+def test_available_now_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AvailableNow()
+
+
+def test_until_done_ends_every_flow_and_keeps_continuous_processing() -> None:
+    assert until_done_of(flow()).trigger == AvailableNow()
+    assert until_done_of(flow(trigger=Every("1 day"))).trigger == AvailableNow()
+    assert until_done_of(flow(trigger=Continuous("2 seconds"))).trigger == Continuous("2 seconds", until_done=True)
+
+
+def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
+    (found,) = judge.sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
+    assert (found.code, found.place) == ("HRC-104", "flow 'judged', sink delta:t")
+    assert "stand beside" in found.reason
+    assert "DeltaUpsert" in found.remedy
+
+
+def test_every_refusal_of_a_sink_has_a_reason_and_a_way_out() -> None:
+    refusing = {each.__name__: frozenset(OutputMode) - each.output_modes for each in SINKS}  # type: ignore[attr-defined]
+    told = {name: frozenset(others) for name, (_, others) in matrix.SINKS.items()}
+    assert {name: modes for name, modes in refusing.items() if modes} == told
+
+
+def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:
+    cells = [cell for row in [*matrix.MODES.values(), *matrix.TRIGGERS.values()] for cell in row]
+    bare = [cell for cell in cells if (cell.verdict is not matrix.Verdict.ALLOWED) != bool(cell.reason and cell.remedy)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("page", ["output-modes.md", "triggers.md"])
+def test_the_tables_on_a_page_are_those_of_the_matrix(page: str) -> None:
+    # Draw them anew: python -m headrace.operate.matrix_page docs/levers/output-modes.md docs/levers/triggers.md
+    text = (LEVERS / page).read_text()
+    assert "<!-- matrix: " in text
+    assert drawn(text) == text
