@@ -15,6 +15,7 @@ from headrace.flow.source import Positioned
 from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
+from headrace.observe.late_audit import Unexplained
 from headrace.observe.throughput import Throughput
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus, OffsetsLost, RowsSetAside
@@ -37,6 +38,7 @@ class FlowFigures:
     batches: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
+    late_unexplained: list[Unexplained] = field(default_factory=list)
     set_aside: int = 0
     lost: list[Lost] = field(default_factory=list)
     error: HeadraceError | None = None
@@ -49,6 +51,7 @@ class FlowFigures:
             "batches": self.batches,
             "bad": dict(self.bad),
             "late": self.late,
+            "late_unexplained": [each.as_dict() for each in self.late_unexplained],
             "set_aside": self.set_aside,
             "lost": [each.as_dict() for each in self.lost],
             "error": self.error.as_dict() if self.error else None,
@@ -139,4 +142,5 @@ def open_application(
 def _add(figures: FlowFigures, tally: Tally) -> None:
     figures.bad = tally.bad
     figures.late = tally.late
+    figures.late_unexplained = tally.unexplained
     figures.lost.extend(tally.unaudited)

@@ -115,6 +115,16 @@ class Checkpoint:
             start = self._first_offsets(source)
         return None if start is None or end is None or start == end else (start, end)
 
+    def lacks_beginning(self, batch_id: int, source: int) -> bool:
+        """Whether a batch read something of a source, and where it began to is not written down.
+
+        So it is for the first batch with rows of every source but Kafka's.
+        """
+        return (
+            self._end(batch_id, source) is not None
+            and ((self._end(batch_id - 1, source) if batch_id else None) or self._first_offsets(source)) is None
+        )
+
     def _end(self, batch_id: int, source: int) -> str | None:
         """Return the offsets after the last row that a batch read of one source."""
         offsets = self.entry(batch_id).offsets

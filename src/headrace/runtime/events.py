@@ -25,6 +25,7 @@ class BatchCommitted:
 
     `bad` counts the rows that went to quarantine, per input. `dropped` is Spark's own count of rows that came too
     late, taken after partial aggregation: zero means none, any other number only says that there were some.
+    `dropped_by` is the same per operator with state, from the result to the sources.
     """
 
     flow: str
@@ -36,6 +37,7 @@ class BatchCommitted:
     duration_ms: int
     watermark: str | None
     progress: Mapping[str, object] = field(repr=False, default_factory=dict)
+    dropped_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,19 @@ class AuditFailed:
     error: HeadraceError
 
 
-Event = FlowStarted | BatchCommitted | RowsSetAside | OffsetsLost | FlowFailed | FlowStopped | AuditFailed
+@dataclass(frozen=True)
+class LateUnexplained:
+    """Late rows of a batch were dropped that the late ledger does not hold. `dropped` is None where nobody knows."""
+
+    flow: str
+    batch_id: int
+    dropped: int | None
+    why: str
+
+
+Event = (
+    FlowStarted | BatchCommitted | RowsSetAside | OffsetsLost | FlowFailed | FlowStopped | AuditFailed | LateUnexplained
+)
 
 
 class EventBus:

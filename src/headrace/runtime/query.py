@@ -210,16 +210,18 @@ def _as_event(flow: str, progress: StreamingQueryProgress) -> BatchCommitted:
     bad = {
         name.removeprefix(f"{_IN}_"): int(row["bad"]) for name, row in observed.items() if name.startswith(f"{_IN}_")
     }
+    dropped = tuple(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
     return BatchCommitted(
         flow=flow,
         batch_id=progress.batchId,
         rows_in=progress.numInputRows,
         rows_out=int(observed.get(_OUT, {}).get("rows", 0)),
         bad=bad,
-        dropped=sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators),
+        dropped=sum(dropped),
         duration_ms=int(progress.durationMs.get("triggerExecution", 0)),
         watermark=progress.eventTime.get("watermark"),
         progress={"json": progress.json},
+        dropped_by=dropped,
     )
 
 
