@@ -16,6 +16,7 @@ from headrace.cli.down import down_command
 from headrace.cli.generate import generate_command
 from headrace.cli.init import init_command
 from headrace.cli.jars import jars_app
+from headrace.cli.late import late_command
 from headrace.cli.output import INTERRUPTED, err, report
 from headrace.cli.ps import ps_command
 from headrace.cli.run import run_command
@@ -55,6 +56,7 @@ app.command("generate", rich_help_panel=_TRY)(generate_command)
 app.command("init", rich_help_panel=_PROJECT)(init_command)
 app.command("check", rich_help_panel=_PROJECT)(check_command)
 app.command("run", rich_help_panel=_PROJECT)(run_command)
+app.command("late", rich_help_panel=_PROJECT)(late_command)
 app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=_PROJECT)
 app.command("schema", rich_help_panel=_PROJECT)(schema_command)
 app.command("up", rich_help_panel=_STACK)(up_command)

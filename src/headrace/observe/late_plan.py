@@ -29,6 +29,7 @@ from pyspark.sql import functions as F
 
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
+from headrace.observe import plan_tree as tree
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
@@ -45,8 +46,8 @@ _PLACE_FIELDS = {"topic": "string", "partition": "int", "offset": "long"}
 _INPUT = "_headrace_input_"
 
 # How Spark marks the column of a watermark, and the columns that its two window functions make.
-_DELAY = "spark.watermarkDelayMs"
-_WINDOW, _SESSION = "spark.timeWindow", "spark.sessionWindow"
+DELAY = "spark.watermarkDelayMs"
+_WINDOW, SESSION = "spark.timeWindow", "spark.sessionWindow"
 
 _CUSTOM = ("TransformWithState", "TransformWithStateInPySpark")
 # These drop late rows only when they time out by event time.
@@ -73,9 +74,6 @@ _PASSING = (
     "RepartitionByExpression",
     "Sort",
 )
-
-# Each pass of Spark's rule prunes one more step of a plan; a transform has some dozens of them at most.
-_MOST_PASSES = 100
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def as_input(rows: DataFrame, name: str, given: Input, columns: Sequence[str]) -
         found = F.col(f"`{column}`")
         if watermark is None or column != watermark.column:
             return found
-        return found.alias(column, metadata={_DELAY: round(watermark.duration.seconds * 1000)})
+        return found.alias(column, metadata={DELAY: round(watermark.duration.seconds * 1000)})
 
     return rows.withColumn(AT, at).select(*(marked(each) for each in columns)).alias(f"{_INPUT}{name}")
 
@@ -142,14 +140,11 @@ def place() -> Column:
 
 def late_plan(result: DataFrame, mode: OutputMode) -> LatePlan:
     """Return where a result, of a transform over frames of `as_input`, would have dropped late rows as a stream."""
-    plan = result._jdf.queryExecution().analyzed()
-    jvm = result.sparkSession._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+    plan, jvm = tree.analyzed(result), tree.jvm_of(result.sparkSession)
     # A column that nobody needs further on is not there for the operator to look at.
-    pruned = list(_stateful(_pruned(plan, jvm)))
+    operators, needing = list(stateful(plan)), list(stateful(tree.pruned(plan, jvm)))
     found = []
-    operators = list(_stateful(plan))
-    for number, (whole, needed) in enumerate(zip(operators, pruned, strict=True)):
+    for number, (whole, needed) in enumerate(zip(operators, needing, strict=True)):
         for filtered in _filters(number, whole, needed, mode):
             if filtered.source is None:
                 found.append(filtered.told)
@@ -168,34 +163,34 @@ class _Filtered:
 
 
 def _filters(number: int, node: JavaObject, needed: JavaObject, mode: OutputMode) -> Iterator[_Filtered]:
-    kind = _kind(node)
+    kind = tree.kind(node)
     if kind == "GlobalLimit" or (kind in _CUSTOM_WITH_TIMEOUT and str(node.timeout()) != "EventTimeTimeout"):
         return
     if kind == "Aggregate":
         if mode is OutputMode.COMPLETE:
             return
-        keys = [each.toAttribute() for each in _each(needed.groupingExpressions()) if _is_named(each)]
+        keys = [each.toAttribute() for each in tree.each(needed.groupingExpressions()) if tree.is_named(each)]
         sides = [("aggregation", keys, node.child())]
     elif kind == "Join":
-        both = zip(("left", "right"), _each(node.children()), _each(needed.children()), strict=True)
-        sides = [(f"join, {side} side", list(_each(pruned.output())), whole) for side, whole, pruned in both]
+        both = zip(("left", "right"), tree.each(node.children()), tree.each(needed.children()), strict=True)
+        sides = [(f"join, {side} side", list(tree.each(pruned.output())), whole) for side, whole, pruned in both]
     else:
         # Custom state can have a second child with the state to begin with; rows come from the first.
-        first, pruned = next(_each(node.children())), next(_each(needed.children()))
-        sides = [(_KINDS[kind], list(_each(pruned.output())), first)]
+        first, pruned = next(tree.each(node.children())), next(tree.each(needed.children()))
+        sides = [(_KINDS[kind], list(tree.each(pruned.output())), first)]
     for operator, columns, source in sides:
-        marked = next((each for each in columns if each.metadata().contains(_DELAY)), None)
+        marked = next((each for each in columns if each.metadata().contains(DELAY)), None)
         if marked is not None:
             is_window = marked.dataType().typeName() == "struct"
             told = LateFilter(number, _worded(operator, marked), None, -1, is_window)
-            from_state = next(_stateful(source), None) is not None
+            from_state = next(stateful(source), None) is not None
             yield _Filtered(told, None if from_state else source, marked.exprId())
 
 
 def _worded(operator: str, marked: JavaObject) -> str:
     if operator != "aggregation":
         return operator
-    known = ((_SESSION, "session window"), (_WINDOW, "window"))
+    known = ((SESSION, "session window"), (_WINDOW, "window"))
     return next((words for mark, words in known if marked.metadata().contains(mark)), operator)
 
 
@@ -204,36 +199,19 @@ def _with_rows(found: _Filtered, session: SparkSession, jvm: JVMView) -> LateFil
     assert found.source is not None  # noqa: S101 - asked before
     carried = _carried(found.source, jvm)
     plan = carried if carried is not None else found.source
-    ids = [each.exprId() for each in _each(plan.output())]
+    ids = [each.exprId() for each in tree.each(plan.output())]
     column = next(number for number, each in enumerate(ids) if each.equals(found.expression))
-    return replace(found.told, rows=framed(session, plan), column=column)
-
-
-def framed(session: SparkSession, plan: JavaObject) -> DataFrame:
-    """Return a plan as a frame."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
-
-
-def _pruned(plan: JavaObject, jvm: JVMView) -> JavaObject:
-    """Return the plan with the columns that it needs, by Spark's own rule, applied until nothing changes."""
-    for _ in range(_MOST_PASSES):
-        after = jvm.org.apache.spark.sql.catalyst.optimizer.ColumnPruning.apply(plan)
-        if after.fastEquals(plan):
-            break
-        plan = after
-    return plan
+    return replace(found.told, rows=tree.framed(session, plan), column=column)
 
 
 def _carried(plan: JavaObject, jvm: JVMView) -> JavaObject | None:
     """Return the plan with `AT` in what it puts out, or None where a step cannot hand it on."""
-    kind = _kind(plan)
+    kind = tree.kind(plan)
     if kind == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
         selected = plan.child()
-        return plan.withNewChildren(_seq(jvm, [_wider(selected, selected.child(), jvm)]))
+        return plan.withNewChildren(tree.sequence(jvm, [_wider(selected, selected.child(), jvm)]))
     children = []
-    for child in _each(plan.children()):
+    for child in tree.each(plan.children()):
         handed = _carried(child, jvm) if _has_input(child) else child
         if handed is None:
             return None
@@ -244,59 +222,42 @@ def _carried(plan: JavaObject, jvm: JVMView) -> JavaObject | None:
         return _expanded(plan, children[0], jvm)
     if kind not in _PASSING:
         return None
-    whole = plan.withNewChildren(_seq(jvm, children))
-    return whole if sum(each.name() == AT for each in _each(whole.output())) == 1 else None
+    whole = plan.withNewChildren(tree.sequence(jvm, children))
+    return whole if sum(each.name() == AT for each in tree.each(whole.output())) == 1 else None
 
 
 def _wider(project: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
     """Return a selection of columns with `AT` of its child beside them."""
-    columns = [*_each(project.projectList()), _at(child)]
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(_seq(jvm, columns), child)
+    columns = [*tree.each(project.projectList()), _at(child)]
+    return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(tree.sequence(jvm, columns), child)
 
 
 def _expanded(expand: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
     """Return the step that puts a row into each of its sliding windows, with `AT` beside the columns."""
     at = _at(child)
-    projections = [_seq(jvm, [*_each(each), at]) for each in _each(expand.projections())]
-    output = _seq(jvm, [*_each(expand.output()), at])
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Expand(_seq(jvm, projections), output, child)
+    projections = [tree.sequence(jvm, [*tree.each(one), at]) for one in tree.each(expand.projections())]
+    output = tree.sequence(jvm, [*tree.each(expand.output()), at])
+    return jvm.org.apache.spark.sql.catalyst.plans.logical.Expand(tree.sequence(jvm, projections), output, child)
 
 
 def _at(plan: JavaObject) -> JavaObject:
-    return next(each for each in _each(plan.output()) if each.name() == AT)
+    return next(each for each in tree.each(plan.output()) if each.name() == AT)
 
 
-def _stateful(plan: JavaObject) -> Iterator[JavaObject]:
+def stateful(plan: JavaObject) -> Iterator[JavaObject]:
     """Yield the steps that keep state in a stream, from the result downwards, as Spark's progress lists them."""
-    kind = _kind(plan)
-    children = list(_each(plan.children()))
+    kind = tree.kind(plan)
+    children = list(tree.each(plan.children()))
     if kind == "Join":
         if all(_has_input(child) for child in children):
             yield plan
     elif kind in _KINDS and _has_input(plan):
         yield plan
     for child in children:
-        yield from _stateful(child)
+        yield from stateful(child)
 
 
 def _has_input(plan: JavaObject) -> bool:
-    if _kind(plan) == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
+    if tree.kind(plan) == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
         return True
-    return any(_has_input(child) for child in _each(plan.children()))
-
-
-def _is_named(expression: JavaObject) -> bool:
-    return _kind(expression) in ("AttributeReference", "Alias")
-
-
-def _kind(node: JavaObject) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _each(sequence: JavaObject) -> Iterator[JavaObject]:
-    for number in range(sequence.size()):
-        yield sequence.apply(number)
-
-
-def _seq(jvm: JVMView, items: Sequence[JavaObject]) -> JavaObject:
-    return jvm.PythonUtils.toSeq(list(items))
+    return any(_has_input(child) for child in tree.each(plan.children()))

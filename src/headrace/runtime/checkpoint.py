@@ -112,7 +112,7 @@ class Checkpoint:
         end = self._end(batch_id, source)
         start = self._end(batch_id - 1, source) if batch_id else None
         if start is None:
-            start = self._first_offsets(source)
+            start = self.beginning(source)
         return None if start is None or end is None or start == end else (start, end)
 
     def lacks_beginning(self, batch_id: int, source: int) -> bool:
@@ -122,7 +122,7 @@ class Checkpoint:
         """
         return (
             self._end(batch_id, source) is not None
-            and ((self._end(batch_id - 1, source) if batch_id else None) or self._first_offsets(source)) is None
+            and ((self._end(batch_id - 1, source) if batch_id else None) or self.beginning(source)) is None
         )
 
     def _end(self, batch_id: int, source: int) -> str | None:
@@ -133,8 +133,8 @@ class Checkpoint:
             raise self._damaged(f"{self.location}/offsets/{batch_id}", why)
         return offsets[source]
 
-    def _first_offsets(self, source: int) -> str | None:
-        """Return where the first batch began. Kafka's source writes it down once, as `v1` and the JSON."""
+    def beginning(self, source: int) -> str | None:
+        """Return where the first batch began, or None. Kafka's source writes it down once, as `v1` and the JSON."""
         text = self.files.read(f"{self.location}/sources/{source}/0")
         return text[text.index("{") :] if text and "{" in text else None
 

@@ -1,0 +1,54 @@
+"""The tables in which bad and late rows are filed, read for summaries: at once where that can be, else with Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.clients.filesystem import is_local, local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = dict[str, object]
+
+
+def is_read_without_spark(location: str) -> bool:
+    """Whether a table can be read in this process: it is on this machine, and the package `deltalake` is there."""
+    return is_local(location) and find_spec("deltalake") is not None
+
+
+def filed_rows(location: str, columns: Sequence[str], session: Callable[[], SparkSession]) -> list[Row]:
+    """Return the given columns of a table; none when it is not there. A column that it lacks holds None.
+
+    `session` is asked for Spark only when the table cannot be read without it.
+    """
+    if is_local(location) and not (local_path(location) / "_delta_log").is_dir():
+        return []
+    found = _with_deltalake(location, columns) if is_read_without_spark(location) else _read(location, columns, session)
+    rows: list[Row] = found.to_pylist()
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _with_deltalake(location: str, columns: Sequence[str]) -> pa.Table:
+    from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 - an extra: not every installation has it
+
+    table = DeltaTable(str(local_path(location)))
+    present = {field.name for field in table.schema().fields}
+    listed = ", ".join(f'"{name}"' for name in columns if name in present)
+    # Not to_pyarrow_table(): its threads sometimes abort the interpreter at its exit.
+    return pa.table(QueryBuilder().register("filed", table).execute(f"SELECT {listed} FROM filed").read_all())  # noqa: S608 - names of columns, ours
+
+
+def _read(location: str, columns: Sequence[str], session: Callable[[], SparkSession]) -> pa.Table:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - Spark is slow to import
+
+    try:
+        frame = session().read.format("delta").load(location)
+    except AnalysisException:
+        # Elsewhere than on a disk this is how a table that is not there shows.
+        return pa.table({})
+    return frame.select(*(name for name in columns if name in frame.columns)).toArrow()
