@@ -23,6 +23,7 @@ class SparkWhenAsked:
         self._session: SparkSession | None = None
 
     def __call__(self) -> SparkSession:
+        """Return the session."""
         if self._session is None:
             self._session = opened_session(self._part, self._project, self._target, self._stack, json=self._json)
         return self._session

@@ -122,7 +122,7 @@ class RepairPlan:
     def lines(self) -> Iterator[str]:
         """Say what is done, for people."""
         late = sum(self.windows.values())
-        yield f"{len(self.windows)} closed window(s) get {late} late row(s), computed from all rows up to batch {self.up_to}."
+        yield f"{len(self.windows)} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
         if self.windows and not self.changes:
             yield f"{self.place} holds those results already: only the mark is missing."
         elif self.windows:
