@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
-from headrace.flow.source import Watched
+from headrace.flow.source import OfFiles, Watched
 from headrace.flow.target import Target
 from headrace.observe.late_audit import LateAudit, Unexplained
 from headrace.runtime.checkpoint import Checkpoint
@@ -241,6 +241,8 @@ class FlowAudit:
             gone = source.watch(self._target).gone(*offsets)
             found = [Lost.of(each, name, source, "", Kind.NOT_AUDITED) for each in gone]
             self._unaudited.extend(self._lost.add(batch_id, found))
+        if isinstance(source, OfFiles):
+            return source.rows_of(self._session, self._target, self._checkpoint.source_files(index, *offsets))
         return source.batch(self._session, self._target, *offsets)
 
     def _table(self, location: str) -> DataFrame | None:

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import require_topics
 from headrace.clients.ledger import create_ledger
-from headrace.errors import ConfigError
+from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
@@ -205,7 +205,7 @@ class Redrive:
         """Return the quarantined rows that were neither sent nor staged, as they would arrive: stamped with now."""
         rows = self._table(quarantine_table(self._target, self._flow.name))
         if rows is None:
-            raise ConfigError(
+            raise RecoveryError(
                 f"Flow '{self._flow.name}' has no quarantine.",
                 why="No row of it was ever bad, or another target holds them.",
                 state="Nothing was sent.",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.errors import FlowError, RecoveryError
+from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 
 _UNCHANGED = "Nothing was changed. The late rows are in the ledger."
 
 
-def other_sink(flow: Flow) -> FlowError:
+def other_sink(flow: Flow) -> RecoveryError:
     """Return the error for a sink whose rows cannot be replaced."""
-    return FlowError(
+    return RecoveryError(
         f"The late rows of flow '{flow.name}' cannot be repaired in {flow.sink.name}.",
         why="A repair replaces rows in one commit that is recorded: it knows how to in DeltaAppend and DeltaUpsert.",
         state=_UNCHANGED,
@@ -21,9 +21,9 @@ def other_sink(flow: Flow) -> FlowError:
     )
 
 
-def no_window(flow: Flow, why: str) -> FlowError:
+def no_window(flow: Flow, why: str) -> RecoveryError:
     """Return the error for a transform that is not one windowed aggregation."""
-    return FlowError(
+    return RecoveryError(
         f"The transform of flow '{flow.name}' cannot be computed anew for single windows.",
         why=why,
         state=_UNCHANGED,
@@ -32,9 +32,9 @@ def no_window(flow: Flow, why: str) -> FlowError:
     )
 
 
-def key_without_window(flow: Flow, key: Sequence[str]) -> FlowError:
+def key_without_window(flow: Flow, key: Sequence[str]) -> RecoveryError:
     """Return the error for an upsert that would let an old window replace a newer one."""
-    return FlowError(
+    return RecoveryError(
         f"The key of {flow.sink.name}, {', '.join(key)}, does not hold the window.",
         why="A row of a closed window would replace the newest one of its key, since the sink has no `sequence`.",
         state=_UNCHANGED,
@@ -43,9 +43,9 @@ def key_without_window(flow: Flow, key: Sequence[str]) -> FlowError:
     )
 
 
-def no_window_column(flow: Flow) -> FlowError:
+def no_window_column(flow: Flow) -> RecoveryError:
     """Return the error for a table in which the rows of a window cannot be found."""
-    return FlowError(
+    return RecoveryError(
         f"The rows of a window cannot be found in {flow.sink.name}.",
         why="No column of the result holds the window, its start or its end as it is.",
         state=_UNCHANGED,

@@ -125,6 +125,23 @@ class Checkpoint:
             and ((self._end(batch_id - 1, source) if batch_id else None) or self.beginning(source)) is None
         )
 
+    def source_files(self, source: int, start: str | None, end: str) -> list[str]:
+        """Return the files that a source of files has read after one offset, up to another.
+
+        Its log has an entry per offset. Spark puts entries together now and then and deletes the single ones.
+        """
+        folder = f"{self.location}/sources/{source}"
+        names = self.files.names(folder)
+        whole = sorted(int(name.removesuffix(".compact")) for name in names if name.endswith(".compact"))
+        found = []
+        for number in range(_log_offset(start) + 1, _log_offset(end) + 1):
+            later = next((each for each in whole if each >= number), None)
+            name = str(number) if str(number) in names else f"{later}.compact"
+            text = self.files.read(f"{folder}/{name}")
+            entries = [json.loads(line) for line in (text or "").split("\n")[1:]]
+            found += [str(entry["path"]) for entry in entries if entry["batchId"] == number]
+        return found
+
     def _end(self, batch_id: int, source: int) -> str | None:
         """Return the offsets after the last row that a batch read of one source."""
         offsets = self.entry(batch_id).offsets
@@ -146,6 +163,11 @@ class Checkpoint:
             remedy="Restore the checkpoint from a backup, or start the flow under a new name.",
             code="HR-301",
         )
+
+
+def _log_offset(offset: str | None) -> int:
+    """Return how far a source of files is in its log, -1 before its beginning."""
+    return int(json.loads(offset).get("logOffset", -1)) if offset else -1
 
 
 def _numbers(names: list[str]) -> list[int]:
