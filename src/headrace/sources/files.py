@@ -49,8 +49,8 @@ class FileSource:
     attempts that never committed.
 
     Rows carry the fields of the schema, each of which may be null. A line of CSV or JSON that cannot be read as
-    declared stops the flow: rows are never skipped unsaid. The option `mode` has it otherwise. An audit can read a batch
-    again while its files are there, since the checkpoint names them; a replay cannot.
+    declared stops the flow: rows are never skipped unsaid. The option `mode` has it otherwise. An audit can read a
+    batch again while its files are there, since the checkpoint names them; a replay cannot.
 
     | field                 | meaning                                                                          |
     |-----------------------|----------------------------------------------------------------------------------|
