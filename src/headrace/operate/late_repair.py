@@ -155,7 +155,8 @@ class Repair:
         if not up_to or not due:
             return RepairPlan(self._flow.name, place, up_to[-1] if up_to else -1, {}, tuple(left))
         self._retained.read_up_to(up_to[-1])
-        for window, why in [(each, why) for each in due if (why := self._retained.missing(each)) is not None]:
+        closed = datetime.fromtimestamp(self._checkpoint.entry(up_to[-1]).watermark_ms / 1000, UTC)
+        for window, why in [(each, why) for each in due if (why := self._standing(each, closed)) is not None]:
             left.append(Left(window, due.pop(window), why))
         if not due:
             return RepairPlan(self._flow.name, place, up_to[-1], {}, tuple(left))
@@ -205,6 +206,15 @@ class Repair:
             elif isinstance(window[0], datetime) and isinstance(window[1], datetime):
                 due[window[0], window[1]] = due.get((window[0], window[1]), 0) + 1
         return dict(sorted(due.items())), [Left(None, rows, why) for why, rows in others.items()]
+
+    def _standing(self, window: Window, closed: datetime) -> str | None:
+        """Return why a window has to stay as it is: it is open, or rows of it are gone. None when it can be repaired."""
+        # The ledger holds closed windows. A checkpoint that was restored since may have them open again.
+        if window[1] > closed:
+            return (
+                f"It is open again: the watermark of the flow is {closed:%Y-%m-%d %H:%M:%S}Z. The flow takes the rows."
+            )
+        return self._retained.missing(window)
 
     def _present(
         self, sink: DeltaAppend | DeltaUpsert, results: WindowResults, windows: Sequence[Window]
