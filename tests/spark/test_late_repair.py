@@ -26,8 +26,9 @@ from headrace import (
     Watermark,
 )
 from headrace.clients.filesystem import LocalFiles
-from headrace.operate.late_repair import RepairPlan, repairing
+from headrace.operate.late_repair import repairing
 from headrace.operate.late_summary import LateSummary, summarise_late
+from headrace.operate.repair_plan import RepairPlan
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 from headrace.testing import Arrive, Rehearsal, rehearse

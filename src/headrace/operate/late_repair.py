@@ -18,11 +18,10 @@ than the stream had would be worse than the one without the late rows.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ from headrace.observe.flow_audit import FlowAudit, late_table
 from headrace.operate import repair_refusals as refusals
 from headrace.operate.filed_rows import Row, filed_rows
 from headrace.operate.late_summary import Window, is_repaired, repaired_table, repaired_up_to
+from headrace.operate.repair_plan import Changed, Left, RepairPlan
 from headrace.operate.retained_rows import RetainedRows
 from headrace.operate.window_results import NotAWindow, WindowResults
 from headrace.runtime.checkpoint import Checkpoint
@@ -55,81 +55,6 @@ _STEP = "repair"
 
 # How many changed rows a plan shows. The numbers are of all.
 _EXAMPLES = 20
-
-
-@dataclass(frozen=True)
-class Left:
-    """A window that is not repaired, and why."""
-
-    window: Window | None
-    rows: int
-    why: str
-
-    def as_dict(self) -> dict[str, object]:
-        """The window as `--json` prints it."""
-        return {**_as_dict(self.window), "rows": self.rows, "why": self.why}
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A row of the table that a repair changes, as JSON: without `before` it is added, without `after` removed."""
-
-    before: str | None
-    after: str | None
-
-    def as_dict(self) -> dict[str, object]:
-        """The change as `--json` prints it."""
-        return {each: json.loads(text) if text else None for each, text in vars(self).items()}
-
-
-@dataclass(frozen=True)
-class RepairPlan:
-    """What a repair does.
-
-    | field    | meaning                                                                                    |
-    |----------|--------------------------------------------------------------------------------------------|
-    | windows  | the windows that are computed anew, with the number of late rows that each one gets         |
-    | left     | the windows that are not, and why                                                          |
-    | up_to    | the last batch whose rows are in                                                           |
-    | changed, added, removed | rows of the table                                                           |
-    | examples | some of those rows, before and after                                                       |
-    """
-
-    flow: str
-    place: str
-    up_to: int
-    windows: dict[Window, int]
-    left: tuple[Left, ...]
-    changed: int = 0
-    added: int = 0
-    removed: int = 0
-    examples: tuple[Changed, ...] = ()
-
-    @property
-    def changes(self) -> int:
-        """How many rows of the table change."""
-        return self.changed + self.added + self.removed
-
-    def as_dict(self) -> dict[str, object]:
-        """The plan as `--json` prints it."""
-        return {
-            **vars(self),
-            "windows": [{**_as_dict(window), "rows": rows} for window, rows in self.windows.items()],
-            "left": [each.as_dict() for each in self.left],
-            "examples": [each.as_dict() for each in self.examples],
-        }
-
-    def lines(self) -> Iterator[str]:
-        """Say what is done, for people."""
-        late = sum(self.windows.values())
-        yield f"{len(self.windows)} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
-        if self.windows and not self.changes:
-            yield f"{self.place} holds those results already: only the mark is missing."
-        elif self.windows:
-            yield f"{self.place}: {self.changed} row(s) change, {self.added} are added, {self.removed} removed."
-            yield "A flow that reads this table as a stream of appends stops at the change: DeltaChanges reads it."
-        for left in self.left:
-            yield f"Left as it is: {_named(left.window)}, {left.rows} late row(s). {left.why}"
 
 
 class Repair:
@@ -208,7 +133,7 @@ class Repair:
         return dict(sorted(due.items())), [Left(None, rows, why) for why, rows in others.items()]
 
     def _standing(self, window: Window, closed: datetime) -> str | None:
-        """Return why a window has to stay as it is: it is open, or rows of it are gone. None when it can be repaired."""
+        """Return why a window has to stay as it is: it is open, or rows of it are gone. None when it is repaired."""
         # The ledger holds closed windows. A checkpoint that was restored since may have them open again.
         if window[1] > closed:
             return (
@@ -311,12 +236,3 @@ def _unrepairable(entry: Row, query_id: str | None) -> str | None:
 
 def _literal(moment: datetime) -> str:
     return f"TIMESTAMP '{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
-
-
-def _as_dict(window: Window | None) -> dict[str, object]:
-    start, end = window or (None, None)
-    return {"start": start and start.isoformat(), "end": end and end.isoformat()}
-
-
-def _named(window: Window | None) -> str:
-    return "no window" if window is None else f"{window[0]:%Y-%m-%d %H:%M:%S} to {window[1]:%H:%M:%S}"
