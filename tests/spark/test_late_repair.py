@@ -177,7 +177,9 @@ def replace_nullable(field: StructField) -> StructField:
     return StructField(field.name, field.dataType, nullable=True)
 
 
-def test_sliding_windows_are_merged_by_key_and_only_those_that_were_closed(spark: SparkSession, tmp_path: Path):
+def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_if_it_can_be(
+    spark: SparkSession, tmp_path: Path
+):
     sink = DeltaUpsert("gold", key=("until", "shop"))
     found = rehearse(flow(rolling, sink, "update"), script(BATCHES), spark=spark, folder=tmp_path, sink=sink)
     declared = standing(found, tmp_path)
@@ -190,28 +192,24 @@ def test_sliding_windows_are_merged_by_key_and_only_those_that_were_closed(spark
     # South at 12:29 came in time for the window to 12:35, and too late for the one to 12:30.
     assert table()["south", 35] == (1, Decimal("128.00"))
 
+    def refused(changed: Flow) -> str:
+        with pytest.raises(HeadraceError) as error, repairing(spark, found.target, changed) as work:
+            work.plan()
+        return error.value.code
+
+    assert refused(replace(declared, sink=DeltaUpsert("gold", key=("shop",)))) == "HR-352"
+    assert refused(replace(declared, sink=KafkaTopic("gold"))) == "HR-350"
+    assert (
+        refused(replace(declared, sink=DeltaAppend("gold"), transform=lambda o: rolling(o).drop("until"))) == "HR-353"
+    )
+    sessions = replace(declared, transform=lambda o: o.groupBy(F.session_window("at", "5 minutes"), "shop").count())
+    assert refused(sessions) == "HR-351"
+    with lease(Checkpoint.of("totals", found.target, LocalFiles()), found.target.lease):
+        assert refused(declared) == "HR-302"
+
     plan = repaired(spark, found.target, declared)
 
     assert {minute(end) for _, end in plan.windows} == {5, 10, 15, 20, 30}
     assert table() == modelled(everything, 10, 100)
     assert summary(spark, found).rows == 4
     assert repaired(spark, found.target, declared).windows == {}
-
-
-def test_what_cannot_be_repaired_is_refused_with_the_reason(spark: SparkSession, tmp_path: Path):
-    sink = DeltaUpsert("gold", key=("shop",))
-    found = rehearse(flow(totals, sink, "update"), script(BATCHES[:4]), spark=spark, folder=tmp_path, sink=sink)
-    declared = standing(found, tmp_path)
-
-    def refused(changed: Flow) -> str:
-        with pytest.raises(HeadraceError) as error, repairing(spark, found.target, changed) as work:
-            work.plan()
-        return error.value.code
-
-    assert refused(declared) == "HR-352"
-    assert refused(replace(declared, sink=KafkaTopic("gold"))) == "HR-350"
-    assert refused(replace(declared, sink=DeltaAppend("gold"), transform=lambda o: totals(o).drop("since"))) == "HR-353"
-    sessions = replace(declared, transform=lambda o: o.groupBy(F.session_window("at", "5 minutes"), "shop").count())
-    assert refused(sessions) == "HR-351"
-    with lease(Checkpoint.of("totals", found.target, LocalFiles()), found.target.lease):
-        assert refused(declared) == "HR-302"

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,7 +28,7 @@ from headrace.operate.redrive import Redrive, redriving
 from headrace.operate.run import Application
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from conftest import Broker
 
@@ -199,7 +198,9 @@ def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(
     assert place.table() == {**IN_TIME, ("south", 30): Decimal("128.00")}
 
 
-def test_rows_that_are_good_after_a_fix_are_sent_again_once_though_the_first_run_is_killed(place: Place):
+def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes_to_its_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
     listed = place.said("quarantine", "totals", "--project", str(place.project))
     assert (listed["rows"], listed["redriven"]) == (4, 0)
     examples = listed["examples"]
@@ -216,43 +217,34 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_though_the_first_run
     assert plan["late"] == 1
     assert place.said(*words, code=2)["ok"] is False
 
-    place.killed("before the commit", *words, "--yes")
-    assert place.sent() == []
-    done = place.said(*words, "--yes")
-
-    assert (done["unfinished"], done["sent"]) == (2, 2)
-    expected = [(RECORDS[number], f"totals/{place.topic}/0/{number}") for number in (4, 7)]
-    assert place.sent() == sorted(expected)
-    again = place.said(*words, "--yes")
-    assert (again["rows"], again["sent"]) == (0, 0)
-    assert place.sent() == sorted(expected)
-    assert place.said("quarantine", "totals", "--project", str(place.project))["redriven"] == 2
-
-
-def test_a_redrive_that_ends_between_the_commit_and_its_note_sends_nothing_twice(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-):
     _, target, (flow,) = opened(place.fixed, None, ["totals"])
     with pytest.raises(HeadraceError) as refused, redriving(place.spark, target, flow) as work:
-        work.plan(to=f"{place.topic}-again")
+        work.plan(to=f"{place.topic}-nowhere")
     assert refused.value.code == "HR-501"
-    create_topics(target.kafka, {f"{place.topic}-again": 1})
+
+    place.killed("before the commit", *words, "--yes")
+    assert place.sent() == []
+
+    # The next run sends what was staged, and comes to its end between the commit and the note of it.
     noted = Redrive._append
 
-    def interrupted(self: Redrive, rows: object, location: str, number: int) -> None:
-        if location.endswith("redriven"):
-            raise KeyboardInterrupt
-        noted(self, rows, location, number)  # type: ignore[arg-type]
+    def interrupted(self: Redrive, rows: DataFrame, location: str, number: int) -> None:
+        assert location.endswith("redriven")
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(Redrive, "_append", interrupted)
     with pytest.raises(KeyboardInterrupt), redriving(place.spark, target, flow) as work:
-        work.apply(work.plan(reason="missing:shop", to=f"{place.topic}-again"))
+        plan_of_the_rest = work.plan()
+        assert (plan_of_the_rest.rows, plan_of_the_rest.unfinished) == (0, 2)
+        work.apply(plan_of_the_rest)
     monkeypatch.setattr(Redrive, "_append", noted)
-    with redriving(place.spark, target, flow) as work:
-        plan = work.plan()
-        assert (plan.rows, plan.unfinished) == (0, 2)
-        assert work.apply(plan) == 2
+    expected = sorted((RECORDS[number], f"totals/{place.topic}/0/{number}") for number in (4, 7))
+    assert place.sent() == expected
 
-    values: Sequence[bytes | None] = [message.value() for message in read_topic(target, f"{place.topic}-again")]
-    assert sorted(each or b"" for each in values) == sorted((RECORDS[4], RECORDS[7]))
-    assert place.sent() == []
+    done = place.said(*words, "--yes")
+    assert (done["unfinished"], done["sent"]) == (2, 2)
+    assert place.sent() == expected
+    again = place.said(*words, "--yes")
+    assert (again["rows"], again["unfinished"], again["sent"]) == (0, 0, 0)
+    assert place.sent() == expected
+    assert place.said("quarantine", "totals", "--project", str(place.project))["redriven"] == 2
