@@ -233,10 +233,11 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Redrive, "_append", interrupted)
-    with pytest.raises(KeyboardInterrupt), redriving(place.spark, target, flow) as work:
-        plan_of_the_rest = work.plan()
-        assert (plan_of_the_rest.rows, plan_of_the_rest.unfinished) == (0, 2)
-        work.apply(plan_of_the_rest)
+    with redriving(place.spark, target, flow) as work:
+        rest = work.plan()
+        assert (rest.rows, rest.unfinished) == (0, 2)
+        with pytest.raises(KeyboardInterrupt):
+            work.apply(rest)
     monkeypatch.setattr(Redrive, "_append", noted)
     expected = sorted((RECORDS[number], f"totals/{place.topic}/0/{number}") for number in (4, 7))
     assert place.sent() == expected
