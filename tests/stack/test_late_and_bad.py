@@ -182,7 +182,8 @@ def test_a_repair_that_was_killed_after_it_changed_the_table_changes_nothing_mor
 
 def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(place: Place):
     _, target, (flow,) = opened(place.project, None, ["totals"])
-    truncated = admin(target.kafka).delete_records([TopicPartition(place.topic, 0, 3)])
+    client = admin(target.kafka)
+    truncated = client.delete_records([TopicPartition(place.topic, 0, 3)])
     assert [each.result().low_watermark for each in truncated.values()] == [3]
 
     with repairing(place.spark, target, flow) as work:
