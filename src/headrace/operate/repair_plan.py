@@ -73,13 +73,14 @@ class RepairPlan:
 
     def lines(self) -> Iterator[str]:
         """Say what is done, for people."""
-        late = sum(self.windows.values())
-        yield f"{len(self.windows)} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
-        if self.windows and not self.changes:
-            yield f"{self.place} holds those results already: only the mark is missing."
-        elif self.windows:
-            yield f"{self.place}: {self.changed} row(s) change, {self.added} are added, {self.removed} removed."
-            yield "A flow that reads this table as a stream of appends stops at the change: DeltaChanges reads it."
+        if self.windows:
+            late = sum(self.windows.values())
+            yield f"{len(self.windows)} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
+            if self.changes:
+                yield f"{self.changed} row(s) of {self.place} change, {self.added} are added, {self.removed} removed."
+                yield "A flow that reads this table as a stream of appends stops at the change: DeltaChanges reads it."
+            else:
+                yield f"No row changes: {self.place} holds those results already. Only the mark is missing."
         for left in self.left:
             yield f"Left as it is: {_named(left.window)}, {left.rows} late row(s). {left.why}"
 
