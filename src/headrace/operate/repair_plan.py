@@ -74,8 +74,8 @@ class RepairPlan:
     def lines(self) -> Iterator[str]:
         """Say what is done, for people."""
         if self.windows:
-            late = sum(self.windows.values())
-            yield f"{len(self.windows)} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
+            late, windows = sum(self.windows.values()), len(self.windows)
+            yield f"{windows} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
             if self.changes:
                 yield f"{self.changed} row(s) of {self.place} change, {self.added} are added, {self.removed} removed."
                 yield "A flow that reads this table as a stream of appends stops at the change: DeltaChanges reads it."
