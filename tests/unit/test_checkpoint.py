@@ -151,3 +151,26 @@ def test_metadata_that_is_torn_is_refused(checkpoint: Checkpoint, text: str) -> 
     with pytest.raises(RecoveryError, match="metadata") as refused:
         checkpoint.query_id()
     assert refused.value.code == "HR-301"
+
+
+def test_the_files_of_a_batch_are_found_in_single_entries_and_in_those_put_together(checkpoint: Checkpoint) -> None:
+    def entries(*numbers: int) -> str:
+        return "\n".join(["v1", *(f'{{"path":"/in/{number}","timestamp":1,"batchId":{number}}}' for number in numbers)])
+
+    put(checkpoint, "sources/0/2.compact", entries(0, 1, 2))
+    put(checkpoint, "sources/0/3", entries(3))
+    put(checkpoint, "sources/0/4", entries(4))
+    assert checkpoint.source_files(0, '{"logOffset":0}', '{"logOffset":3}') == ["/in/1", "/in/2", "/in/3"]
+    assert checkpoint.source_files(0, '{"logOffset":3}', '{"logOffset":4}') == ["/in/4"]
+    assert checkpoint.source_files(0, None, '{"logOffset":1}') == ["/in/0", "/in/1"]
+
+
+def test_a_batch_lacks_its_beginning_where_the_source_had_nothing_before_and_wrote_none_down(
+    checkpoint: Checkpoint,
+) -> None:
+    offsets(checkpoint, 0, "-", "-")
+    offsets(checkpoint, 1, '{"reservoirVersion":7}', "-")
+    offsets(checkpoint, 2, '{"reservoirVersion":8}', '{"rides":{"0":5}}')
+    put(checkpoint, "sources/1/0", 'v1\n{"rides":{"0":2}}')
+    assert [checkpoint.lacks_beginning(number, 0) for number in range(3)] == [False, True, False]
+    assert [checkpoint.lacks_beginning(number, 1) for number in range(3)] == [False, False, False]

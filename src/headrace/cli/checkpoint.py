@@ -14,8 +14,8 @@ import typer
 from headrace.cli.checkpoint_tables import print_anatomy, print_verdict
 from headrace.cli.home import local_broker
 from headrace.cli.output import ANSWER_IS_NO, TERMINAL, USAGE, JsonOption, YesOption, emit, err, out
-from headrace.cli.progress import shown
 from headrace.cli.project import HERE, ProjectOption, TargetOption
+from headrace.cli.session import opened_session
 from headrace.clients.filesystem import files_for, is_local
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
@@ -28,8 +28,6 @@ from headrace.operate.checkpoint_show import show
 from headrace.operate.checkpoint_verify import verify
 from headrace.project.project import Project
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.session import open_session
-from headrace.stack.jars import JarCache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +152,7 @@ class _Place:
 
     def session(self) -> SparkSession:
         if self.spark is None:
-            self.spark = _opened_session(self.project, self.target, self.stack, json=self.json)
+            self.spark = opened_session("checkpoint", self.project, self.target, self.stack, json=self.json)
         return self.spark
 
 
@@ -173,17 +171,7 @@ def _found(name: str, folder: Path, target: str | None, *, json: bool, with_spar
     with ExitStack() as stack:
         spark = None
         if with_spark or not is_local(chosen.checkpoints):
-            spark = _opened_session(project, chosen, stack, json=json)
+            spark = opened_session("checkpoint", project, chosen, stack, json=json)
         files = files_for(chosen.checkpoints, spark)
         checkpoint = find_checkpoint(name, chosen, files, list(flows))
         yield _Place(project, chosen, checkpoint, flows.get(name), spark, stack, json)
-
-
-def _opened_session(project: Project, target: Target, stack: ExitStack, *, json: bool) -> SparkSession:
-    jars = JarCache()
-    with shown(json=json) as show:
-        jars.sync(("spark",), show.jar)
-        show.event("checkpoint", "starting Spark")
-        spark = open_session(target, jars.verify("spark"), log=project.home / "logs" / "spark.log")
-    stack.callback(spark.stop)
-    return spark

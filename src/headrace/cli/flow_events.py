@@ -18,6 +18,7 @@ from headrace.runtime.events import (
     FlowFailed,
     FlowStarted,
     FlowStopped,
+    LateUnexplained,
     OffsetsLost,
     RowsSetAside,
     SettingFrozen,
@@ -52,6 +53,10 @@ def told(event: Event) -> None:
             _tell_failure(event)
         case AuditFailed():
             _tell_failure(FlowFailed(event.flow, event.error, retry_in=None))
+        case LateUnexplained():
+            number = "an unknown number of" if event.dropped is None else f"{event.dropped:,}"
+            line = f" batch {event.batch_id}: {number} late rows dropped and not in the ledger: {event.why}"
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))
         case FlowStopped():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " stopped"))
 

@@ -16,8 +16,10 @@ from headrace.cli.down import down_command
 from headrace.cli.generate import generate_command
 from headrace.cli.init import init_command
 from headrace.cli.jars import jars_app
+from headrace.cli.late import late_command
 from headrace.cli.output import INTERRUPTED, err, report
 from headrace.cli.ps import ps_command
+from headrace.cli.quarantine import quarantine_command
 from headrace.cli.run import run_command
 from headrace.cli.schema import schema_command
 from headrace.cli.topics import topics_app
@@ -55,6 +57,8 @@ app.command("generate", rich_help_panel=_TRY)(generate_command)
 app.command("init", rich_help_panel=_PROJECT)(init_command)
 app.command("check", rich_help_panel=_PROJECT)(check_command)
 app.command("run", rich_help_panel=_PROJECT)(run_command)
+app.command("late", rich_help_panel=_PROJECT)(late_command)
+app.command("quarantine", rich_help_panel=_PROJECT)(quarantine_command)
 app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=_PROJECT)
 app.command("schema", rich_help_panel=_PROJECT)(schema_command)
 app.command("up", rich_help_panel=_STACK)(up_command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -139,6 +139,15 @@ class OfTopics(Protocol):
 
     def reads(self, topic: str) -> bool:
         """Whether rows of the topic arrive, or would if it were there. Asks nobody."""
+        ...
+
+
+@runtime_checkable
+class OfFiles(Protocol):
+    """A source whose offsets only count: which files it read is in a log of its own in the checkpoint."""
+
+    def rows_of(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
+        """Return the rows of files that a flow has read. Called by the auditor; raises when one of them is gone."""
         ...
 
 

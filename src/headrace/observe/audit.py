@@ -4,7 +4,10 @@ A query counts bad rows, and Spark says whether a batch dropped late ones. Only 
 of offsets read again, from the checkpoint's own log, and exactly those rows are filed:
 
     LAKE/_headrace/FLOW/quarantine   payload, topic, partition, offset, reason
-    LAKE/_headrace/FLOW/late         row, window, watermark
+    LAKE/_headrace/FLOW/late         row, window, watermark, how late, topic, partition, offset
+
+What Spark counts as dropped and the ledger does not explain, because the rows cannot be had again, is told as an event
+and kept in LAKE/_headrace/FLOW/late_unexplained.
 
 Each batch is filed once, also across crashes. How far the audit has come is written down after each step; a step that
 was cut off between the tables and the note is known by the batch that each table records with its rows. A batch that
@@ -23,7 +26,7 @@ from typing import TYPE_CHECKING
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import FlowAudit, Step, Tally
-from headrace.runtime.events import AuditFailed, BatchCommitted, Event, EventBus, FlowStarted
+from headrace.runtime.events import AuditFailed, BatchCommitted, Event, EventBus, FlowStarted, LateUnexplained
 from headrace.runtime.failures import mapped
 
 if TYPE_CHECKING:
@@ -76,6 +79,8 @@ class Auditor:
                     # The batches are committed. They stay unaudited; the next batch, or the next start, files them.
                     audit.error = mapped(flow, error)
                     self._bus.publish(AuditFailed(flow, audit.error))
+                for gap in audit.newly_unexplained():
+                    self._bus.publish(LateUnexplained(flow, gap.batch_id, gap.dropped, gap.why))
 
     def _waiting(self) -> Iterator[FlowStarted | BatchCommitted | None]:
         """Wait for one event, and yield it with all others that are there by then."""
@@ -92,4 +97,5 @@ def _step(event: FlowStarted | BatchCommitted) -> Step:
         case FlowStarted():
             return Step(batch_id=None, bad=True, late=True)
         case BatchCommitted():
-            return Step(event.batch_id, bad=not event.counted or any(event.bad.values()), late=event.dropped > 0)
+            bad, late = not event.counted or any(event.bad.values()), event.dropped > 0
+            return Step(event.batch_id, bad=bad, late=late, dropped=event.dropped_by)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -14,15 +14,16 @@ from pyspark.sql import functions as F
 from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
-from headrace.flow.source import Watched
+from headrace.flow.source import OfFiles, Watched
 from headrace.flow.target import Target
 from headrace.observe.ahead_audit import ahead_rows
-from headrace.observe.lateness import late, rows_before_windows
+from headrace.observe.late_audit import LateAudit, Unexplained
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_order import source_index
-from headrace.transforms.parse import good, judged, with_reason
+from headrace.sources.reading_again import not_again
+from headrace.transforms.parse import judged, with_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,27 +42,36 @@ def late_table(target: Target, flow: str) -> str:
     return target.table(f"_headrace/{flow}/late")
 
 
+def unexplained_table(target: Target, flow: str) -> str:
+    """Return where drops of a flow are kept that Spark counted and that no row of the late ledger explains."""
+    return target.table(f"_headrace/{flow}/late_unexplained")
+
+
 @dataclass(frozen=True)
 class Step:
     """What is known about a batch that was committed: whether it has bad rows, and whether it may have late ones.
 
+    `dropped` is Spark's count of late rows per operator with state, None where it is not known.
     Without a batch id: all batches that the checkpoint holds, of which nothing is known.
     """
 
     batch_id: int | None
     bad: bool
     late: bool
+    dropped: tuple[int, ...] | None = None
 
 
 @dataclass
 class Tally:
     """What was filed for a flow: bad rows by reason, late rows, and what keeps the rest from being filed.
 
-    `unaudited` holds offsets that were gone before they could be looked at, of a source that accepts it.
+    `unexplained` holds drops that Spark counted and whose rows could not be found. `unaudited` holds offsets that were
+    gone before they could be looked at, of a source that accepts it.
     """
 
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
+    unexplained: list[Unexplained] = field(default_factory=list)
     unaudited: list[Lost] = field(default_factory=list)
     error: HeadraceError | None = None
 
@@ -78,6 +88,9 @@ class FlowAudit:
         self._note = f"{self._checkpoint.house}/audited.json"
         self._lost = LostOffsets(self._checkpoint)
         self._unaudited: list[Lost] = []
+        self._late = LateAudit(self._session, target, flow, self._checkpoint, self._scan)
+        self._unexplained: list[Unexplained] = []
+        self._news: list[Unexplained] = []
         self._first_here: int | None = None
         self.error: HeadraceError | None = None
 
@@ -92,15 +105,14 @@ class FlowAudit:
         pending = list(range(self._first_readable(done), last + 1))
         for start in range(0, len(pending), _STEP):
             span = pending[start : start + _STEP]
-            self._file(
-                bad=[number for number in span if number not in known or known[number].bad],
-                late=[number for number in span if number not in known or known[number].late],
-            )
+            self._file_bad([number for number in span if number not in known or known[number].bad])
+            dropped = {number: known[number].dropped if number in known else None for number in span}
+            self._file_late({n: dropped[n] for n in span if n not in known or known[n].late})
             self._remember(span[-1])
 
     def tally(self) -> Tally:
         """Count what this process filed, from the tables themselves."""
-        found = Tally(error=self.error, unaudited=self._unaudited)
+        found = Tally(error=self.error, unaudited=self._unaudited, unexplained=self._unexplained)
         if self._first_here is None:
             return found
         since = (F.col("query_id") == self._checkpoint.query_id()) & (F.col("batch_id") >= self._first_here)
@@ -128,9 +140,41 @@ class FlowAudit:
         note = {"query_id": self._checkpoint.query_id(), "batch": batch_id}
         self._checkpoint.files.write(self._note, json.dumps(note))
 
-    def _file(self, *, bad: Sequence[int], late: Sequence[int]) -> None:
-        self._append(quarantine_table(self._target, self._flow.name), "quarantine", bad, self._bad_rows)
-        self._append(late_table(self._target, self._flow.name), "late", late, self._late_rows)
+    def _file_bad(self, batches: Sequence[int]) -> None:
+        self._append(quarantine_table(self._target, self._flow.name), "quarantine", batches, self._bad_rows)
+
+    def _file_late(self, dropped: Mapping[int, tuple[int, ...] | None]) -> None:
+        """File the late rows of batches, then what they do not explain of the drops that Spark counted."""
+        # Nothing is late in batch 0: there is no watermark before it.
+        batches = [number for number in dropped if number > 0]
+        counted = any(any(counts) for number in batches if (counts := dropped[number]) is not None)
+        if not batches or not (counted or self._late.possible):
+            return
+        ledger = late_table(self._target, self._flow.name)
+        gaps: list[Unexplained] = []
+
+        def rows_of(wanted: Sequence[int]) -> list[DataFrame]:
+            parts, unread = self._late.rows({number: dropped[number] for number in wanted})
+            gaps.extend(unread)
+            return parts
+
+        self._append(ledger, "late", batches, rows_of)
+        since = (F.col("query_id") == self._checkpoint.query_id()) & F.col("batch_id").isin(batches)
+        filed = self._table(ledger)
+        gaps.extend(self._late.short(dropped, None if filed is None else filed.where(since), gaps))
+        place = unexplained_table(self._target, self._flow.name)
+        self._append(place, "late_unexplained", batches, lambda wanted: self._told(gaps, wanted))
+
+    def newly_unexplained(self) -> list[Unexplained]:
+        """Return what was found unexplained since the last call."""
+        new, self._news = self._news, []
+        return new
+
+    def _told(self, gaps: Sequence[Unexplained], batches: Sequence[int]) -> list[DataFrame]:
+        new = [gap for gap in gaps if gap.batch_id in batches]
+        self._unexplained.extend(new)
+        self._news.extend(new)
+        return [self._late.frame(new)] if new else []
 
     def _append(
         self, table: str, kind: str, batches: Sequence[int], rows_of: Callable[[Sequence[int]], list[DataFrame]]
@@ -151,6 +195,8 @@ class FlowAudit:
             .mode("append")
             .option("txnAppId", app_id)
             .option("txnVersion", str(batches[-1]))
+            # A ledger that an earlier version of this program began has fewer columns.
+            .option("mergeSchema", "true")
             .save(table)
         )
 
@@ -162,7 +208,11 @@ class FlowAudit:
             if given.schema is None:
                 parts.extend(ahead_rows(name, given, batches, self._checkpoint, self._scan))
                 continue
-            scans = [scan for number in batches if (scan := self._scan(number, name)) is not None]
+            scans = [
+                scan.withColumn("batch_id", F.lit(number).cast("long"))
+                for number in batches
+                if (scan := self._scan(number, name)) is not None
+            ]
             if scans:
                 bad = with_reason(judged(reduce(DataFrame.unionByName, scans), given), given)
                 parts.append(
@@ -180,47 +230,25 @@ class FlowAudit:
                 )
         return parts
 
-    def _late_rows(self, batches: Sequence[int]) -> list[DataFrame]:
-        """Return the late rows of the batches, one frame per batch and window: each has a watermark of its own."""
-        parts = []
-        # Nothing is late in batch 0: there is no watermark before it.
-        for number in (each for each in batches if each > 0):
-            frames = self._good_rows(number)
-            if frames is None:
-                return []
-            watermark_ms = self._checkpoint.entry(number - 1).watermark_ms
-            for rows, window in rows_before_windows(self._flow.apply(frames)):
-                found = late(rows, window, watermark_ms)
-                parts.append(found.withColumn("batch_id", F.lit(number).cast("long")))
-        return parts
-
-    def _good_rows(self, batch_id: int) -> dict[str, DataFrame] | None:
-        """Return what the transform was given in a batch, or None when it cannot be read again."""
-        frames = {}
-        for name, given in self._flow.named_inputs.items():
-            if given.schema is None:
-                return None
-            scan = self._scan(batch_id, name)
-            if scan is None:
-                frames[name] = self._session.createDataFrame([], given.schema)
-            else:
-                frames[name] = good(judged(scan, given), given)
-        return frames
-
     def _scan(self, batch_id: int, name: str) -> DataFrame | None:
         """Return the rows that a batch read of an input, as they came, or None when it read none."""
         index = source_index(self._checkpoint, self._flow, name)
-        offsets = self._checkpoint.range(batch_id, index) if index is not None else None
-        if offsets is None:
+        if index is None:
             return None
+        offsets = self._checkpoint.range(batch_id, index)
         source = self._flow.named_inputs[name].source
+        if offsets is None:
+            if self._checkpoint.lacks_beginning(batch_id, index):
+                raise not_again(source.name, f"The checkpoint does not say where batch {batch_id} begins.")
+            return None
         if isinstance(source, Watched) and source.accept_loss is not None:
             # Such a source leaves out what is gone by now. That is no reason to stop, and none to be silent.
             gone = source.watch(self._target).gone(*offsets)
             found = [Lost.of(each, name, source, "", Kind.NOT_AUDITED) for each in gone]
             self._unaudited.extend(self._lost.add(batch_id, found))
-        rows = source.batch(self._session, self._target, *offsets)
-        return rows.withColumn("batch_id", F.lit(batch_id).cast("long"))
+        if isinstance(source, OfFiles):
+            return source.rows_of(self._session, self._target, self._checkpoint.source_files(index, *offsets))
+        return source.batch(self._session, self._target, *offsets)
 
     def _table(self, location: str) -> DataFrame | None:
         return self._session.read.format("delta").load(location) if self._is_table(location) else None

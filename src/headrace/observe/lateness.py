@@ -1,70 +1,57 @@
-"""Which rows of a batch came too late, exactly.
+"""Which rows of a batch came too late, exactly, as the late ledger keeps them.
 
-Spark counts late rows after partial aggregation, so its number is too small, and drops them. Here the rows that reach a
-windowed aggregation are computed once more, by the same transform, from the same offsets, and compared with the same
-watermark as Spark did: a row is late when its window had ended at or before the watermark of the batch before.
+Spark counts late rows after partial aggregation, so its number is too small, and drops them. Here the rows that reach
+an operator with state are computed once more, by the same transform, from the same offsets, and compared with the same
+watermark as Spark did: see `late_plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
+from headrace.observe.late_plan import AT, LateFilter
 
-# Spark marks the columns that its window functions make with this key.
-_WINDOW_MARK = "spark.timeWindow"
-
-# The name of the window column in what is handed on. Spark calls it `window`, twice where windows follow windows.
-_WINDOW = "_headrace_window"
+_FROM = ("input", "topic", "partition", "offset", "row_id")
 
 
-def rows_before_windows(result: DataFrame) -> list[tuple[DataFrame, str]]:
-    """Return the rows that go into each windowed aggregation of a result, and the name of the window column."""
-    session = result.sparkSession
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    found = []
-    for aggregate in _aggregates(result._jdf.queryExecution().analyzed()):
-        grouping = aggregate.groupingExpressions()
-        for index in range(grouping.size()):
-            key = grouping.apply(index)
-            if key.toAttribute().metadata().contains(_WINDOW_MARK):
-                frame = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, aggregate.child())
-                found.append((_named(DataFrame(frame, session), aggregate.child(), key), _WINDOW))
-    return found
-
-
-def _named(rows: DataFrame, plan: JavaObject, key: JavaObject) -> DataFrame:
-    """Give the column that a grouping key stands for a name of its own."""
-    output = plan.output()
-    same = [output.apply(index).exprId().equals(key.exprId()) for index in range(output.size())]
-    return rows.toDF(*(_WINDOW if is_key else name for is_key, name in zip(same, rows.columns, strict=True)))
-
-
-def late(rows: DataFrame, window: str, watermark_ms: int) -> DataFrame:
-    """Return the rows whose window had closed, as the late ledger keeps them."""
+def late(found: LateFilter, watermark_ms: int) -> DataFrame:
+    """Return the rows that a filter dropped: one for each window of a row that was closed."""
+    assert found.rows is not None  # noqa: S101 - the caller tells of rows that come out of state otherwise
+    names = found.rows.columns
+    # Names may repeat, such as two columns called `window`: positions do not.
+    rows = found.rows.toDF(*(f"_{number}" for number in range(len(names))))
+    columns = {number: F.col(f"_{number}") for number in range(len(names))}
+    compared = columns[found.column]
+    at = next((columns[number] for number, name in enumerate(names) if name == AT), None)
     watermark = F.timestamp_millis(F.lit(watermark_ms))
-    end = F.col(f"`{window}`.end")
-    return rows.where(end <= watermark).select(
-        F.to_json(F.struct(*_others(rows, window))).alias("row"),
-        F.col(f"`{window}`.start").alias("window_start"),
-        end.alias("window_end"),
+    bound = compared.getField("end") if found.window else compared
+    event_time = _event_time(at, None if found.window else compared)
+    shown = [
+        column.alias(names[number])
+        for number, column in columns.items()
+        if names[number] != AT and not (found.window and number == found.column)
+    ]
+    origin = [_origin(at, name).alias(name) for name in _FROM]
+    return rows.where(bound <= watermark).select(
+        F.to_json(F.struct(*shown)).alias("row"),
+        (compared.getField("start") if found.window else F.lit(None).cast("timestamp")).alias("window_start"),
+        (bound if found.window else F.lit(None).cast("timestamp")).alias("window_end"),
         watermark.alias("watermark"),
+        event_time.alias("event_time"),
+        ((F.unix_micros(watermark) - F.unix_micros(event_time)) / 1_000_000.0).alias("late_by"),
+        F.lit(found.operator).alias("operator"),
+        F.lit(found.number).alias("operator_number"),
+        *origin,
     )
 
 
-def _others(rows: DataFrame, window: str) -> list[Column]:
-    return [F.col(f"`{name}`") for name in rows.columns if name != window]
+def _event_time(at: Column | None, compared: Column | None) -> Column:
+    if at is not None:
+        return at.getField("event_time")
+    return F.lit(None).cast("timestamp") if compared is None else compared.cast("timestamp")
 
 
-def _aggregates(plan: JavaObject) -> Iterator[JavaObject]:
-    if plan.getClass().getSimpleName() == "Aggregate":
-        yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _aggregates(children.apply(index))
+def _origin(at: Column | None, name: str) -> Column:
+    kinds = {"partition": "int", "offset": "long"}
+    return F.lit(None).cast(kinds.get(name, "string")) if at is None else at.getField(name)

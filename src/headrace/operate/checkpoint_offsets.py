@@ -105,7 +105,10 @@ def _again(checkpoint: Checkpoint, source: int, name: str | None, start: Any, en
         # A partition that was added during the batch is read from 0.
         ranges = [Range.of(each, before.get(each, 0), offset) for each, offset in sorted(_partitions(end).items())]
         return SourceReads(source, name, kind, tuple(ranges))
-    files = tuple(_files(checkpoint, source, start, end)) if kind == "files" else ()
+    files: tuple[str, ...] = ()
+    if kind == "files":
+        begun = json.dumps(start) if start != end and kind_of(start) == "files" else None
+        files = tuple(checkpoint.source_files(source, begun, json.dumps(end)))
     return SourceReads(source, name, kind, (Range(kind, said(start), said(end)),), files)
 
 
@@ -130,18 +133,6 @@ def said(offsets: Any) -> int | str | None:
         case "files":
             return f"entry {offsets['logOffset']}"
     return offsets if isinstance(offsets, int) or offsets is None else json.dumps(offsets)
-
-
-def _files(checkpoint: Checkpoint, source: int, start: Any, end: Any) -> Iterator[str]:
-    """Yield the files of the entries after `start` up to `end` of a file source's own log."""
-    first = int(start["logOffset"]) + 1 if start != end and kind_of(start) == "files" else 0
-    for number in range(first, int(end["logOffset"]) + 1):
-        for name in (str(number), f"{number}.compact"):
-            text = checkpoint.files.read(f"{checkpoint.location}/sources/{source}/{name}")
-            for line in (text or "").split("\n")[1:]:
-                read = json.loads(line)
-                if read["batchId"] == number:
-                    yield str(read["path"])
 
 
 def _partitions(offsets: Any) -> dict[Partition, int]:

@@ -16,6 +16,7 @@ from headrace.flow.source import Positioned
 from headrace.flow.target import Target
 from headrace.observe.audit import Auditor
 from headrace.observe.flow_audit import Tally
+from headrace.observe.late_audit import Unexplained
 from headrace.observe.throughput import Throughput
 from headrace.operate.fit import fitted_flows
 from headrace.runtime.checkpoint import Checkpoint
@@ -45,6 +46,7 @@ class FlowFigures:
     batches: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
+    late_unexplained: list[Unexplained] = field(default_factory=list)
     set_aside: int = 0
     lost: list[Lost] = field(default_factory=list)
     state: Sequence[OperatorState] = ()
@@ -58,6 +60,7 @@ class FlowFigures:
             "batches": self.batches,
             "bad": dict(self.bad),
             "late": self.late,
+            "late_unexplained": [each.as_dict() for each in self.late_unexplained],
             "set_aside": self.set_aside,
             "lost": [each.as_dict() for each in self.lost],
             "state": [each.as_dict() for each in self.state],
@@ -176,4 +179,5 @@ def _add(figures: FlowFigures, tally: Tally, counted: int) -> None:
     missing = counted - sum(tally.bad.values())
     figures.bad = tally.bad | ({NOT_FILED: missing} if missing > 0 else {})
     figures.late = tally.late
+    figures.late_unexplained = tally.unexplained
     figures.lost.extend(tally.unaudited)

@@ -4,8 +4,8 @@ Layout of a flow's folder, below the target's checkpoints root:
 
     FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
     FLOW/headrace/   what Headrace keeps beside it: the lease, the manifest, how far the audit has come, ids of topics
-                     and of places, the order of the sources, lost offsets, heartbeats, the size of the state, where continuous
-                     processing began
+                     and of places, the order of the sources, lost offsets, heartbeats, the size of the state, where
+                     continuous processing began
 
 This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
 """
@@ -20,6 +20,10 @@ from dataclasses import dataclass, field
 from headrace.clients.filesystem import Files
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
+
+
+# What continuous processing leaves out of an entry.
+_NO_SETTINGS = '{"batchWatermarkMs": 0, "batchTimestampMs": 0}'
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,13 @@ class Checkpoint:
                 raise ValueError("the file is not there")
             _version, settings, *offsets = found.decode().split("\n")
             continuous = not settings and any(offsets)
-            read = {"batchWatermarkMs": 0, "batchTimestampMs": 0} if continuous else json.loads(settings)
+            read = json.loads(_NO_SETTINGS if continuous else settings)
             return OffsetEntry(
                 batch_id,
                 watermark_ms=int(read["batchWatermarkMs"]),
                 timestamp_ms=int(read["batchTimestampMs"]),
                 offsets=tuple(None if line == "-" else line for line in offsets),
-                settings={**read.get("conf", {})},
+                settings=read.get("conf", {}),
                 continuous=continuous,
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -121,8 +125,35 @@ class Checkpoint:
         end = self._end(batch_id, source)
         start = self._end(batch_id - 1, source) if batch_id else None
         if start is None:
-            start = self._first_offsets(source)
+            start = self.beginning(source)
         return None if start is None or end is None or start == end else (start, end)
+
+    def lacks_beginning(self, batch_id: int, source: int) -> bool:
+        """Whether a batch read something of a source, and where it began to is not written down.
+
+        So it is for the first batch with rows of every source but Kafka's.
+        """
+        return (
+            self._end(batch_id, source) is not None
+            and ((self._end(batch_id - 1, source) if batch_id else None) or self.beginning(source)) is None
+        )
+
+    def source_files(self, source: int, start: str | None, end: str) -> list[str]:
+        """Return the files that a source of files has read after one offset, up to another.
+
+        Its log has an entry per offset. Spark puts entries together now and then and deletes the single ones.
+        """
+        folder = f"{self.location}/sources/{source}"
+        names = self.files.names(folder)
+        whole = sorted(int(name.removesuffix(".compact")) for name in names if name.endswith(".compact"))
+        found = []
+        for number in range(_log_offset(start) + 1, _log_offset(end) + 1):
+            later = next((each for each in whole if each >= number), None)
+            name = str(number) if str(number) in names else f"{later}.compact"
+            text = self.files.read(f"{folder}/{name}")
+            entries = [json.loads(line) for line in (text or "").split("\n")[1:]]
+            found += [str(entry["path"]) for entry in entries if entry["batchId"] == number]
+        return found
 
     def _end(self, batch_id: int, source: int) -> str | None:
         """Return the offsets after the last row that a batch read of one source."""
@@ -132,8 +163,8 @@ class Checkpoint:
             raise self._damaged(f"{self.location}/offsets/{batch_id}", why)
         return offsets[source]
 
-    def _first_offsets(self, source: int) -> str | None:
-        """Return where the first batch began. Kafka's source writes it down once, as `v1` and the JSON.
+    def beginning(self, source: int) -> str | None:
+        """Return where the first batch began, or None. Kafka's source writes it down once, as `v1` and the JSON.
 
         Continuous processing does not; Headrace has noted it before it let the flow begin.
         """
@@ -163,6 +194,11 @@ class Checkpoint:
             remedy="Restore the checkpoint from a backup, or start the flow under a new name.",
             code="HR-301",
         )
+
+
+def _log_offset(offset: str | None) -> int:
+    """Return how far a source of files is in its log, -1 before its beginning."""
+    return int(json.loads(offset).get("logOffset", -1)) if offset else -1
 
 
 def _numbers(names: list[str]) -> list[int]:

@@ -36,7 +36,8 @@ class BatchCommitted:
 
     `rows_in` does not count heartbeats. `bad` counts the rows that were left out as bad, per input. `dropped` is
     Spark's own count of rows that came too late, taken after partial aggregation: zero means none, any other number
-    only says that there were some. `state` is what each stateful operator keeps after the batch.
+    only says that there were some. `dropped_by` is the same per operator with state, from the result to the sources.
+    `state` is what each stateful operator keeps after the batch.
 
     An epoch of continuous processing is told as a batch, where it read something. It is not `counted`: `rows_in` is the
     distance of its offsets, `rows_out` is 0, and whether it had bad rows is known only by reading it again.
@@ -53,6 +54,7 @@ class BatchCommitted:
     state: Sequence[OperatorState] = ()
     progress: Mapping[str, object] = field(repr=False, default_factory=dict)
     counted: bool = True
+    dropped_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,16 @@ class AuditFailed:
     error: HeadraceError
 
 
+@dataclass(frozen=True)
+class LateUnexplained:
+    """Late rows of a batch were dropped that the late ledger does not hold. `dropped` is None where nobody knows."""
+
+    flow: str
+    batch_id: int
+    dropped: int | None
+    why: str
+
+
 Event = (
     BoundFitted
     | FlowStarted
@@ -135,6 +147,7 @@ Event = (
     | FlowFailed
     | FlowStopped
     | AuditFailed
+    | LateUnexplained
 )
 
 

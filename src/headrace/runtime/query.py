@@ -197,7 +197,7 @@ class RunningQuery:
         return timed.observe(f"{_TIME}_{name}", F.max(given.watermark.column).alias("newest"))
 
     def _judged(self, rows: DataFrame, name: str) -> DataFrame:
-        """Count the rows of an input and the bad ones among them, in passing. Continuous processing refuses counters."""
+        """Count the rows of an input and the bad ones among them in passing. Continuous processing refuses counters."""
         if isinstance(self.flow.trigger, Continuous):
             return rows
         return rows.observe(f"{_IN}_{name}", F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad"))
@@ -351,17 +351,19 @@ def _as_event(flow: str, progress: StreamingQueryProgress, order: Sequence[Place
     bad = {
         name.removeprefix(f"{_IN}_"): int(row["bad"]) for name, row in observed.items() if name.startswith(f"{_IN}_")
     }
+    dropped = tuple(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
     return BatchCommitted(
         flow=flow,
         batch_id=progress.batchId,
         rows_in=sum(each.numInputRows for at, each in zip(order, progress.sources, strict=False) if at.role == "rows"),
         rows_out=int(observed.get(_OUT, {}).get("rows", 0)),
         bad=bad,
-        dropped=sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators),
+        dropped=sum(dropped),
         duration_ms=int(progress.durationMs.get("triggerExecution", 0)),
         watermark=progress.eventTime.get("watermark"),
         state=operator_states(progress.stateOperators),
         progress={"json": progress.json},
+        dropped_by=dropped,
     )
 
 

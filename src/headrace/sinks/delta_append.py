@@ -31,3 +31,18 @@ class DeltaAppend(DeltaTableSink):
             .partitionBy(*self.partition_by)
             .save(batch.target.table(self.path))
         )
+
+    def replace(self, rows: DataFrame, where: str, batch: Batch) -> None:
+        """Put rows in the place of those that a condition names, in one Delta commit that also records the batch.
+
+        Called by repairs, while the flow is not running. All of the rows have to meet the condition.
+        """
+        (
+            rows.write.format("delta")
+            .mode("overwrite")
+            .option("replaceWhere", where)
+            .option("txnAppId", batch.app_id)
+            .option("txnVersion", str(batch.id))
+            .partitionBy(*self.partition_by)
+            .save(batch.target.table(self.path))
+        )

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -28,6 +29,10 @@ _LEDGER_SECONDS = TRANSACTION_SECONDS + 30.0
 _ANSWER_SECONDS = 30.0
 # How often the transaction is opened anew before the supervisor gets to know of it and waits longer each time.
 _TRIES = 3
+
+# The header of a record that was sent again, and the column of a chunk that holds it: where the record was before.
+REDRIVEN_HEADER = "headrace-redrive"
+REDRIVEN_COLUMN = "redriven"
 
 # What the client has to say is in the errors; clients/kafka.py keeps this logger silent.
 _QUIET = logging.getLogger("headrace.librdkafka")
@@ -81,7 +86,8 @@ def publish(slot: Slot, chunks: Iterable[pa.RecordBatch]) -> int:
     5. When the outcome of the commit is unknown, drop the producer and do 1 to 3 again: they find it out. Rows that are
        not in are left to the next attempt, because `chunks` can be read once.
 
-    `chunks` holds the columns `key` and `value`. An error that it raises aborts the transaction.
+    `chunks` holds the columns `key` and `value`; where rows are sent again also `topic`, which goes before the slot's,
+    and `redriven`, which becomes a header. An error that it raises aborts the transaction.
     """
     batch = slot.batch
     producer, entry = _opened(slot)
@@ -193,12 +199,15 @@ def _send(producer: Producer, slot: Slot, chunks: Iterable[pa.RecordBatch]) -> i
     sent = 0
     producer.begin_transaction()
     for chunk in chunks:
-        for key, value in zip(chunk.column("key").to_pylist(), chunk.column("value").to_pylist(), strict=True):
-            _produce(producer, slot.topic, key, value, reports)
+        if REDRIVEN_COLUMN in chunk.schema.names:
+            _send_again(producer, chunk, reports)
+        else:
+            for key, value in zip(chunk.column("key").to_pylist(), chunk.column("value").to_pylist(), strict=True):
+                _produce(producer, reports, topic=slot.topic, key=key, value=value)
         sent += chunk.num_rows
         _served(producer.poll, 0)
         reports.check()
-    _produce(producer, slot.ledger, slot.key, slot.entry(sent).encoded(), reports)
+    _produce(producer, reports, topic=slot.ledger, key=slot.key, value=slot.entry(sent).encoded())
     waiting = _served(producer.flush, TRANSACTION_SECONDS)
     reports.check()
     if waiting:
@@ -206,10 +215,16 @@ def _send(producer: Producer, slot: Slot, chunks: Iterable[pa.RecordBatch]) -> i
     return sent
 
 
-def _produce(producer: Producer, topic: str, key: str | bytes | None, value: bytes, reports: _Reports) -> None:
+def _send_again(producer: Producer, chunk: pa.RecordBatch, reports: _Reports) -> None:
+    columns = (chunk.column(name).to_pylist() for name in ("topic", "key", "value", REDRIVEN_COLUMN))
+    for topic, key, value, origin in zip(*columns, strict=True):
+        _produce(producer, reports, topic=topic, key=key, value=value, headers=[(REDRIVEN_HEADER, origin)])
+
+
+def _produce(producer: Producer, reports: _Reports, **record: Any) -> None:
     while True:
         try:
-            producer.produce(topic, value, key, on_delivery=reports.take)
+            producer.produce(**record, on_delivery=reports.take)
             return
         except BufferError:
             # The queue is full: wait until the brokers have taken some of it.

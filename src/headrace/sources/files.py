@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, get_args
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from headrace.clients.file_folder import FileFormat, is_pattern
@@ -48,8 +49,8 @@ class FileSource:
     attempts that never committed.
 
     Rows carry the fields of the schema, each of which may be null. A line of CSV or JSON that cannot be read as
-    declared stops the flow: rows are never skipped unsaid. The option `mode` has it otherwise. Old batches cannot be
-    read again.
+    declared stops the flow: rows are never skipped unsaid. The option `mode` has it otherwise. An audit can read a
+    batch again while its files are there, since the checkpoint names them; a replay cannot.
 
     | field                 | meaning                                                                          |
     |-----------------------|----------------------------------------------------------------------------------|
@@ -117,12 +118,7 @@ class FileSource:
         """Return the endless frame of the folder."""
         location = target.table(self.path)
         require_log_honoured(spark, self.name, location)
-        defaults = dict(_DEFAULTS)
-        if not is_pattern(location):
-            defaults |= written_options(spark, self.name, location, self.format)
-        own = {option.lower() for option in self.options}
-        defaults = {option: value for option, value in defaults.items() if option.lower() not in own}
-        reader = spark.readStream.format(self.format).schema(self.schema).options(**defaults, **self.options)
+        reader = spark.readStream.format(self.format).schema(self.schema).options(**self._reading(spark, location))
         if self.max_files_per_trigger is not None:
             reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
         if self.max_bytes_per_trigger is not None:
@@ -130,6 +126,26 @@ class FileSource:
         rows = reader.load(location)
         # Spark adds the columns of folders that it finds, and only those that are there at the start.
         return rows if rows.columns == self.schema.names else rows.select(*(F.col(f"`{n}`") for n in self.schema.names))
+
+    def rows_of(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
+        """Return the rows of files that a flow has read, as its stream gave them."""
+        location = target.table(self.path)
+        reader = spark.read.format(self.format).schema(self.schema).options(**self._reading(spark, location))
+        if not is_pattern(location):
+            # The columns that folders stand for are told from here on.
+            reader = reader.option("basePath", location)
+        try:
+            return reader.load(list(paths)).select(*(F.col(f"`{name}`") for name in self.schema.names))
+        except AnalysisException as error:
+            raise not_again(self.name, "A file that was read is not there any more.") from error
+
+    def _reading(self, spark: SparkSession, location: str) -> dict[str, str]:
+        """Return the options of Spark's reader: the declared ones, and beside them those of the house."""
+        defaults = dict(_DEFAULTS)
+        if not is_pattern(location):
+            defaults |= written_options(spark, self.name, location, self.format)
+        own = {option.lower() for option in self.options}
+        return {**{option: value for option, value in defaults.items() if option.lower() not in own}, **self.options}
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Raise: the offset log counts batches of files and does not name them."""

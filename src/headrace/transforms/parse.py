@@ -66,9 +66,9 @@ def judged(raw: DataFrame, given: Input) -> DataFrame:
     return parsed.withColumn(BAD, F.coalesce(_is_bad(given, schema), F.lit(True)))
 
 
-def good(rows: DataFrame, given: Input) -> DataFrame:
-    """Return the fields of the schema for the rows that were judged good."""
-    return rows.where(~F.col(BAD)).select(*(_typed(field).alias(field.name) for field in _schema(given)))
+def good(rows: DataFrame, given: Input, *beside: Column) -> DataFrame:
+    """Return the fields of the schema for the rows that were judged good; audits ask for columns beside them."""
+    return rows.where(~F.col(BAD)).select(*(_typed(field).alias(field.name) for field in _schema(given)), *beside)
 
 
 def with_reason(rows: DataFrame, given: Input) -> DataFrame:

@@ -1,0 +1,122 @@
+"""`headrace late`: what came too late for a flow, and its repair."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
+from headrace.cli.session import SparkWhenAsked
+from headrace.clients.filesystem import files_for, is_local
+from headrace.operate.late_repair import repairing
+from headrace.operate.late_summary import LateSummary, summarise_late
+from headrace.operate.repair_plan import RepairPlan
+from headrace.runtime.checkpoint import Checkpoint
+
+# The most batches, hours and windows that are printed, the newest; `--json` has all.
+_FEW = 10
+
+
+def late_command(
+    flow: Annotated[str, typer.Argument(metavar="FLOW", help="The flow, by name.")],
+    *,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Compute closed windows anew with their late rows. Shows the plan and asks."),
+    ] = False,
+    project: ProjectOption = HERE,
+    target: TargetOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Show how many rows came too late, how late, for which windows, and which delay would have kept them."""
+    if repair and json and not yes:
+        emit({"ok": False, "error": "`late --repair --json` changes a table and cannot ask: add --yes."})
+        raise typer.Exit(USAGE)
+    opened_project, chosen, (found,) = opened(project, target, [flow])
+    with ExitStack() as stack:
+        spark = SparkWhenAsked("late", opened_project, chosen, stack, json=json)
+        if repair:
+            with repairing(spark(), chosen, found) as work:
+                plan = work.plan()
+                _agreed(plan, yes=yes, json=json)
+                if plan.windows:
+                    work.apply(plan)
+            _tell_repair(plan, json=json)
+            return
+        files = files_for(chosen.checkpoints, None if is_local(chosen.checkpoints) else spark())
+        query_id = Checkpoint.of(flow, chosen, files).query_id()
+        summary = summarise_late(flow, chosen, found, query_id, spark)
+    if json:
+        emit({"ok": True, **summary.as_dict()})
+    else:
+        _print(summary)
+
+
+def _agreed(plan: RepairPlan, *, yes: bool, json: bool) -> None:
+    """Say what a repair does, and let a person decide."""
+    if json:
+        return
+    for line in plan.lines():
+        err.print(line, markup=False)
+    for change in plan.examples:
+        err.print(f"  before {change.before or 'nothing'}", markup=False)
+        err.print(f"  after  {change.after or 'nothing'}", markup=False)
+    if plan.windows and not yes and not typer.confirm("Repair it?", default=False, err=True):
+        err.print("Nothing was changed.")
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _tell_repair(plan: RepairPlan, *, json: bool) -> None:
+    if json:
+        emit({"ok": not plan.left, **plan.as_dict()})
+    elif not plan.windows:
+        out.print("Nothing is to be repaired: every late row is in, or cannot be put in.")
+    else:
+        out.print(f"Repaired: {len(plan.windows)} window(s), {plan.changes} row(s) of the table.")
+    if plan.left:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _print(summary: LateSummary) -> None:
+    if not summary.rows and not summary.unexplained:
+        out.print(f"{summary.flow}: no row came too late.", markup=False)
+        return
+    missed = f", for {summary.entries} windows" if summary.entries != summary.rows else ""
+    out.print(f"{summary.flow}: {summary.rows} late rows{missed}, {summary.repaired} of them repaired.", markup=False)
+    if summary.late_by:
+        worded = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in summary.late_by.items())
+        out.print(f"Behind the watermark: {worded}.", markup=False)
+    out.print(f"Dropped by: {', '.join(f'{name} {rows}' for name, rows in summary.by_operator.items())}.", markup=False)
+    for title, heading, counts in (
+        ("By batch", "batch", summary.by_batch),
+        ("By hour of arrival", "hour", summary.by_hour),
+    ):
+        table = Table(title=title, title_justify="left")
+        table.add_column(heading)
+        table.add_column("late rows", justify="right")
+        for key, rows in list(counts.items())[-_FEW:]:
+            table.add_row(str(key), f"{rows:,}")
+        out.print(table)
+    if summary.windows:
+        out.print(_windows_table(summary))
+    for name, delays in summary.delays.items():
+        kept = ", ".join(f"{share}: {delay}" for share, delay in delays.items())
+        out.print(f"A delay that would have kept them, for input '{name}': {kept}.", markup=False)
+    for gap in summary.unexplained:
+        number = "an unknown number of" if gap["dropped"] is None else gap["dropped"]
+        out.print(f"Not in the ledger: batch {gap['batch_id']}, {number} dropped. {gap['why']}", markup=False)
+
+
+def _windows_table(summary: LateSummary) -> Table:
+    table = Table(title="Windows", title_justify="left")
+    for heading in ("from", "to", "late rows", "repaired"):
+        table.add_column(heading, justify="right" if heading == "late rows" else "left")
+    for window in summary.windows[-_FEW:]:
+        bounds = (f"{each:%Y-%m-%d %H:%M:%S}" for each in (window.start, window.end))
+        table.add_row(*bounds, f"{window.rows:,}", "yes" if window.repaired else "no")
+    return table

@@ -1,0 +1,40 @@
+"""Spark for commands that need it only now and then: started when it is asked for, stopped with the command."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from headrace.cli.progress import shown
+from headrace.flow.target import Target
+from headrace.project.project import Project
+from headrace.runtime.session import open_session
+from headrace.stack.jars import JarCache
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkWhenAsked:
+    """A session that is started by the first call, and the same one for every further call."""
+
+    def __init__(self, part: str, project: Project, target: Target, stack: ExitStack, *, json: bool) -> None:
+        self._part, self._project, self._target, self._stack, self._json = part, project, target, stack, json
+        self._session: SparkSession | None = None
+
+    def __call__(self) -> SparkSession:
+        """Return the session."""
+        if self._session is None:
+            self._session = opened_session(self._part, self._project, self._target, self._stack, json=self._json)
+        return self._session
+
+
+def opened_session(part: str, project: Project, target: Target, stack: ExitStack, *, json: bool) -> SparkSession:
+    """Start Spark, and stop it when the stack is closed. `part` stands before the line that says so."""
+    jars = JarCache()
+    with shown(json=json) as show:
+        jars.sync(("spark",), show.jar)
+        show.event(part, "starting Spark")
+        spark = open_session(target, jars.verify("spark"), log=project.home / "logs" / "spark.log")
+    stack.callback(spark.stop)
+    return spark
