@@ -22,6 +22,7 @@ from headrace.observe.flow_audit import quarantine_table
 from headrace.observe.late_plan import as_input
 from headrace.operate import repair_refusals as refusals
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.source_order import source_index
 from headrace.transforms.parse import good, judged
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ class RetainedRows:
     def read_up_to(self, batch_id: int) -> None:
         """Look up what was read from the first batch to this one, and what of it is gone. Reads no row."""
         end = self._checkpoint.entry(batch_id).offsets
-        for index, (name, given) in enumerate(self._flow.named_inputs.items()):
-            first, last = self._checkpoint.beginning(index), end[index]
+        for name, given in self._flow.named_inputs.items():
+            index = source_index(self._checkpoint, self._flow, name)
+            first, last = (None, None) if index is None else (self._checkpoint.beginning(index), end[index])
             if last is None:
                 self._ranges[name] = None
                 continue

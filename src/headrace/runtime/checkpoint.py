@@ -21,7 +21,6 @@ from headrace.clients.filesystem import Files
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 
-
 # What continuous processing leaves out of an entry.
 _NO_SETTINGS = '{"batchWatermarkMs": 0, "batchTimestampMs": 0}'
 
