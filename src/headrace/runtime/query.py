@@ -10,13 +10,12 @@ Under a trigger without batches Spark writes by itself what `sink.native` tells 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -37,9 +36,11 @@ from headrace.flow.sink import Batch, Native
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock, now_ms
+from headrace.runtime.counters import as_event, count_results
 from headrace.runtime.custom_state import prepare_custom_state
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside, SettingFrozen
 from headrace.runtime.failures import mapped
+from headrace.runtime.frames import Frames
 from headrace.runtime.frozen import PARTITIONS, require_same_store
 from headrace.runtime.heartbeats import Heartbeats
 from headrace.runtime.integrity import require_intact
@@ -52,17 +53,12 @@ from headrace.runtime.source_guard import SourceGuard
 from headrace.runtime.source_order import Place, planned_order, require_order
 from headrace.runtime.state_size import operator_states
 from headrace.runtime.state_watch import StateWatch
-from headrace.runtime.unbatched import Epochs, ends, is_unbatched, note_beginning, require_continuable, source_of
-from headrace.transforms.ahead import in_time, judged_by_clock
-from headrace.transforms.parse import BAD, good, judged
+from headrace.runtime.unbatched import Epochs, ends, is_unbatched, note_beginning, require_continuable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-# Names of the counters that ride in a query.
-_IN, _TIME, _OUT = "headrace_in", "headrace_time", "headrace_out"
 
 # How long the batch after one that exceeded the budget may take to commit before it is broken off and left for later.
 _PATIENCE_SECONDS = 60.0
@@ -98,7 +94,7 @@ class RunningQuery:
         self._memory_mb = memory_mb
         self._beats = Heartbeats(flow, checkpoint, clock)
         self._watch = StateWatch(flow, checkpoint, clock, hear)
-        self._sources: dict[Place, DataFrame] = {}
+        self._frames = Frames(flow, target, checkpoint, self._beats)
         self._order: tuple[Place, ...] = ()
         self._over_budget: HeadraceError | None = None
         self._query: StreamingQuery
@@ -127,17 +123,17 @@ class RunningQuery:
         try:
             require_lineage(session, self.flow, self._target, self._checkpoint)
             self.flow.sink.prepare(session, self._target)
-            frames = {name: self._input(session, name) for name in self.flow.named_inputs}
-            result = self.flow.apply(frames)
-            plan = Plan(operators(result, len(frames) + len(self._beats.streams)))
+            result = self.flow.apply(self._frames.made(session))
+            plan = Plan(operators(result, len(self._frames.streams)))
             require_none([*judge.trigger(self.flow), *judge.operators(self.flow, plan)])
             prepare_custom_state(session, result, self.flow.trigger)
-            self._order = planned_order(result, self._sources | self._beats.streams)
+            self._order = planned_order(result, self._frames.streams)
             require_order(self._checkpoint, self._order)
             if isinstance(self.flow.trigger, Continuous):
                 until = ends(self.flow, self._target) if self.flow.trigger.until_done else ()
                 self._epochs = Epochs(self.flow, self._checkpoint, self._on_epoch, until)
-            self._query = _triggered(self._writer(self._counted(result)), self.flow).start()
+            counted = result if self._epochs is not None else count_results(result)
+            self._query = _triggered(self._writer(counted), self.flow).start()
             self._started.set()
             self._holding.when_lost(self._query.stop)
             if self._epochs is not None:
@@ -179,33 +175,6 @@ class RunningQuery:
         """Stop as soon as no batch is under way. The first batch may be committed before the start has returned."""
         self._started.wait()
         self.drain(_PATIENCE_SECONDS)
-
-    def _input(self, session: SparkSession, name: str) -> DataFrame:
-        given = self.flow.named_inputs[name]
-        rows = source_of(self.flow, name, self._checkpoint).stream(session, self._target)
-        self._sources[Place(name, given.source.name)] = rows
-        if given.schema is not None:
-            rows = good(self._judged(judged(rows, given), name), given)
-        elif given.watermark is not None:
-            rows = in_time(self._judged(judged_by_clock(rows, given.watermark, F.current_timestamp()), name))
-        # Without batches there is no state that a watermark would end.
-        if given.watermark is None or is_unbatched(self.flow):
-            return rows
-        timed = self._beats.under_watermark(session, name, rows, given.watermark)
-        # The optimizer moves filters of the transform below a watermark, where only their rows would move it, and no
-        # beat. It moves nothing past an observation.
-        return timed.observe(f"{_TIME}_{name}", F.max(given.watermark.column).alias("newest"))
-
-    def _judged(self, rows: DataFrame, name: str) -> DataFrame:
-        """Count the rows of an input and the bad ones among them in passing. Continuous processing refuses counters."""
-        if isinstance(self.flow.trigger, Continuous):
-            return rows
-        return rows.observe(f"{_IN}_{name}", F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad"))
-
-    def _counted(self, result: DataFrame) -> DataFrame:
-        if isinstance(self.flow.trigger, Continuous):
-            return result
-        return result.observe(_OUT, F.count(F.lit(1)).alias("rows"))
 
     def _writer(self, rows: DataFrame) -> DataStreamWriter:
         if is_unbatched(self.flow):
@@ -282,7 +251,7 @@ class RunningQuery:
                 return
             self._last_heard = progress.batchId
             self._note(progress.batchId)
-            event = _as_event(self.flow.name, progress, self._order)
+            event = as_event(self.flow.name, progress, self._order)
             over = self._watch.take(progress.batchId, event.state)
         self._hear(event)
         self._committed.set()
@@ -344,27 +313,6 @@ def _triggered(writer: DataStreamWriter, flow: Flow) -> DataStreamWriter:
             return writer.trigger(realTime=real_time.duration.spark())  # type: ignore[call-overload,no-any-return]
         case Continuous() as continuous:
             return writer.trigger(continuous=continuous.duration.spark())
-
-
-def _as_event(flow: str, progress: StreamingQueryProgress, order: Sequence[Place]) -> BatchCommitted:
-    observed = {name: row.asDict() for name, row in progress.observedMetrics.items()}
-    bad = {
-        name.removeprefix(f"{_IN}_"): int(row["bad"]) for name, row in observed.items() if name.startswith(f"{_IN}_")
-    }
-    dropped = tuple(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
-    return BatchCommitted(
-        flow=flow,
-        batch_id=progress.batchId,
-        rows_in=sum(each.numInputRows for at, each in zip(order, progress.sources, strict=False) if at.role == "rows"),
-        rows_out=int(observed.get(_OUT, {}).get("rows", 0)),
-        bad=bad,
-        dropped=sum(dropped),
-        duration_ms=int(progress.durationMs.get("triggerExecution", 0)),
-        watermark=progress.eventTime.get("watermark"),
-        state=operator_states(progress.stateOperators),
-        progress={"json": progress.json},
-        dropped_by=dropped,
-    )
 
 
 class _Listener(StreamingQueryListener):
