@@ -33,11 +33,10 @@ def table(rows):
 
 def test_the_stream_and_the_batch_give_the_same_answer_to_the_cent(spark, tmp_path):
     lines = list(sales())
-    parts = [[typed(sale) for sale in lines[begin : begin + 200]] for begin in range(0, len(lines), 200)]
-    first, *rest = (Arrive(*part) for part in parts)
+    first, second = (Arrive(*(typed(sale) for sale in part)) for part in (lines[:250], lines[250:]))
     found = rehearse(
         revenue,
-        [first, Crash(Point.AFTER_SINK), *rest],
+        [first, Crash(Point.AFTER_SINK), second],
         spark=spark,
         folder=tmp_path,
         sink=revenue.sink,

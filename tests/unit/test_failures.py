@@ -89,6 +89,26 @@ def test_the_innermost_cause_is_the_reason() -> None:
     assert mapped("rides", text).why == "Inner: the root."
 
 
+WORKER = """Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 3622, in main
+    process()
+{cause}
+ SQLSTATE: 38000
+	at org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
+"""
+
+
+def test_what_python_code_on_a_worker_died_of_is_the_reason() -> None:
+    error = mapped("rides", WORKER.format(cause="ZeroDivisionError: division by zero"))
+    assert (error.code, error.why) == ("HR-206", "ZeroDivisionError: division by zero.")
+
+
+def test_what_headrace_refuses_on_a_worker_keeps_its_code() -> None:
+    error = mapped("rides", WORKER.format(cause="headrace.errors.FlowError: [HR-233] The state.fare is None."))
+    assert (error.code, error.why) == ("HR-233", "The state.fare is None.")
+    assert "from the same offsets" in error.state
+
+
 def test_without_a_cause_the_first_line_is_the_reason() -> None:
     assert mapped("rides", "\n\nFirst line\nsecond line").why == "First line."
     assert mapped("rides", "").why == "no message."

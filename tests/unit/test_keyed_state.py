@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.types import (
     ArrayType,
@@ -370,6 +373,25 @@ class Grown:
     tags: list[str] = field(default_factory=list)
     note: str | None = None
     must: str = "x"
+
+
+def test_a_class_that_is_sent_to_a_worker_by_value_is_the_same_there() -> None:
+    import keyed_cases
+
+    cloudpickle.register_pickle_by_value(keyed_cases)
+    try:
+        sent = cloudpickle.dumps([keyed_cases.LaterCounter(), keyed_cases.Long()])
+    finally:
+        cloudpickle.unregister_pickle_by_value(keyed_cases)
+    # A worker does not have the module, and puts the classes together again, piece by piece.
+    there = """
+import pickle, sys
+counter, forgetful = pickle.load(sys.stdin.buffer)
+state = type(counter).shape.state
+print(state.read((7, None, None), "it"), type(forgetful).shape.ttl_ms)
+"""
+    run = subprocess.run([sys.executable, "-c", there], input=sent, capture_output=True, check=False)
+    assert run.stdout.decode() == "LaterCount(clicks=7, pages=[], newest=None) 86400000\n", run.stderr.decode()
 
 
 @dataclass

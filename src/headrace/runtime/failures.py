@@ -19,6 +19,10 @@ _STATE_KEPT = (
     "The sinks hold every batch up to the last commit; the failed batch will be run again from the same offsets."
 )
 _ROOT_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+# What Python code on a worker died of: the line below the indented ones.
+_PYTHON_CAUSE = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+# What Headrace itself refuses there: a value that custom state cannot keep.
+_REFUSED_THERE = re.compile(r"^headrace\.errors\.FlowError: \[(HR-2\d\d)\] (.+)$")
 _LONGEST_CAUSE = 400
 
 
@@ -186,6 +190,16 @@ def mapped(flow: str, error: BaseException | str) -> HeadraceError:
     if isinstance(error, HeadraceError):
         return error
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    in_python = _PYTHON_CAUSE.findall(text)
+    refused = _REFUSED_THERE.match(in_python[-1]) if in_python else None
+    if refused is not None:
+        return FlowError(
+            f"Flow '{flow}': Python code of the flow did what cannot be done.",
+            why=_capped(refused[2]),
+            state=_STATE_KEPT,
+            remedy="Correct the code and start the flow again; it goes on where it stopped.",
+            code=refused[1],
+        )
     for known in _KNOWN:
         if any(phrase in text for phrase in known.phrases):
             return known.kind(
@@ -214,8 +228,14 @@ def mapped(flow: str, error: BaseException | str) -> HeadraceError:
 
 def _cause(text: str) -> str:
     """Return the innermost cause, capped: a whole stack trace says less."""
-    causes = _ROOT_CAUSE.findall(text)
+    causes, in_python = _ROOT_CAUSE.findall(text), _PYTHON_CAUSE.findall(text)
     line = causes[-1] if causes else next((each for each in text.splitlines() if each.strip()), "no message")
+    if line.endswith("Traceback (most recent call last):") and in_python:
+        line = in_python[-1]
+    return _capped(line)
+
+
+def _capped(line: str) -> str:
     line = line.strip()
     return (line if len(line) <= _LONGEST_CAUSE else line[:_LONGEST_CAUSE] + "...") + (
         "" if line.endswith(".") else "."

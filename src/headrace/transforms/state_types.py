@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -213,6 +214,9 @@ class Record:
 
     of: type
     fields: tuple[tuple[str, Kind], ...]
+    # Read where the class is declared: the mark of a field without a default does not survive the way to a worker.
+    defaults: Mapping[str, Any]
+    factories: Mapping[str, Callable[[], Any]]
 
     @property
     def spark(self) -> StructType:
@@ -245,11 +249,10 @@ class Record:
     def _default(self, name: str, kind: Kind, place: str) -> Any:
         if isinstance(kind, Maybe):
             return None
-        field = next(each for each in dataclasses.fields(self.of) if each.name == name)
-        if field.default is not MISSING:
-            return field.default
-        if field.default_factory is not MISSING:
-            return field.default_factory()
+        if name in self.defaults:
+            return self.defaults[name]
+        if name in self.factories:
+            return self.factories[name]()
         raise FlowError(
             f"{place} has no '{name}'.",
             why="It was kept before the field was added, and the field has neither a default nor None.",
@@ -274,7 +277,10 @@ def record(of: object, place: str) -> Record:
     fields = [(each.name, _kind(hints[each.name], f"{of.__name__}.{each.name}")) for each in dataclasses.fields(of)]
     if not fields:
         raise undeclarable(f"{of.__name__} has no fields.", "There is nothing to keep.", "Give it one.")
-    return Record(of, tuple(fields))
+    declared = dataclasses.fields(of)
+    defaults = {each.name: each.default for each in declared if each.default is not MISSING}
+    factories = {each.name: each.default_factory for each in declared if each.default_factory is not MISSING}
+    return Record(of, tuple(fields), defaults, factories)
 
 
 def value_or_record(of: object, place: str) -> Record | Plain | Moment | Exact:
