@@ -134,6 +134,25 @@ def test_the_ledger_holds_exactly_the_rows_of_the_model(spark: SparkSession, tmp
     assert found.table(unexplained_table(found.target, "ledger")) == []
 
 
+def test_the_ledger_holds_the_late_rows_of_two_operators_that_are_fed_alike(spark: SparkSession, tmp_path: Path):
+    def twice(rows: DataFrame) -> DataFrame:
+        return (
+            by_id(rows)
+            .select(F.lit(0).alias("n"), "id", "at")
+            .union(by_id_for_a_while(rows).select(F.lit(1), "id", "at"))
+        )
+
+    memory = Memory()
+    found = rehearse(flow("twice", twice), script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
+
+    late = expected(MINUTES, lambda minute: minute)
+    for operator in (0, 1):
+        assert filed([row for row in found.late if row["operator_number"] == operator]) == late
+        # Neither has taken one of them in.
+        kept = [row for row in memory.rows() if row["n"] == operator]
+        assert len(kept) == sum(len(batch) for batch in MINUTES) - len(late)
+
+
 def test_each_side_of_a_join_has_late_rows_of_its_own(spark: SparkSession, tmp_path: Path):
     left = [[0, 5], [50], [51], [39, 40, 41], [52]]
     right = [[1], [45], [52], [35, 34.999, 36], [52]]
