@@ -112,15 +112,15 @@ def as_input(rows: DataFrame, name: str, given: Input, columns: Sequence[str]) -
     watermark = given.watermark
     event_time = F.lit(None) if watermark is None else F.col(f"`{watermark.column}`")
     placed = PLACE in rows.columns
-    place = [
+    lies = [
         (F.col(PLACE).getField(each) if placed else F.lit(None)).cast(kind).alias(each)
         for each, kind in _PLACE_FIELDS.items()
     ]
     at = F.struct(
         F.lit(name).alias("input"),
-        *place,
+        *lies,
         # Tells the rows of a batch apart where they have no offsets: a row in several windows is one row.
-        (F.concat_ws("/", *place) if placed else F.monotonically_increasing_id().cast("string")).alias("row_id"),
+        (F.concat_ws("/", *lies) if placed else F.monotonically_increasing_id().cast("string")).alias("row_id"),
         event_time.cast("timestamp").alias("event_time"),
     )
 

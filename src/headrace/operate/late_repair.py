@@ -90,7 +90,9 @@ class Repair:
             results = WindowResults.of(self._flow.apply(self._retained.frames(min(starts), max(end for _, end in due))))
         except NotAWindow as error:
             raise refusals.no_window(self._flow, str(error)) from error
-        self._rows = results.only(starts).persist(StorageLevel.MEMORY_AND_DISK)
+        rows = results.only(starts)
+        rows = sink.newest(rows) if isinstance(sink, DeltaUpsert) else rows
+        self._rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         before, keys = self._present(sink, results, list(due))
         return self._compared(RepairPlan(self._flow.name, place, up_to[-1], due, tuple(left)), before, keys)
 

@@ -158,6 +158,9 @@ def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[
         "spark.sql.streaming.multipleWatermarkPolicy": "min",
         "spark.sql.streaming.statefulOperator.checkCorrectness.enabled": "true",
         "spark.databricks.delta.snapshotPartitions": "2",
+        # Of two operators with state that are fed alike, the second would be fed from the first one's exchange. Spark
+        # then does not find its watermark: it takes late rows in, and its state is never evicted.
+        "spark.sql.exchange.reuse": "false",
     }
     if isinstance(flow.trigger, Continuous):
         # An entry a second, and the audit reads epochs again by them: ten minutes' worth, should it fall behind.

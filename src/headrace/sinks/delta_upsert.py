@@ -46,7 +46,7 @@ class DeltaUpsert(DeltaTableSink):
         DeltaTable.createIfNotExists(session).location(location).addColumns(rows.schema).execute()
         newer = None if self.sequence is None else f"new.`{self.sequence}` >= old.`{self.sequence}`"
         # MERGE reads its source twice, and a batch must be computed once.
-        with kept(self._newest(rows)) as once, _identity(session, batch):
+        with kept(self.newest(rows)) as once, _identity(session, batch):
             (
                 DeltaTable.forPath(session, location)
                 .alias("old")
@@ -56,8 +56,8 @@ class DeltaUpsert(DeltaTableSink):
                 .execute()
             )
 
-    def _newest(self, rows: DataFrame) -> DataFrame:
-        """Return one row per key: with a sequence, the newest."""
+    def newest(self, rows: DataFrame) -> DataFrame:
+        """Return what a merge takes of rows: with a sequence the newest of each key. Repairs ask for it, too."""
         if self.sequence is None:
             return rows
         sequence = F.col(f"`{self.sequence}`")
