@@ -70,6 +70,27 @@ class Counting(StatefulProcessor):
     def close(self) -> None: ...
 
 
+class Alarm(StatefulProcessor):
+    """Sets a timer at half past noon for every key, and hands the key on when it rings."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        if any((chunk["n"] == 1).any() for chunk in rows):
+            self._handle.registerTimer(1_767_270_600_000)  # 2026-01-01T12:30:00Z
+        yield pd.DataFrame({"id": pd.Series([], dtype="str")})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"id": [key[0]]})
+
+    def close(self) -> None: ...
+
+
+def alarms(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("id").transformWithStateInPandas(Alarm(), "id string", "Append", "EventTime")
+
+
 def custom(mode: str = "None") -> Callable[[DataFrame], DataFrame]:
     return lambda rows: rows.groupBy("id").transformWithStateInPandas(Counting(), "id string, n long", "Append", mode)
 

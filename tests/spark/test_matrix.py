@@ -39,7 +39,7 @@ from headrace.flow.sink import Batch, Sink
 from headrace.runtime.operators import operators, spark_refuses
 from headrace.runtime.planning import blank
 from headrace.runtime.session import flow_session
-from operator_examples import AGGREGATED, EXAMPLES, ROW, Example
+from operator_examples import AGGREGATED, EXAMPLES, ROW, Example, alarms, bare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,6 +128,9 @@ def _session(spark: SparkSession, state: InMemory | RocksDB) -> SparkSession:
     session = flow_session(spark, made)
     # One batch is enough to see whether a query runs.
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    # To compile a plan takes longer than to run it over three rows.
+    session.conf.set("spark.sql.codegen.wholeStage", "false")
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     return session
 
 
@@ -215,6 +218,17 @@ def test_duplicates_dropped_behind_an_aggregation_lose_its_updates(stage: Stage)
     played = stage.played(EXAMPLES[Kind.DEDUP_AFTER_AGGREGATE], OutputMode.UPDATE, SAME_KEY)
     # The count of `a` is 2 by the end, and nobody is told.
     assert [[row[-1] for row in batch] for batch in played] == [[1], []]
+
+
+def test_timers_without_a_watermark_never_ring(spark: SparkSession, stage: Stage) -> None:
+    session = _session(spark, RocksDB(shuffle_partitions=1))
+    # The timer is set in the first batch, the second one moves the watermark past it, and the third one sees that.
+    batches: Sequence[Rows] = [[("a", 1, 0)], [("b", 2, 120)], [("c", 2, 121)]]
+    with_one = Stage(session, stage.folder / "with").played(lambda rows, _: alarms(rows), OutputMode.APPEND, batches)
+    without = Stage(session, stage.folder / "without").played(
+        lambda rows, _: alarms(bare(rows)), OutputMode.APPEND, batches
+    )
+    assert (with_one, without) == ([[], [], [("a",)]], [[], [], []])
 
 
 def test_rows_of_except_all_come_again_in_update_mode(stage: Stage) -> None:

@@ -266,7 +266,6 @@ def test_real_time_mode_refuses_what_the_matrix_refuses_there(
         Kind.READ_TWICE,
         Kind.AGGREGATE,
         Kind.DEDUP_WITHIN,
-        Kind.CUSTOM_STATE,
     ]
     assert all(matrix.under_trigger_cells(kind)[1].verdict is Verdict.REFUSED for kind in kinds)
     read = Kafka("unbatched-cells").unbatched().stream(spark, place)

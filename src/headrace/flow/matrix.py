@@ -114,6 +114,10 @@ _PANDAS_AGG = _no(
     "Use Spark's own aggregate functions, or transformWithState.",
 )
 _UNMARKED = _no("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
+_NO_ALARM = _wrong(
+    "Its timers go by the watermark, and its rows have none: they never ring, and Spark says nothing.",
+    "Set watermark= on the Input.",
+)
 _STATE_FOLLOWS = _no(
     "Outside append mode an aggregation sends rows again with new values, and the state behind it would count each of "
     "them as one more row.",
@@ -216,7 +220,7 @@ MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
     Kind.KEYLESS_JOIN: (_NO_EQUAL_KEY, _NO_EQUAL_KEY, _JOIN_COMPLETE),
     Kind.OUTER_STATIC_JOIN: (_STATIC_OUTER, _STATIC_OUTER, _STATIC_OUTER),
     Kind.CUSTOM_STATE: (_YES, _YES, _WITH),
-    Kind.CUSTOM_TIMERS_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
+    Kind.CUSTOM_TIMERS_UNMARKED: (_NO_ALARM, _NO_ALARM, _NO_ALARM),
     Kind.PANDAS_STATE_APPEND: (_YES, _OWN_MODE_APPEND, _OWN_MODE_APPEND),
     Kind.PANDAS_STATE_UPDATE: (_OWN_MODE, _YES, _OWN_MODE),
     Kind.PANDAS_STATE_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
