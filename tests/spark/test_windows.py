@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from headrace import Flow, FlowError, InMemory, Input, Kafka, Memory, Watermark
-from headrace.observe.lateness import rows_before_windows
 from headrace.testing import Arrive, EndOfInput, rehearse
 from headrace.transforms.dedup import deduplicated
 from headrace.transforms.windows import exact_distinct, sessions, sliding, tumbling, window_bounds
@@ -102,11 +101,6 @@ def test_windows_are_the_same_over_a_batch_and_over_a_stream(spark: SparkSession
     found = rehearse(stream(all_windows), script, spark=spark, folder=tmp_path)
     assert sorted(tuple(row) for row in found.rows) == sorted(BY_HAND)
     assert found.late == []
-
-
-def test_the_audit_finds_the_rows_of_these_windows(spark: SparkSession) -> None:
-    for window in (tumbling("at", "5 minutes"), sliding("at", "10 minutes", every="5 minutes")):
-        assert len(rows_before_windows(counted(batch(spark, *SALES), "any", window))) == 1
 
 
 DELIVERED = [
