@@ -128,9 +128,10 @@ def _session(spark: SparkSession, state: InMemory | RocksDB) -> SparkSession:
     session = flow_session(spark, made)
     # One batch is enough to see whether a query runs.
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    # To compile a plan takes longer than to run it over three rows.
-    session.conf.set("spark.sql.codegen.wholeStage", "false")
-    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    if isinstance(state, InMemory):
+        # To compile a plan takes longer than to run it over three rows. Custom state needs compiled plans.
+        session.conf.set("spark.sql.codegen.wholeStage", "false")
+        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     return session
 
 
