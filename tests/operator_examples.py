@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from pyspark import cloudpickle
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 from pyspark.sql.window import Window
 
 from headrace.flow.operators import Kind
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # The workers of Python have no tests on their path: functions go to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -39,8 +37,11 @@ Example = Callable[["DataFrame", "DataFrame"], "DataFrame"]
 
 
 def bare(rows: DataFrame) -> DataFrame:
-    """Return the rows without their watermark."""
-    return rows.withColumn("at", (F.col("at").cast("double") + 0).cast("timestamp"))
+    """Return the rows without their watermark: what stands below it in their plan."""
+    session, watermark = rows.sparkSession, rows._jdf.queryExecution().analyzed()
+    assert watermark.getClass().getSimpleName() == "EventTimeWatermark"
+    frame = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, watermark.child())  # type: ignore[union-attr]
+    return DataFrame(frame, session)
 
 
 def static(rows: DataFrame) -> DataFrame:

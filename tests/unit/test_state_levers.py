@@ -21,6 +21,7 @@ from headrace import (
     Input,
     Kafka,
     RocksDB,
+    Socket,
     StateBudget,
     Target,
     Watermark,
@@ -134,11 +135,13 @@ def test_an_idle_that_nobody_waits_for_is_found() -> None:
     assert check([flow(watermark=quiet)]) == []
 
 
-def test_rows_from_the_future_of_a_folder_are_said_not_to_be_filed() -> None:
-    source = FileSource("in", "json", SCHEMA, max_files_per_trigger=1)
-    (found,) = check([flow(inputs=Input(source, watermark=AT))])
+def test_rows_from_the_future_of_a_source_that_is_read_once_are_said_not_to_be_filed() -> None:
+    socket = Socket("127.0.0.1", 9999)
+    (found,) = check([flow(inputs=Input(socket, watermark=AT))])
     assert (found.code, found.severity) == ("HRC-212", "info")
-    assert check([flow(inputs=Input(source))]) == []
+    assert check([flow(inputs=Input(socket))]) == []
+    folder = FileSource("in", "json", SCHEMA, max_files_per_trigger=1)
+    assert check([flow(inputs=Input(folder, watermark=AT))]) == []
 
 
 @pytest.mark.parametrize(("rows", "codes"), [(599_999, ["HRC-214"]), (600_000, [])])

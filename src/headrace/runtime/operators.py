@@ -167,7 +167,8 @@ class _Reader:
             case "Sort":
                 yield Operator(Kind.SORT if below.aggregate else Kind.SORT_ROWS)
             case "TransformWithStateInPySpark" | "TransformWithState":
-                unmarked = "EventTime" in plan.timeMode().toString() and not _has_watermark(plan)
+                # Its timers go by the watermark of the query, whatever became of the column that it was declared on.
+                unmarked = "EventTime" in plan.timeMode().toString() and not _is_watermarked(plan)
                 yield Operator(Kind.CUSTOM_TIMERS_UNMARKED if unmarked else Kind.CUSTOM_STATE)
                 yield from _following(below)
             case "FlatMapGroupsInPandasWithState":
@@ -298,6 +299,12 @@ def _broadcast(plan: JavaObject) -> bool:
 def _has_watermark(plan: JavaObject) -> bool:
     """Whether a column of the rows that an operator is given carries a watermark."""
     return any(_marked(column, _WATERMARK) for column in _each(plan.children().apply(0).output()))
+
+
+def _is_watermarked(plan: JavaObject) -> bool:
+    """Whether a watermark is declared anywhere below an operator."""
+    below = list(_each(plan.children()))
+    return any(each.getClass().getSimpleName() == "EventTimeWatermark" or _is_watermarked(each) for each in below)
 
 
 def _marked(expression: JavaObject, mark: str) -> bool:

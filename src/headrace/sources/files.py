@@ -104,11 +104,6 @@ class FileSource:
         """Return the files and bytes a second of the last hour, by the times of the files."""
         return arriving_files(target.table(self.path))
 
-    @property
-    def read_once(self) -> str:
-        """Why an old batch cannot be read again."""
-        return "The offset log of a folder counts its batches and does not name their files."
-
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be listed. A pattern is left to Spark."""
         if not is_pattern(self.path):
@@ -149,4 +144,4 @@ class FileSource:
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Raise: the offset log counts batches of files and does not name them."""
-        raise not_again(self.name, self.read_once)
+        raise not_again(self.name, "The offset log of a folder counts its batches and does not name their files.")
