@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from ride_work import WATERMARK, Rides, parsed_as_in_tutorials, parsed_with_care
+from ride_work import WATERMARK, Rides, parsed
 
 from headrace import Target
 
@@ -21,12 +21,10 @@ _STORES = "org.apache.spark.sql.execution.streaming.state"
 
 @dataclass(frozen=True)
 class Style:
-    """How a person writes the job: settings of the session, of the reader, and how the payload is read."""
+    """How a person writes the job: settings of the session and of the reader."""
 
     settings: dict[str, str]
     reader: dict[str, str]
-    parsed: Callable[[DataFrame], DataFrame]
-    sink: dict[str, str] = field(default_factory=dict)
 
 
 # Spark's defaults, and the bound that is copied from one example to the next.
@@ -36,7 +34,6 @@ TUTORIAL = Style(
         "spark.sql.streaming.stateStore.providerClass": f"{_STORES}.HDFSBackedStateStoreProvider",
     },
     {"maxOffsetsPerTrigger": "100000"},
-    parsed_as_in_tutorials,
 )
 
 
@@ -55,7 +52,6 @@ def tuned(cores: int) -> Style:
             "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
             "kafka.fetch.max.wait.ms": "50",
         },
-        parsed_with_care,
     )
 
 
@@ -83,7 +79,6 @@ class Job:
         self._drain(
             rows.writeStream.format("kafka")
             .option("kafka.bootstrap.servers", str(self.target.kafka["bootstrap.servers"]))
-            .options(**self.style.sink)
             .option("topic", topic)
         )
 
@@ -100,7 +95,7 @@ class Job:
             .options(**self.style.reader)
             .load()
         )
-        return self.style.parsed(records)
+        return parsed(records)
 
     def _drain(self, writer: DataStreamWriter) -> None:
         checkpoint = f"{self.target.checkpoints}/plain-{uuid.uuid4().hex}"
