@@ -83,5 +83,5 @@ def completed(rides: DataFrame) -> DataFrame:
 
 
 def parsed(records: DataFrame) -> DataFrame:
-    """Read the payload: what cannot be read becomes null. A condition on a field here would read every payload twice."""
+    """Read the payload: what cannot be read becomes null. A condition on a field would read all payloads twice."""
     return records.select(F.from_json(F.col("value").cast("string"), RIDE).alias("ride")).select("ride.*")
