@@ -162,6 +162,32 @@ def test_timers_are_rounded_up_to_milliseconds_and_need_a_zone() -> None:
     assert caught.value.code == "HR-235"
 
 
+class Deaf(KeyedState[Nothing, Rang]):
+    """Asks for a moment, and has nobody to be told of it."""
+
+    clock = EventTime("ts")
+
+    def handle(self, key: Row, rows: list[Row], state: Kept[Nothing], timers: Timers) -> Iterator[Rang]:
+        timers.at(rows[0].ts)
+        yield from ()
+
+
+class Idle(KeyedState[Nothing, Rang]):
+    """Has nothing to do."""
+
+    ttl = None
+
+
+def test_a_class_without_the_method_that_is_due_is_told_so() -> None:
+    drive = Drive(Deaf(), "user")
+    drive.arrive(click("ann", "a", 0))
+    with pytest.raises(FlowError, match="Deaf has no `on_timer`, and a moment") as timer:
+        drive.pass_to(at(1))
+    with pytest.raises(FlowError, match="Idle has no `handle`, and rows") as rows:
+        Drive(Idle(), "user").arrive(click("ann", "a", 0))
+    assert [timer.value.code, rows.value.code] == ["HR-235", "HR-235"]
+
+
 def visits_by_hand(minutes: list[int]) -> list[tuple[int, int]]:
     """Return when each visit began and how many clicks it had."""
     found: list[list[int]] = []

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
+from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.transforms.kept import VALUE, Kept, ListOf, MapOf, Shape, Store, Timers, moment
 from headrace.transforms.state_types import Record, record, undeclarable, value_or_record
@@ -92,14 +93,24 @@ class KeyedState(Generic[S, Out]):
         How rows are spread over batches is chance: a call may have one row or all of them. Decide by the times in the
         rows, and use timers only for what no row will tell.
         """
-        raise NotImplementedError
+        raise _lacks(self, "handle", "rows have come")
 
     def on_timer(self, key: Row, at: datetime, state: Kept[S], timers: Timers) -> Iterable[Out]:
         """Return what follows from a moment that has come. Called once per moment, after the rows of a batch.
 
         A moment that is asked for here, and has passed already, comes with the next batch.
         """
-        raise NotImplementedError
+        raise _lacks(self, "on_timer", "a moment that it asked for has come")
+
+
+def _lacks(processor: KeyedState[Any, Any], method: str, event: str) -> FlowError:
+    return FlowError(
+        f"{type(processor).__name__} has no `{method}`, and {event}.",
+        why="Only the class can say what follows from it.",
+        state="The batch was not written; the flow is where it was.",
+        remedy=f"Write `{method}` in the class and start the flow again.",
+        code="HR-235",
+    )
 
 
 def called(
