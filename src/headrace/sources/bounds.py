@@ -20,6 +20,12 @@ def file_bounds(files: int | None, size: int | None) -> tuple[Bound, ...]:
     )
 
 
+def file_options(files: int | None, size: int | None) -> dict[str, str]:
+    """Return the two bounds as Spark's readers of files and Delta tables name them, those that are set."""
+    given = {"maxFilesPerTrigger": files, "maxBytesPerTrigger": size}
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
 def require_bounds(source: str, bounds: Sequence[Bound], *, both: bool = True) -> None:
     """Raise for a bound below 1, and for several at once where the source can hold only one."""
     given = [bound for bound in bounds if bound.value is not None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.flow.source import Bound
 from headrace.flow.target import Target
 from headrace.sources.arrivals import arriving_in_table
-from headrace.sources.bounds import file_bounds
+from headrace.sources.bounds import file_bounds, file_options
 from headrace.sources.local_folder import require_readable
 
 if TYPE_CHECKING:
@@ -45,9 +45,5 @@ class DeltaTableSource:
 
     def _reader(self, spark: SparkSession) -> DataStreamReader:
         """Return the reader of a stream, with its bounds set."""
-        reader = spark.readStream.format("delta")
-        if self.max_files_per_trigger is not None:
-            reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
-        if self.max_bytes_per_trigger is not None:
-            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
-        return reader
+        bounds = file_options(self.max_files_per_trigger, self.max_bytes_per_trigger)
+        return spark.readStream.format("delta").options(**bounds)

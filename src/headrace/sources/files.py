@@ -14,7 +14,7 @@ from headrace.errors import nearest
 from headrace.flow.source import Bound
 from headrace.flow.target import Target
 from headrace.sources.arrivals import arriving_files
-from headrace.sources.bounds import file_bounds, require_bounds, undeclarable
+from headrace.sources.bounds import file_bounds, file_options, require_bounds, undeclarable
 from headrace.sources.local_folder import require_readable
 from headrace.sources.reading_again import not_again
 from headrace.sources.sink_folder import require_log_honoured, written_options
@@ -114,11 +114,8 @@ class FileSource:
         location = target.table(self.path)
         require_log_honoured(spark, self.name, location)
         reader = spark.readStream.format(self.format).schema(self.schema).options(**self._reading(spark, location))
-        if self.max_files_per_trigger is not None:
-            reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
-        if self.max_bytes_per_trigger is not None:
-            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
-        rows = reader.load(location)
+        bounds = file_options(self.max_files_per_trigger, self.max_bytes_per_trigger)
+        rows = reader.options(**bounds).load(location)
         # Spark adds the columns of folders that it finds, and only those that are there at the start.
         return rows if rows.columns == self.schema.names else rows.select(*(F.col(f"`{n}`") for n in self.schema.names))
 
