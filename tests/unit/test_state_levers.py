@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from rich.console import Console
 from typer.testing import CliRunner
 
 from headrace import (
@@ -373,3 +375,14 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
     checkpoint.files.write(f"{checkpoint.house}/order.json", json.dumps({"sources": [vars(each) for each in order]}))
     reads = list(next_reads(checkpoint, replace(target, kafka={}), ["something else"]))
     assert [(read.source, read.input) for read in reads] == [(0, "rides"), (1, "heartbeats of rides")]
+
+
+def test_the_figures_of_a_run_fit_a_line_of_eighty_characters_and_rare_ones_are_shown_where_there_are_some() -> None:
+    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, bad={"malformed_json": 1_105})
+    console = Console(width=80, file=StringIO())
+    console.print(figures_table("This run", {"driver_metrics": many}))
+    assert all(each in console.file.getvalue() for each in ("driver_metrics", "220,123", "25,812", "1,105"))  # type: ignore[attr-defined]
+    headings = [str(column.header) for column in figures_table("", {"a": many}).columns]
+    assert headings == ["flow", "rows in", "rows out", "batches", "late", "bad", "state"]
+    aside = figures_table("", {"a": many, "b": FlowFigures(set_aside=1)})
+    assert "set aside" in [column.header for column in aside.columns]

@@ -26,6 +26,8 @@ from headrace.runtime.events import (
 )
 from headrace.runtime.state_size import total
 
+_RARE = ("set aside", "lost ranges", "state rows")
+
 
 def told(event: Event) -> None:
     """Print one event."""
@@ -63,27 +65,30 @@ def told(event: Event) -> None:
 
 def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     """Return what flows did in a run, a line each."""
+    columns: dict[str, list[str]] = {
+        "rows in": [f"{each.rows_in:,}" for each in flows.values()],
+        "rows out": [f"{each.rows_out:,}" for each in flows.values()],
+        "batches": [f"{each.batches:,}" for each in flows.values()],
+        "late": [f"{each.late:,}" for each in flows.values()],
+        "bad": [f"{sum(each.bad.values()):,}" for each in flows.values()],
+        "set aside": [f"{each.set_aside:,}" for each in flows.values()],
+        "lost ranges": [f"{len(each.lost):,}" for each in flows.values()],
+        "state rows": [f"{total(each.state, 'rows'):,}" for each in flows.values()],
+        "state": [said_bytes(_state_bytes(each)) for each in flows.values()],
+    }
+    # A line has 80 characters on many a terminal: what is rare is shown where there is some.
+    shown = {name: cells for name, cells in columns.items() if name not in _RARE or set(cells) != {"0"}}
     table = Table(title=title, title_justify="left")
-    for heading in (
-        "flow",
-        "rows in",
-        "rows out",
-        "batches",
-        "late",
-        "bad",
-        "set aside",
-        "lost ranges",
-        "state rows",
-        "state",
-    ):
-        table.add_column(heading, justify="left" if heading == "flow" else "right")
-    for flow, figures in flows.items():
-        kept = (figures.late, sum(figures.bad.values()), figures.set_aside, len(figures.lost))
-        numbers = (figures.rows_in, figures.rows_out, figures.batches, *kept)
-        on_disk, memory = total(figures.state, "bytes"), sum(each.memory for each in figures.state)
-        state = (f"{total(figures.state, 'rows'):,}", said_bytes(max(on_disk, memory)))
-        table.add_row(flow, *(f"{number:,}" for number in numbers), *state)
+    table.add_column("flow", no_wrap=True)
+    for heading in shown:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for number, flow in enumerate(flows):
+        table.add_row(flow, *(cells[number] for cells in shown.values()))
     return table
+
+
+def _state_bytes(figures: FlowFigures) -> int:
+    return max(total(figures.state, "bytes"), sum(each.memory for each in figures.state))
 
 
 def _near_budget(event: StateNearBudget) -> str:
