@@ -45,12 +45,13 @@ from pyspark.sql.types import (
 
 from headrace.flow.inputs import Input
 
-# Columns that stand beside the payload while a row is judged. The names cannot collide with a field of the payload,
-# which stays inside PARSED.
+# Columns that stand beside those of the source while a row is judged. A field of the payload is among them with a prefix,
+# so that it cannot collide with any of the source.
 BAD = "_headrace_bad"
-PARSED = "_headrace_parsed"
-_CORRUPT = "_headrace_corrupt"
+_FIELD = "_headrace_field_"
+_TEXT, _UNFIT, _PARSED, _CORRUPT = "_headrace_text", "_headrace_unfit", "_headrace_parsed", "_headrace_corrupt"
 _PAYLOAD, _END = "payload", "end"
+_BEFORE, _AFTER = f'{{"{_PAYLOAD}":', f',"{_END}":true}}'
 _JSON = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _CORRUPT,
@@ -60,15 +61,23 @@ _JSON = {
 
 
 def judged(raw: DataFrame, given: Input) -> DataFrame:
-    """Add the parsed payload and whether the row is bad. `raw` has key, value and timestamp."""
+    """Add the fields of the payload and whether the row is bad. `raw` has key, value and timestamp.
+
+    Each step is used at least twice by the next one, so that Spark keeps them apart. Put together, it would read every
+    time of day five times, and make the text for `from_json` in slow, interpreted code.
+    """
     schema = _schema(given)
-    parsed = raw.withColumn(PARSED, F.from_json(_wrapped(), _as_read(schema), _JSON))
-    return parsed.withColumn(BAD, F.coalesce(_is_bad(given, schema), F.lit(True)))
+    fit = raw.withColumn(_TEXT, F.when(_is_fit(given), _wrapped()))
+    parsed = fit.withColumns(
+        {_PARSED: F.from_json(F.col(_TEXT), _as_read(schema), _JSON), _UNFIT: F.col(_TEXT).isNull()}
+    )
+    typed = parsed.withColumns({_FIELD + field.name: _typed(field) for field in schema})
+    return typed.withColumn(BAD, _is_bad(given, schema)).drop(_TEXT, _UNFIT, _PARSED)
 
 
 def good(rows: DataFrame, given: Input, *beside: Column) -> DataFrame:
     """Return the fields of the schema for the rows that were judged good; audits ask for columns beside them."""
-    return rows.where(~F.col(BAD)).select(*(_typed(field).alias(field.name) for field in _schema(given)), *beside)
+    return rows.where(~F.col(BAD)).select(*(_field(field).alias(field.name) for field in _schema(given)), *beside)
 
 
 def with_reason(rows: DataFrame, given: Input) -> DataFrame:
@@ -95,15 +104,19 @@ def _around(payload: DataType) -> StructType:
 
 
 def _wrapped() -> Column:
-    return F.concat(F.lit(f'{{"{_PAYLOAD}":'), F.col("value").cast("string"), F.lit(f',"{_END}":true}}'))
+    return F.concat(F.lit(_BEFORE), F.col("value").cast("string"), F.lit(_AFTER))
 
 
 def _is_time(field: StructField) -> bool:
     return isinstance(field.dataType, TimestampType | DateType)
 
 
+def _field(field: StructField) -> Column:
+    return F.col(_FIELD + field.name)
+
+
 def _read(field: StructField) -> Column:
-    return F.col(PARSED).getField(_PAYLOAD).getField(field.name)
+    return F.col(_PARSED).getField(_PAYLOAD).getField(field.name)
 
 
 def _typed(field: StructField) -> Column:
@@ -118,17 +131,21 @@ def _is_object(text: Column) -> Column:
     return text.startswith("{") | text.rlike(r"^\s*\{")
 
 
-def _is_bad(given: Input, schema: StructType) -> Column:
+def _is_fit(given: Input) -> Column:
+    """Return whether a record is worth reading. Null, for one without a value, is not."""
     text = F.col("value").cast("string")
+    fit = (F.octet_length("value") <= given.max_bytes) & _is_object(text) & F.is_valid_utf8(text)
+    return F.col("key").isNotNull() & fit if given.key_required else fit
+
+
+def _is_bad(given: Input, schema: StructType) -> Column:
+    parsed = F.col(_PARSED)
     return _any(
-        F.col("value").isNull(),
-        F.octet_length("value") > given.max_bytes,
-        F.col("key").isNull() if given.key_required else F.lit(False),
-        ~F.is_valid_utf8(text),
-        ~_is_object(text),
-        F.col(PARSED).getField(_CORRUPT).isNotNull() | F.col(PARSED).getField(_END).isNull(),
-        *(_typed(field).isNull() for field in schema if not field.nullable),
-        *(_read(field).isNotNull() & _typed(field).isNull() for field in schema if _is_time(field)),
+        F.col(_UNFIT),
+        parsed.getField(_CORRUPT).isNotNull(),
+        parsed.getField(_END).isNull(),
+        *(_field(field).isNull() for field in schema if not field.nullable),
+        *(_read(field).isNotNull() & _field(field).isNull() for field in schema if field.nullable and _is_time(field)),
         _in_future(given, schema),
     )
 
@@ -136,7 +153,7 @@ def _is_bad(given: Input, schema: StructType) -> Column:
 def _in_future(given: Input, schema: StructType) -> Column:
     if given.watermark is None:
         return F.lit(False)
-    event_time = _typed(schema[given.watermark.column])
+    event_time = _field(schema[given.watermark.column])
     guard = F.make_dt_interval(secs=F.lit(given.watermark.ahead_duration.seconds))
     return F.coalesce(event_time > F.col("timestamp") + guard, F.lit(False))
 
@@ -168,5 +185,5 @@ def _causes(given: Input, schema: StructType, text: Column) -> Iterator[tuple[Co
         if not field.nullable:
             yield ~present[field.name], f"missing:{field.name}"
     for field in schema:
-        yield present[field.name] & _typed(field).isNull(), f"wrong_type:{field.name}"
+        yield present[field.name] & _field(field).isNull(), f"wrong_type:{field.name}"
     yield _in_future(given, schema), "event_time_in_future"
