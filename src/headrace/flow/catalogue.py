@@ -1,4 +1,4 @@
-"""Tables of a source database as its own catalogue describes them. Read by `clients`, used by everything about changes."""
+"""Tables of a source database, in the words of its own catalogue. Read by `clients`, used by all that is about changes."""
 
 from __future__ import annotations
 

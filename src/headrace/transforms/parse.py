@@ -45,8 +45,8 @@ from pyspark.sql.types import (
 
 from headrace.flow.inputs import Input
 
-# Columns that stand beside those of the source while a row is judged. A field of the payload is among them with a prefix,
-# so that it cannot collide with any of the source.
+# Columns that stand beside those of the source while a row is judged. Fields of the payload are among them with a
+# prefix, so that they cannot collide with any of the source.
 BAD = "_headrace_bad"
 _FIELD = "_headrace_field_"
 _TEXT, _UNFIT, _PARSED, _CORRUPT = "_headrace_text", "_headrace_unfit", "_headrace_parsed", "_headrace_corrupt"
