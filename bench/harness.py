@@ -37,10 +37,16 @@ Contender = Callable[[], None]
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one contender: seconds by the clock, and of the processor for this process and all below it."""
+    """One run of one contender: its rows, seconds by the clock, and of the processor for this process and all below."""
 
+    rows: int
     wall: float
     cpu: float
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return self.rows / self.wall
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,20 @@ class Floor:
 
 @dataclass(frozen=True)
 class Workload:
-    """The same work for every contender. `contenders` is called once per phase with the rows that are there."""
+    """The same work for every contender. `contenders` is called with the rows that are there.
+
+    `slow` names contenders that would take most of the time and get only a fifth of the rows; rates are compared.
+    """
 
     name: str
     describes: str
     contenders: Callable[[int], Mapping[str, Contender]]
     floors: tuple[Floor, ...] = ()
+    slow: frozenset[str] = frozenset()
+
+    def part(self, name: str, rows: int) -> int:
+        """Return how many of the rows a contender gets."""
+        return rows // 5 if name in self.slow else rows
 
 
 @dataclass
@@ -73,7 +87,7 @@ class Comparison:
     def ratios(self, contender: str, against: str) -> list[float]:
         """How many times as fast as another one, round by round."""
         pairs = zip(self.runs[against], self.runs[contender], strict=True)
-        return [other.wall / own.wall for other, own in pairs]
+        return [own.rate / other.rate for other, own in pairs]
 
     def as_dict(self) -> dict[str, object]:
         """The figures as `--json` writes them."""
@@ -83,8 +97,8 @@ class Comparison:
             "rows": self.rows,
             "contenders": {
                 name: {
-                    "rows_per_second": _spread([self.rows / run.wall for run in runs], 0),
-                    "cpu_seconds_per_million_rows": _spread([run.cpu / self.rows * 1e6 for run in runs], 1),
+                    "rows_per_second": _spread([run.rate for run in runs], 0),
+                    "cpu_seconds_per_million_rows": _spread([run.cpu / run.rows * 1e6 for run in runs], 1),
                     "times_as_fast_as": {
                         other: _spread(self.ratios(name, other), 3) for other in self.runs if other != name
                     },
@@ -114,9 +128,9 @@ class Comparison:
         heads = "".join(f"  x {name}"[:24].rjust(24) for name in others)
         yield f"  {'contender':26}{'rows/s (range)':>30}{'cpu s/M':>9}{heads}"
         for name, runs in self.runs.items():
-            rates = sorted(self.rows / run.wall for run in runs)
+            rates = sorted(run.rate for run in runs)
             speed = f"{statistics.median(rates):,.0f} ({rates[0]:,.0f}-{rates[-1]:,.0f})"
-            cpu = f"{statistics.median(run.cpu for run in runs) / self.rows * 1e6:.1f}"
+            cpu = f"{statistics.median(run.cpu / run.rows for run in runs) * 1e6:.1f}"
             cells = "".join(self._cell(name, other).rjust(24) for other in others)
             yield f"  {name:26}{speed:>30}{cpu:>9}{cells}"
         for floor in self.workload.floors:
@@ -135,20 +149,21 @@ def compared(workload: Workload, *, rows: int, warm_up_rows: int, rounds: int) -
     """Warm every contender up, then run all of them in turn, so many rounds."""
     for _name, run in workload.contenders(warm_up_rows).items():
         run()
-    contenders = list(workload.contenders(rows).items())
+    names = list(workload.contenders(rows))
+    contenders = [(name, workload.contenders(workload.part(name, rows))[name]) for name in names]
     found = Comparison(workload, rows, {name: [] for name, _ in contenders})
     for number in range(rounds):
         first = number % len(contenders)
         for name, run in contenders[first:] + contenders[:first]:
-            found.runs[name].append(measured(run))
+            found.runs[name].append(measured(run, workload.part(name, rows)))
     return found
 
 
-def measured(run: Contender) -> Run:
-    """Run once."""
+def measured(run: Contender, rows: int) -> Run:
+    """Run once over so many rows."""
     cpu, began = cpu_seconds(), time.monotonic()
     run()
-    return Run(time.monotonic() - began, cpu_seconds() - cpu)
+    return Run(rows, time.monotonic() - began, cpu_seconds() - cpu)
 
 
 def cpu_seconds() -> float:

@@ -21,10 +21,11 @@ _STORES = "org.apache.spark.sql.execution.streaming.state"
 
 @dataclass(frozen=True)
 class Style:
-    """How a person writes the job: settings of the session and of the reader."""
+    """How a person writes the job: settings of the session and of the reader, and how payloads are read."""
 
     settings: dict[str, str]
     reader: dict[str, str]
+    read: Callable[[DataFrame], DataFrame] = parsed
 
 
 # Spark's defaults, and the bound that is copied from one example to the next.
@@ -37,7 +38,7 @@ TUTORIAL = Style(
 )
 
 
-def tuned(cores: int) -> Style:
+def tuned(cores: int, read: Callable[[DataFrame], DataFrame]) -> Style:
     """Return what weeks with a profiler come to: a partition per core, RocksDB, large batches, large fetches."""
     return Style(
         {
@@ -52,6 +53,7 @@ def tuned(cores: int) -> Style:
             "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
             "kafka.fetch.max.wait.ms": "50",
         },
+        read,
     )
 
 
@@ -95,7 +97,7 @@ class Job:
             .options(**self.style.reader)
             .load()
         )
-        return parsed(records)
+        return self.style.read(records)
 
     def _drain(self, writer: DataStreamWriter) -> None:
         checkpoint = f"{self.target.checkpoints}/plain-{uuid.uuid4().hex}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from headrace import Target
 from headrace.clients.topics import create_topics
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITIONS = 4
+_CORRUPT = "_corrupt"
 WATERMARK, WINDOW = "10 minutes", "5 minutes"
 
 # A ride of about 260 bytes as JSON. Two hours of rides, whatever their number, so that windows open and close.
@@ -83,5 +85,23 @@ def completed(rides: DataFrame) -> DataFrame:
 
 
 def parsed(records: DataFrame) -> DataFrame:
-    """Read the payload: what cannot be read becomes null. A condition on a field would read all payloads twice."""
+    """Read the payload and check nothing: what cannot be read goes on as a row of nulls."""
     return records.select(F.from_json(F.col("value").cast("string"), RIDE).alias("ride")).select("ride.*")
+
+
+def checked(records: DataFrame) -> DataFrame:
+    """Read the payload, count what cannot be read or lacks a field, and keep it out.
+
+    The count is there for another reason, too: without something between them Spark moves the condition down to the
+    records, and reads every payload twice.
+    """
+    schema = StructType([StructField(field.name, field.dataType) for field in RIDE]).add(_CORRUPT, "string")
+    options = {"columnNameOfCorruptRecord": _CORRUPT}
+    rides = records.select(F.from_json(F.col("value").cast("string"), schema, options).alias("ride")).select("ride.*")
+    whole = F.col(_CORRUPT).isNull()
+    for field in RIDE:
+        if not field.nullable:
+            whole = whole & F.col(field.name).isNotNull()
+    judged = rides.withColumn("whole", whole).drop(_CORRUPT)
+    counted = judged.observe("read", F.count(F.lit(1)).alias("rows"), F.count_if(~F.col("whole")).alias("bad"))
+    return counted.where("whole").drop("whole")

@@ -150,8 +150,8 @@ def newest_timestamp(target: Target, topic: str) -> datetime | None:
         for partition in _partitions(consumer, topic):
             first, end = _bounds(consumer, partition)
             if end > first:
-                consumer.assign([TopicPartition(topic, partition.partition, end - 1)])
-                newest = max([newest, *(message.timestamp()[1] for message in _until(consumer, end))])
+                last = TopicPartition(topic, partition.partition, end - 1)
+                newest = max([newest, *(message.timestamp()[1] for message in _until(consumer, last, end))])
     finally:
         consumer.close()
     return datetime.fromtimestamp(newest / 1000, UTC) if newest >= 0 else None
@@ -167,8 +167,7 @@ def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -
             first, end = _bounds(consumer, partition)
             if end > first:
                 partition.offset = max(first, end - _SAMPLED_RECORDS)
-                consumer.assign([partition])
-                for message in _until(consumer, end):
+                for message in _until(consumer, partition, end):
                     records += 1
                     size += len(message.key() or b"") + len(message.value() or b"")
     finally:
@@ -185,8 +184,7 @@ def read_topic(target: Target, topic: str) -> Iterator[Message]:
     try:
         for partition in _partitions(consumer, topic):
             first, end = _bounds(consumer, partition)
-            consumer.assign([TopicPartition(topic, partition.partition, first)])
-            yield from _until(consumer, end)
+            yield from _until(consumer, TopicPartition(topic, partition.partition, first), end)
     finally:
         consumer.close()
 
@@ -215,8 +213,8 @@ def first_open(target: Target, partition: TopicPartition) -> Message | None:
     _, end = written_bounds(target, partition)
     consumer = _reader(target, "read_uncommitted")
     try:
-        consumer.assign([TopicPartition(partition.topic, partition.partition, stable)])
-        return next(_until(consumer, end), None) if stable < end else None
+        begin = TopicPartition(partition.topic, partition.partition, stable)
+        return next(_until(consumer, begin, end), None) if stable < end else None
     finally:
         consumer.close()
 
@@ -248,13 +246,17 @@ def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
             time.sleep(0.05)
 
 
-def _until(consumer: Consumer, end: int) -> Iterator[Message]:
-    """Yield the records of the assigned partition below `end`. Its end event also covers a tail of markers."""
-    while True:
-        # A call waits for its full number of records or its timeout, so at the end of a partition it waits in vain.
-        for message in consumer.consume(num_messages=5_000, timeout=0.1):
+def _until(consumer: Consumer, begin: TopicPartition, end: int) -> Iterator[Message]:
+    """Yield the records of a partition from the offset of `begin` on, below `end`."""
+    consumer.assign([begin])
+    at = begin.offset
+    while at < end:
+        # A call returns when it has as many records as it asked for. At a tail of markers of transactions, where fewer
+        # come, the event of the partition's end is one more.
+        for message in consumer.consume(num_messages=min(5_000, end - at), timeout=0.1):
             error = message.error()
             if error is None and (message.offset() or 0) < end:
+                at = (message.offset() or 0) + 1
                 yield message
             elif error is None or error.code() == KafkaError._PARTITION_EOF:
                 return

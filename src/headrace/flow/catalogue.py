@@ -1,4 +1,4 @@
-"""Tables of a source database, in the words of its own catalogue. Read by `clients`, used by all that is about changes."""
+"""Tables of a source database, in the words of its own catalogue. `clients` read them, changes are applied by them."""
 
 from __future__ import annotations
 

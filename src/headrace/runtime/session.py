@@ -24,6 +24,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RocksDB
 from headrace.flow.target import Target
 from headrace.runtime.frozen import PARTITIONS, PROVIDER
+from headrace.runtime.jvm_names import remember_names
 from headrace.runtime.state_memory import BOUND
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
@@ -94,6 +95,7 @@ def open_session(
             code="HR-112",
         ) from error
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+    remember_names(spark)
     return spark
 
 
