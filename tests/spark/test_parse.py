@@ -216,6 +216,15 @@ def test_what_spark_reads_leniently_is_read_as_the_docstring_says(spark: SparkSe
     assert [row[field] for row, (_, field, _) in zip(found, LENIENT, strict=True)] == [value for _, _, value in LENIENT]
 
 
+def test_the_name_of_a_field_may_hold_dots_spaces_and_quotes(spark: SparkSession) -> None:
+    odd = StructType([StructField(name, StringType(), nullable=False) for name in ("a.b", "c d", "e`f")])
+    given_ = Input(Kafka("odd"), schema=odd)
+    whole, lacking = b'{"a.b": "1", "c d": "2", "e`f": "3"}', b'{"a.b": "1", "c d": "2"}'
+    rows = judged(records(spark, [(b"k", whole), (b"k", lacking)]), given_)
+    assert [tuple(row) for row in good(rows, given_).collect()] == [("1", "2", "3")]
+    assert [row.reason for row in with_reason(rows, given_).collect()] == ["missing:e`f"]
+
+
 def test_bad_rows_keep_their_record_as_it_came(spark: SparkSession) -> None:
     rows = judged(records(spark, [(b"Paris", b"\xff not json"), (b"k", event())]), RIDES)
     (row,) = with_reason(rows, RIDES).select("n", "key", "value", "reason").collect()

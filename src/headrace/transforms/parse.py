@@ -112,7 +112,9 @@ def _is_time(field: StructField) -> bool:
 
 
 def _field(field: StructField) -> Column:
-    return F.col(_FIELD + field.name)
+    # Quoted: the name of a field may hold a dot.
+    name = (_FIELD + field.name).replace("`", "``")
+    return F.col(f"`{name}`")
 
 
 def _read(field: StructField) -> Column:
