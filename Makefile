@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .uv/bin/uv
 
-.PHONY: help demo bench bench-quick bench-sinks test lint types lock setup setup-dev clean
+.PHONY: help demo jar bench bench-quick bench-sinks bench-cdc test lint types lock setup setup-dev clean
 
 help:  ## List what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,9 @@ bench-quick: setup  ## The same comparison with fewer rows and rounds, within te
 
 bench-sinks: setup  ## Compare the sinks for Kafka with each other
 	@$(BIN)/python bench/kafka_sinks.py $(ARGS)
+
+bench-cdc: setup  ## Compare mirrors of captured tables with a MERGE in foreachBatch
+	@$(BIN)/python bench/cdc.py $(ARGS)
 
 test: setup-dev  ## Run every check and every test
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
@@ -53,6 +56,9 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(UV)
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --require-hashes -r requirements-dev.lock
 	@touch $@
+
+jar: setup  ## Build the class that reads flat JSON, after a change of its source (needs a JDK)
+	@$(BIN)/python tools/build_jar.py
 
 lock: | $(UV)  ## Resolve the dependencies anew into the two lock files
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra stack --extra serve pyproject.toml -o requirements.lock

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 BY_TUTORIAL, BY_HAND, UNCHECKED = "tutorial", "hand-tuned", "hand-tuned, unchecked"
 OURS, OURS_ONCE = "Headrace", "Headrace, exactly once"
 
-# Within 3 percent of what a person tunes by hand who keeps records out that cannot be read. What it would be worth
-# not to look is shown beside it.
-_AS_GOOD = Floor(OURS, BY_HAND, 0.97)
+# Within 3 percent of what a person tunes by hand: one who keeps records out that cannot be read, one who does not look.
+_AS_GOOD = (Floor(OURS, BY_HAND, 0.97), Floor(OURS, UNCHECKED, 0.97))
 _SLOW = frozenset({BY_TUTORIAL})
 
 
@@ -62,15 +61,15 @@ class Bench:
                 "windowed",
                 "count rides per city in windows of five minutes, update mode, results let go",
                 self._windowed,
-                (Floor(OURS, BY_TUTORIAL, 8.0), _AS_GOOD),
+                (Floor(OURS, BY_TUTORIAL, 8.0), *_AS_GOOD),
                 _SLOW,
             ),
-            Workload("bronze", "parse rides and append them to a Delta table", self._bronze, (_AS_GOOD,), _SLOW),
+            Workload("bronze", "parse rides and append them to a Delta table", self._bronze, _AS_GOOD, _SLOW),
             Workload(
                 "kafka",
                 "keep completed rides and send them on as JSON; at least once, and Headrace also exactly once",
                 self._kafka,
-                (_AS_GOOD,),
+                _AS_GOOD + tuple(Floor(OURS_ONCE, floor.against, floor.ratio) for floor in _AS_GOOD),
                 _SLOW,
             ),
         ]

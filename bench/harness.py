@@ -190,17 +190,25 @@ def machine() -> dict[str, object]:
 @contextmanager
 def place(bootstrap: str | None) -> Iterator[tuple[SparkSession, Target]]:
     """Give a folder, a broker and a session; a broker that was made here is removed with everything in it."""
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, _broker(bootstrap, Path(folder)) as at:
-        target = Target(
-            "bench", lake=f"{folder}/lake", checkpoints=f"{folder}/checkpoints", kafka={"bootstrap.servers": at}
-        )
-        cache = JarCache()
-        cache.sync(("spark",))
-        spark = open_session(target, cache.verify("spark"), app_name="headrace-bench", log=Path(folder) / "jvm.log")
-        try:
-            yield spark, target
-        finally:
-            spark.stop()
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
+        _broker(bootstrap, Path(folder)) as at,
+        session(Path(folder), {"bootstrap.servers": at}) as opened,
+    ):
+        yield opened
+
+
+@contextmanager
+def session(folder: Path, kafka: Mapping[str, str] | None = None) -> Iterator[tuple[SparkSession, Target]]:
+    """Give a session whose data lies in a folder."""
+    target = Target("bench", lake=f"{folder}/lake", checkpoints=f"{folder}/checkpoints", kafka=kafka or {})
+    cache = JarCache()
+    cache.sync(("spark",))
+    spark = open_session(target, cache.verify("spark"), app_name="headrace-bench", log=folder / "jvm.log")
+    try:
+        yield spark, target
+    finally:
+        spark.stop()
 
 
 @contextmanager

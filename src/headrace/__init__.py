@@ -34,7 +34,7 @@ from headrace.flow.levers import (
 )
 from headrace.flow.source import Fit
 from headrace.flow.state_budget import StateBudget
-from headrace.flow.target import Database, Lease, Service, Target
+from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink, Transaction
 from headrace.sinks.delta_append import DeltaAppend
@@ -94,6 +94,7 @@ __all__ = [
     "Input",
     "JdbcUpsert",
     "Kafka",
+    "KafkaConnect",
     "KafkaExactlyOnce",
     "KafkaTopic",
     "Kept",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 from typer.main import get_command
@@ -19,8 +20,9 @@ from typer.main import get_command
 from headrace import patterns
 from headrace.cli import output
 from headrace.cli.main import app
+from headrace.patterns.cdc.flows import CdcSettings
 from headrace.patterns.rides.flows import RideSettings
-from headrace.project.settings import DatabaseSettings, ProjectSettings, TargetSettings
+from headrace.project.settings import ConnectSettings, DatabaseSettings, ProjectSettings, TargetSettings
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"
@@ -150,8 +152,15 @@ def test_no_code_is_documented_that_nothing_knows():
     assert written - known == set()
 
 
-@pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings, DatabaseSettings])
-def test_every_key_of_headrace_yml_is_documented(settings: type[ProjectSettings | TargetSettings | DatabaseSettings]):
+def test_no_code_has_two_meanings():
+    page = (OPERATE / "errors.md").read_text()
+
+    rows = re.findall(r"^\| (HRC?-\d{3}) \|", page, re.MULTILINE)
+    assert sorted(code for code in set(rows) if rows.count(code) > 1) == []
+
+
+@pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings, DatabaseSettings, ConnectSettings])
+def test_every_key_of_headrace_yml_is_documented(settings: type[BaseModel]):
     page = (OPERATE / "project.md").read_text()
 
     assert [key for key in settings.model_fields if f"\n| `{key}` |" not in page] == []
@@ -163,10 +172,11 @@ def test_every_pattern_has_a_page_and_an_example(pattern: str):
     assert (ROOT / "examples" / pattern / "headrace.yml").is_file()
 
 
-def test_every_setting_of_ride_analytics_is_on_its_page():
-    page = (ROOT / "docs" / "patterns" / "rides.md").read_text()
+@pytest.mark.parametrize(("pattern", "settings"), [("rides", RideSettings), ("cdc", CdcSettings)])
+def test_every_setting_of_a_pattern_is_on_its_page(pattern: str, settings: type[RideSettings | CdcSettings]):
+    page = (ROOT / "docs" / "patterns" / f"{pattern}.md").read_text()
 
-    assert [field.name for field in dataclasses.fields(RideSettings) if f"\n| `{field.name}` |" not in page] == []
+    assert [field.name for field in dataclasses.fields(settings) if f"\n| `{field.name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -18,6 +18,7 @@ import headrace
 from headrace import errors
 from headrace.flow import check, judge, matrix, state_check
 from headrace.operate import state_findings
+from headrace.operate.demo import find_demos
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"
@@ -64,6 +65,12 @@ def builds_a_session(tree: ast.Module) -> bool:
 
 
 # ---- who may do what ----
+
+
+def test_every_test_module_has_a_name_of_its_own():
+    names = [path.name for path in (ROOT / "tests").rglob("*.py")]
+    # pytest imports test modules by their bare names, and collects nothing at all when two are the same.
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_imports_keep_to_the_contracts_of_the_rooms() -> None:
@@ -188,6 +195,7 @@ def test_the_public_names_are_these() -> None:
         "Input",
         "JdbcUpsert",
         "Kafka",
+        "KafkaConnect",
         "KafkaExactlyOnce",
         "KafkaTopic",
         "Kept",
@@ -349,6 +357,11 @@ def test_the_model_of_a_pattern_knows_nothing_of_spark(pattern: str) -> None:
         )
     }
     assert imported & {"pyspark", "delta"} == set()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_has_a_demo(pattern: str) -> None:
+    assert find_demos()[pattern].title
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -279,3 +279,19 @@ def test_spark_and_the_model_agree_on_any_payload(spark: SparkSession, values: l
 
     found = verdicts(spark, [(b"k", value) for value in values], RIDES)
     assert list(zip(values, found, strict=True)) == [(value, by_model(value)) for value in values]
+
+
+def test_columns_of_the_record_go_on_beside_the_fields_where_the_input_keeps_them(spark: SparkSession) -> None:
+    schema = StructType([StructField("a", IntegerType(), nullable=False)])
+    kept = Input(Kafka("t"), schema=schema, keep=("key", "timestamp"))
+    rows = good(judged(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), kept), kept)
+    assert kept.columns is not None
+    assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in kept.columns]
+    assert [(row["a"], bytes(row["key"])) for row in rows.collect()] == [(1, b"k")]
+
+
+def test_a_record_without_a_value_is_passed_over_where_the_input_says_so(spark: SparkSession) -> None:
+    skipping = Input(RIDES.source, schema=RIDE, null_values="skip")
+    rows = judged(records(spark, [(b"k", None), (b"k", event()), (b"k", b"null")]), skipping)
+    assert [(row["n"], row["reason"]) for row in with_reason(rows, skipping).collect()] == [(2, "malformed_json")]
+    assert good(rows, skipping).count() == 1

@@ -20,6 +20,7 @@ from crash_shelf import Shelf
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -28,6 +29,7 @@ from headrace.flow.sink import Batch, Sink, leaves
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.sinks.delta_overwrite import DeltaOverwrite
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
@@ -39,7 +41,7 @@ from headrace.sources.files import FileSource
 from headrace.sources.kafka import Kafka
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 POINTS = {
     "P0": "before the offset log has the batch",
@@ -62,6 +64,7 @@ _START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 _EVENTS = 24
 # So many that every stage has kinds that are new and kinds that are not.
 _KINDS = 37
+_DELETES = 5
 
 Row = dict[str, object]
 
@@ -143,6 +146,49 @@ def first_of_a_kind(events: DataFrame) -> DataFrame:
 def kinds(stages: Stages) -> list[Row]:
     found = {(event.key, event.seq % _KINDS) for events in stages for event in events}
     return [{"key": key, "kind": kind} for key, kind in sorted(found)]
+
+
+def as_envelopes(events: DataFrame) -> DataFrame:
+    """Changes of two tables, told by events: every fifth deletes the row of its key, the others set it."""
+    gone = F.expr(f"seq % {_DELETES} = 0")
+    columns = F.create_map(F.lit("key"), F.col("key"), F.lit("seq"), F.col("seq").cast("string"))
+    return events.select(
+        F.concat(F.lit("captured-"), _half()).alias("topic"),
+        F.lit(0).alias("partition"),
+        F.col("seq").alias("offset"),
+        F.when(gone, "d").otherwise("u").alias("op"),
+        columns.alias("columns"),
+        F.when(~gone, columns).alias("after"),
+    ).repartition(2, "topic", "offset")
+
+
+def newest_rows(stages: Stages) -> list[Row]:
+    newest = {event.key: event.seq for events in stages for event in sorted(events, key=lambda event: event.seq)}
+    return [{"key": key, "seq": str(seq)} for key, seq in newest.items() if seq % _DELETES]
+
+
+def _half() -> Column:
+    return F.when(F.col("key") < KEYS[len(KEYS) // 2], "low").otherwise("high")
+
+
+def _captured(topic: str, _target: Target) -> SourceTable:
+    columns = tuple(SourceColumn(name, "text", nullable=True) for name in ("key", "seq"))
+    return SourceTable("public", topic.removeprefix("captured-"), columns, ("key",), "postgres")
+
+
+def _typed(rows: DataFrame, table: SourceTable) -> DataFrame:
+    after = F.struct(*(F.col("after")[column.name].alias(column.name) for column in table.columns))
+    return rows.select(
+        F.col("op").alias("_op"),
+        F.lpad(F.col("offset").cast("string"), 20, "0").alias("_position"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.timestamp_seconds("offset").alias("_commit_time"),
+        F.lit(None).cast("string").alias("_transaction"),
+        F.struct(F.col("columns")["key"].alias("key")).alias("_key"),
+        F.when(F.col("after").isNotNull(), after).alias("_after"),
+        F.array().cast("array<string>").alias("_unavailable"),
+    )
 
 
 # ---- the table ----
@@ -243,6 +289,7 @@ CASES = {
         Case("delta-append", DeltaAppend("append"), closed_minutes, per_minute, delay="30 seconds"),
         Case("delta-upsert", DeltaUpsert("upsert", ["key"], "events"), totals, running_totals, "update"),
         Case("delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
+        Case("delta-cdc", DeltaCdc("cdc", _captured, _typed), newest_rows, as_envelopes),
         Case("files", Files("files"), from_files=True),
         Case("kafka", KafkaExactlyOnce("crash-kafka", key="key")),
         Case("kafka-slots", KafkaExactlyOnce("crash-slots", key="key", slots=2), in_parts=True),

@@ -232,7 +232,7 @@ class Chain:
         written.write_text(plan.encoded())
         command = [sys.executable, str(Path(__file__).with_name("crash_points.py")), str(written)]
         # Seven short lives: the JVM's second compiler and its parallel collector would cost more than they bring.
-        quick = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+        quick = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"}
         armed = Path(plan.folder) / "armed"
         shutil.rmtree(armed, ignore_errors=True)
         armed.mkdir()

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -28,7 +28,10 @@ from headrace.flow.sink import Accountable, Batch, Held, Sink
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
+from headrace.sinks import delta_cdc
+from headrace.sinks.cdc_published import Row
 from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
@@ -127,6 +130,8 @@ class Probe:
         match self.sink:
             case DeltaUpsert() as table:
                 _CommitClock.put_into(rows.sparkSession, table, batch)
+            case DeltaCdc():
+                _stop_before_publishing(batch)
             case KafkaExactlyOnce(slots=slots):
                 arm(batch.flow, passing=slots - 1)
             case CustomExactlyOnce():
@@ -134,6 +139,18 @@ class Probe:
             case _:
                 return rows.mapInArrow(_stopping(batch.flow), rows.schema)
         return rows
+
+
+def _stop_before_publishing(stopped: Batch) -> None:
+    """Have the sink for captured tables stop when all of them have the batch and nobody is told."""
+    publish = delta_cdc.publish
+
+    def stopping(session: SparkSession, location: str, tables: Iterable[Row], batch: Batch) -> None:
+        if batch.app_id == stopped.app_id:
+            tell(wait=True, case=batch.flow, point="P2")
+        publish(session, location, tables, batch)
+
+    delta_cdc.publish = stopping
 
 
 def _stopping(case: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -23,7 +23,9 @@ from psycopg.rows import dict_row
 from headrace.flow.secret import revealed
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
+from headrace.sinks.cdc_table import POSITION
 from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.delta_cdc import PUBLISHED, DeltaCdc
 from headrace.sinks.delta_table import DeltaTableSink
 from headrace.sinks.files import Files
 from headrace.sinks.jdbc import JdbcUpsert
@@ -46,6 +48,10 @@ def rows_in(place: Sink, target: Target) -> Iterator[Row]:
         case DeltaTableSink(path=path) | CarelessAppend(path=path):
             table = Path(target.table(path))
             yield from delta_rows(DeltaTable(table)) if any((table / "_delta_log").glob("*.json")) else ()
+        case DeltaCdc(path=path):
+            for table, version in _published(target.table(path)).items():
+                for row in delta_rows(DeltaTable(table, version=version)):
+                    yield {name: value for name, value in row.items() if name != POSITION}
         case Files(path=path):
             for file in _committed_files(Path(target.table(path))):
                 yield from _rows_of_file(file)
@@ -69,6 +75,12 @@ def half_done(place: Sink, target: Target) -> bool:
         case DeltaTableSink(path=path) | CarelessAppend(path=path):
             table = Path(target.table(path))
             return _unmentioned(table, (table / "_delta_log").glob("*.json"))
+        case DeltaCdc(path=path):
+            folder = Path(target.table(path))
+            published = _published(str(folder))
+            tables = [each for each in folder.glob("[!_]*") if any((each / "_delta_log").glob("*.json"))]
+            # The first version of a table is the empty one.
+            return any(DeltaTable(each).version() > published.get(str(each), 0) for each in tables)
         case Files(path=path):
             folder = Path(target.table(path))
             return _unmentioned(folder, (folder / "_spark_metadata").glob("[0-9]*"))
@@ -98,6 +110,14 @@ def delta_versions(place: DeltaTableSink, target: Target) -> Iterator[list[Row]]
     location = target.table(place.path)
     for version in range(DeltaTable(location).version() + 1):
         yield delta_rows(DeltaTable(location, version=version))
+
+
+def _published(folder: str) -> dict[str, int]:
+    """Return the versions of captured tables that belong together, by path."""
+    table = Path(folder) / PUBLISHED
+    if not any((table / "_delta_log").glob("*.json")):
+        return {}
+    return {str(row["path"]): int(str(row["version"])) for row in delta_rows(DeltaTable(table))}
 
 
 def topic_values(target: Target, topic: str, isolation: str = "read_committed") -> Iterator[bytes]:

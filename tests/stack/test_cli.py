@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +18,13 @@ import pytest
 from confluent_kafka import Producer
 
 from headrace.clients.topics import create_topics
+from headrace.patterns.cdc.generator import KEYS, OPENING, Shop
+from headrace.patterns.cdc.model import replayed
 from headrace.stack.local import LocalStack
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from conftest import Broker
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
@@ -34,7 +40,7 @@ def headrace(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subpr
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,  # a demo on a busy machine; whatever hangs, hangs longer
         check=False,
     )
 
@@ -189,6 +195,52 @@ def test_the_demo_ends_with_one_object_that_says_it_equals_the_model(tmp_path: P
     assert result["rows_out"]["kafka:city-ride-metrics"] > 0
     assert min(sum(bad.values()) for bad in result["bad"].values()) > 0
     assert [part.state for part in LocalStack(tmp_path / ".headrace").ps()] == ["stopped"]
+
+
+def test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_goes_on_the_next_time(
+    tmp_path: Path, spark: SparkSession
+):
+    shown = headrace("demo", "cdc", "--for", "12s", cwd=tmp_path)
+
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"demo_shop.orders +[\d,]+ rows at the source, +[\d,]+ in the mirror, ", shown.stderr)
+    assert "Every mirror equals its table." in shown.stdout
+    before = int(re.findall(r"what ([\d,]+) transactions make", shown.stdout)[0].replace(",", ""))
+
+    again = headrace("demo", "cdc", "--for", "1s", "--json", cwd=tmp_path)
+
+    assert again.returncode == 0, again.stderr
+    (line,) = again.stdout.splitlines()
+    result = json.loads(line)
+    assert sorted(result["tables"]) == ["demo_shop.customers", "demo_shop.items", "demo_shop.orders"]
+    for table in result["tables"].values():
+        assert (table["equal"], table["differences"], table["lacking"], table["not_compared"]) == (True, [], [], [])
+        assert re.fullmatch(r"\d{20}", table["position"])
+    assert result["model"]["equal"] is True
+    assert result["model"]["transactions"] > before > OPENING
+    # It read on: a flow that began anew would have read the whole history.
+    assert 0 < result["rows_in"]["cdc_demo_shop"] < sum(table["rows"] for table in result["tables"].values())
+    assert {part.state for part in LocalStack(tmp_path / ".headrace").ps()} == {"stopped"}
+
+    # And the tables in the lake hold what the shop's history makes in plain Python.
+    expected = replayed(islice(Shop(7).history(), result["model"]["transactions"]))
+    for table, rows in expected.items():
+        mirror = spark.read.format("delta").load(f"{tmp_path}/.headrace/demo/cdc/lake/silver/shop/{table}")
+        found = [row.asDict() for row in mirror.drop("_headrace_position").collect()]
+        assert {tuple(row[name] for name in KEYS[table]): plain(row) for row in found} == rows
+        assert len(found) == len(rows)
+
+
+def plain(row: dict[str, object]) -> dict[str, object]:
+    """Return a row of a mirror with the values that the model has: documents read, times with their zone."""
+    return {
+        name: json.loads(value)
+        if name in ("profile", "details") and isinstance(value, str)
+        else value.astimezone(UTC)
+        if isinstance(value, datetime)
+        else value
+        for name, value in row.items()
+    }
 
 
 def test_ctrl_c_ends_the_demo_in_order_and_keeps_its_data(tmp_path: Path):

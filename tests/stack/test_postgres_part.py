@@ -20,7 +20,7 @@ from headrace.clients.postgres import connect
 from headrace.errors import ConfigError, PartUnavailable, StackError
 from headrace.flow.secret import Secret
 from headrace.flow.target import Database
-from headrace.stack import ports
+from headrace.stack import ports, unprivileged
 from headrace.stack import postgres as part
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
@@ -180,5 +180,5 @@ def test_without_the_wheel_it_is_hr_412_and_nothing_is_made(home: Path, monkeypa
 def test_root_without_setpriv_is_hr_413(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(StackError) as refused:
-        part.without_root()
+        unprivileged.without_root()
     assert refused.value.code == "HR-413"

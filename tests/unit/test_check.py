@@ -89,6 +89,8 @@ def codes(flows: Iterable[Flow]) -> list[str]:
         (flow(output_mode="update"), "HRC-104", Severity.ERROR),
         (flow(inputs=Input(Kafka("t"))), "HRC-105", Severity.ERROR),
         (flow(inputs=Input(Table("t"), schema=SCHEMA)), "HRC-105", Severity.ERROR),
+        (flow(inputs=Input(Kafka("t"), schema=SCHEMA, keep=("value",))), "HRC-124", Severity.ERROR),
+        (flow(inputs=Input(Table("t"), keep=("offset",))), "HRC-124", Severity.ERROR),
         (flow(inputs=on("absent")), "HRC-106", Severity.ERROR),
         (flow(inputs=on("id")), "HRC-106", Severity.ERROR),
         (flow(inputs=on("local_at")), "HRC-106", Severity.ERROR),

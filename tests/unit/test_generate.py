@@ -74,6 +74,13 @@ def test_an_unknown_pattern_is_answered_with_the_nearest_one() -> None:
         find_generator("ride")
 
 
+def test_a_pattern_that_fills_no_topic_is_refused_with_its_demo() -> None:
+    assert "cdc" not in generators()
+    with pytest.raises(ConfigError, match="headrace demo cdc") as refused:
+        find_generator("cdc")
+    assert refused.value.code == "HR-122"
+
+
 @pytest.mark.parametrize(("text", "value"), [("2%", 0.02), ("0.02", 0.02), (" 0.5%", 0.005), ("100%", 1)])
 def test_a_share_is_a_percentage_or_a_fraction(text: str, value: float) -> None:
     assert share("--late", text) == pytest.approx(value)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.clients.captures import Worker, worker_of
 from headrace.errors import ConfigError
 from headrace.flow.secret import revealed
-from headrace.flow.target import Database
+from headrace.flow.target import Database, KafkaConnect
 from headrace.project.project import Project
 
 FLOW = """
@@ -173,7 +174,7 @@ targets:
 """
     local = Database("jdbc:postgresql://127.0.0.1:5432/headrace", "headrace")
     opened = project(tmp_path, settings)
-    target = opened.target(None, no_broker, lambda: local)
+    target = opened.target(None, no_broker, lambda _part: local)
     assert target.databases["here"] == local
     there = target.databases["there"]
     assert (there.url, there.user) == ("jdbc:postgresql://db/shop", "writer")
@@ -213,3 +214,36 @@ def test_the_secrets_of_other_targets_are_not_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"targets\.prod\.kafka\.sasl\.password") as refused:
         opened.target("prod", never)
     assert refused.value.code == "HR-103"
+
+
+def test_databases_and_kafka_connect_of_the_local_stack_are_asked_for_by_their_parts(tmp_path: Path) -> None:
+    settings = """
+name: shop
+targets:
+  dev:
+    databases: {shop: {url: local}, till: {url: "local:mariadb"}, gone: {url: "local:postgres"}}
+    connect: {bootstrap: "kafka:9092", passwords: {shop: "${vault:shop:password}"}}
+"""
+    here = {"postgres": Database("jdbc:postgresql://127.0.0.1/x", "x"), "mariadb": Database("jdbc:mariadb://h/x", "x")}
+    target = project(tmp_path, settings).target(
+        None, no_broker, here.get, lambda: KafkaConnect("http://127.0.0.1:8083", secrets=tmp_path)
+    )
+    assert target.databases == {"shop": here["postgres"], "till": here["mariadb"], "gone": here["postgres"]}
+    assert worker_of(target, "shop") == Worker(
+        "http://127.0.0.1:8083", "kafka:9092", tmp_path, "${vault:shop:password}"
+    )
+    assert worker_of(target, "till").password is None
+
+    down = project(tmp_path, settings).target(None, no_broker)
+    assert (down.databases, down.connect) == ({}, None)
+    with pytest.raises(ConfigError) as refused:
+        worker_of(down, "shop")
+    assert refused.value.code == "HR-135"
+
+
+def test_a_password_for_kafka_connect_has_to_be_a_reference(tmp_path: Path) -> None:
+    settings = "name: shop\ntargets: {dev: {connect: {url: 'http://c:8083', passwords: {shop: hunter2}}}}\n"
+    with pytest.raises(ConfigError) as refused:
+        project(tmp_path, settings)
+    assert "connect.passwords.shop" in refused.value.why
+    assert "hunter2" not in refused.value.why

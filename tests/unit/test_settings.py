@@ -36,6 +36,7 @@ def test_a_name_is_enough_and_the_rest_is_a_local_project(tmp_path: Path) -> Non
                 "checkpoints": ".headrace/checkpoints",
                 "kafka": {"bootstrap.servers": "local"},
                 "databases": {},
+                "connect": {"url": "local", "bootstrap": "", "passwords": {}},
                 "spark": {},
                 "services": {},
                 "lease": {"kind": None, "seconds": 30.0},
@@ -59,6 +60,7 @@ targets:
     checkpoints: s3a://shop/checkpoints
     kafka: {bootstrap.servers: "${env:KAFKA}", sasl.password: "${file:/run/secrets/kafka}"}
     databases: {shop: {url: "jdbc:postgresql://db/shop", user: u, password: "${env:SHOP}"}}
+    connect: {url: "http://connect:8083", bootstrap: "kafka:9092", passwords: {shop: "${vault:shop}"}}
     spark: {spark.executor.memory: 4g}
     services: {crm: {url: https://crm.example.org, headers: {Authorization: "${env:CRM}"}}}
     lease: {kind: record, seconds: 10}
@@ -72,6 +74,11 @@ targets:
         "checkpoints": "s3a://shop/checkpoints",
         "kafka": {"bootstrap.servers": "${env:KAFKA}", "sasl.password": "${file:/run/secrets/kafka}"},
         "databases": {"shop": {"url": "jdbc:postgresql://db/shop", "user": "u", "password": "${env:SHOP}"}},
+        "connect": {
+            "url": "http://connect:8083",
+            "bootstrap": "kafka:9092",
+            "passwords": {"shop": "${vault:shop}"},
+        },
         "spark": {"spark.executor.memory": "4g"},
         "services": {
             "crm": {
@@ -150,7 +157,7 @@ def test_the_json_schema_knows_every_key_describes_it_and_refuses_others() -> No
     schema = ProjectSettings.model_json_schema()
     target = schema["$defs"]["TargetSettings"]
     assert set(schema["properties"]) == {"name", "flows", "default_target", "targets"}
-    keys = {"master", "lake", "checkpoints", "kafka", "databases", "spark", "services", "lease"}
+    keys = {"master", "lake", "checkpoints", "kafka", "databases", "connect", "spark", "services", "lease"}
     assert set(target["properties"]) == keys
     for each in (schema, target, *(schema["$defs"][f"{name}Settings"] for name in ("Database", "Service", "Lease"))):
         assert each["additionalProperties"] is False

@@ -1,12 +1,14 @@
-"""`headrace demo`: a whole system on this machine, with its page and the comparison with its model."""
+"""`headrace demo`: a whole system on this machine, with what shows it and the comparison at its end."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from headrace.cli.flow_events import figures_table, told
 from headrace.cli.generate import length
@@ -14,7 +16,8 @@ from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
 from headrace.cli.progress import shown
 from headrace.cli.signals import stopping
-from headrace.operate.demo import DemoResult, DemoSettings, Watch, find_demo, find_demos, run_demo
+from headrace.operate.demo import DemoResult, Watch, find_demo, find_demos, run_demo
+from headrace.operate.scene import DemoSettings
 
 # Long enough to see windows close, short enough for a script. Only used when nobody sits at a terminal.
 _UNATTENDED = timedelta(seconds=90)
@@ -30,14 +33,14 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
             "--for", metavar="TIME", help="End after this long. Default: at Ctrl-C, or 90s without a terminal."
         ),
     ] = None,
-    rate: Annotated[float, typer.Option(help="Records per second.")] = 40.0,
-    backfill: Annotated[str, typer.Option(metavar="TIME", help="The past to begin with.")] = "90 minutes",
-    seed: Annotated[int, typer.Option(help="Another seed gives other records.")] = 7,
+    rate: Annotated[float, typer.Option(help="Records or transactions per second.")] = 40.0,
+    backfill: Annotated[str, typer.Option(metavar="TIME", help="The past that records begin with.")] = "90 minutes",
+    seed: Annotated[int, typer.Option(help="Another seed gives another stream.")] = 7,
     port: Annotated[int, typer.Option(help="Port of the page, or the next free one.")] = 8080,
     home: HomeOption = DEFAULT_HOME,
     json: JsonOption = False,
 ) -> None:
-    """Run a whole system on this machine: broker, generated records, flows, live page, comparison with its model.
+    """Run a whole system on this machine: its parts, a source that lives, flows, and the comparison at the end.
 
     Ctrl-C ends it: every flow commits the batch that it is in, then everything stops. The data stays, and the next run
     goes on from there.
@@ -57,6 +60,7 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
             jar=show.jar,
             page=lambda url: None if json else _announce(url),
             event=lambda event: None if json else told(event),
+            status=None if json else _standing,
         )
         result = run_demo(name, settings, watch, stop)
     if json:
@@ -73,6 +77,11 @@ def _announce(url: str) -> None:
     err.print(f"\nThe cities, live: [bold link={url}]{url}[/]  (the first figures follow within a minute)\n")
 
 
+def _standing(lines: Sequence[str]) -> None:
+    for line in lines:
+        err.print(f"  {line}", markup=False)
+
+
 def _list(*, json: bool) -> None:
     titles = {name: demo.title for name, demo in find_demos().items()}
     if json:
@@ -85,12 +94,9 @@ def _list(*, json: bool) -> None:
 
 def _print(result: DemoResult, *, home: str, name: str) -> None:
     out.print(figures_table(f"{name}, {result.seconds:.0f} seconds", result.flows))
-    if result.comparison is not None:
-        rows = sum(result.comparison.rows.values())
-        if result.comparison.equal:
-            out.print(f"[green]Equal to the model[/]: {rows:,} rows of every sink, late and bad ones included.")
-        else:
-            out.print(f"[bold red]{len(result.comparison.differences)} differences from the model[/]:")
-            for difference in result.comparison.differences[:20]:
-                out.print(f"  {difference}", markup=False)
+    if result.verdict is not None:
+        first, *rest = result.verdict.lines()
+        out.print(Text(first, "green" if result.verdict.equal else "bold red"))
+        for line in rest:
+            out.print(line, markup=False)
     out.print(f"The data is kept in {home}/demo/{name}; the next run goes on from there.")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headrace.flow.target import Database
+from headrace.flow.target import Database, KafkaConnect
+from headrace.stack import mariadb, postgres
+from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
-from headrace.stack.postgres import database
 
 HomeOption = Annotated[
     Path,
@@ -21,13 +23,29 @@ DEFAULT_HOME = Path(".headrace")
 
 def local_broker(home: Path) -> str | None:
     """Return the address of the broker that `headrace up` runs in a home, or None when none runs there."""
-    return _running(home).get("kafka")
+    return LocalParts(home).broker()
 
 
-def local_database(home: Path) -> Database | None:
-    """Return how to reach the Postgres that `headrace up` runs in a home, or None when none runs there."""
-    return database(LocalStack(home).place("postgres")) if "postgres" in _running(home) else None
+class LocalParts:
+    """The parts that `headrace up` runs in a home, as targets ask for them. What runs is looked at once."""
 
+    def __init__(self, home: Path) -> None:
+        self._stack = LocalStack(home)
 
-def _running(home: Path) -> dict[str, str]:
-    return {part.name: part.address for part in LocalStack(home).ps() if part.state == "running"}
+    def broker(self) -> str | None:
+        """Return the address of the broker, or None when none runs."""
+        return self._running.get("kafka")
+
+    def database(self, part: str) -> Database | None:
+        """Return how to reach a database by the name of its part, or None when it does not run."""
+        known = {"postgres": postgres.database, "mariadb": mariadb.database}
+        return known[part](self._stack.place(part)) if part in self._running else None
+
+    def connect(self) -> KafkaConnect | None:
+        """Return how to reach Kafka Connect, or None when none runs."""
+        url = self._running.get("connect")
+        return None if url is None else KafkaConnect(url, secrets=secrets(self._stack.place("connect")))
+
+    @cached_property
+    def _running(self) -> dict[str, str]:
+        return {part.name: part.address for part in self._stack.ps() if part.state == "running"}

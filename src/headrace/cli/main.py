@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.capture import capture_app
 from headrace.cli.check import check_command
 from headrace.cli.checkpoint import checkpoint_app
 from headrace.cli.demo import demo_command
 from headrace.cli.doctor import doctor_command
 from headrace.cli.down import down_command
+from headrace.cli.erase import erase_command
 from headrace.cli.generate import generate_command
 from headrace.cli.init import init_command
 from headrace.cli.jars import jars_app
@@ -20,6 +22,7 @@ from headrace.cli.late import late_command
 from headrace.cli.output import INTERRUPTED, err, report
 from headrace.cli.ps import ps_command
 from headrace.cli.quarantine import quarantine_command
+from headrace.cli.reconcile import reconcile_app
 from headrace.cli.run import run_command
 from headrace.cli.schema import schema_command
 from headrace.cli.topics import topics_app
@@ -60,6 +63,9 @@ app.command("run", rich_help_panel=_PROJECT)(run_command)
 app.command("late", rich_help_panel=_PROJECT)(late_command)
 app.command("quarantine", rich_help_panel=_PROJECT)(quarantine_command)
 app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=_PROJECT)
+app.add_typer(capture_app, name="capture", rich_help_panel=_PROJECT)
+app.add_typer(reconcile_app, name="reconcile", rich_help_panel=_PROJECT)
+app.command("erase", rich_help_panel=_PROJECT)(erase_command)
 app.command("schema", rich_help_panel=_PROJECT)(schema_command)
 app.command("up", rich_help_panel=_STACK)(up_command)
 app.command("down", rich_help_panel=_STACK)(down_command)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.home import local_broker, local_database
+from headrace.cli.home import LocalParts
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.project.project import Project
@@ -25,6 +25,6 @@ HERE = Path()
 def opened(folder: Path, target: str | None, names: list[str] | None) -> tuple[Project, Target, list[Flow]]:
     """Return the project of a folder, the target and the flows that the command line names."""
     project = Project.open(folder)
-    home = Path(os.environ.get("HEADRACE_HOME") or project.home)
-    chosen = project.target(target, lambda: local_broker(home), lambda: local_database(home))
+    local = LocalParts(Path(os.environ.get("HEADRACE_HOME") or project.home))
+    chosen = project.target(target, local.broker, local.database, local.connect)
     return project, chosen, project.flows(names or ())

@@ -13,7 +13,8 @@ from headrace.stack.local import DEFAULT_PARTS, LocalStack
 from headrace.stack.postgres import ROLE
 
 WithOption = Annotated[
-    list[str] | None, typer.Option("--with", metavar="PART", help="Start this part too: postgres. May be repeated.")
+    list[str] | None,
+    typer.Option("--with", metavar="PART", help="Start this part too: postgres, mariadb, connect. May be repeated."),
 ]
 
 
@@ -32,8 +33,11 @@ def up_command(*, home: HomeOption = DEFAULT_HOME, more: WithOption = None, json
         )
         return
     out.print(f"Kafka is up at [bold]{running.bootstrap}[/]. `headrace ps` shows it, `headrace down` stops it.")
-    if "postgres" in running.addresses:
-        out.print(
-            f"Postgres is up at [bold]{running.addresses['postgres']}[/]: database and role {ROLE}, the password in "
-            f"{LocalStack(home).place('postgres').folder / 'password'}."
-        )
+    for part, title in (("postgres", "Postgres"), ("mariadb", "MariaDB")):
+        if part in running.addresses:
+            out.print(
+                f"{title} is up at [bold]{running.addresses[part]}[/]: database and role {ROLE}, the password in "
+                f"{LocalStack(home).place(part).folder / 'password'}."
+            )
+    if "connect" in running.addresses:
+        out.print(f"Kafka Connect is up at [bold]{running.addresses['connect']}[/].")

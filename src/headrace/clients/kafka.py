@@ -157,6 +157,20 @@ def newest_timestamp(target: Target, topic: str) -> datetime | None:
     return datetime.fromtimestamp(newest / 1000, UTC) if newest >= 0 else None
 
 
+def first_timestamps(target: Target, places: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], datetime]:
+    """Return the times of the records at offsets, by partition; partitions that end there are left out."""
+    consumer = _reader(target)
+    found = {}
+    try:
+        for (topic, number), offset in places.items():
+            at = TopicPartition(topic, number, offset)
+            for message in _until(consumer, at, min(offset + 1, _bounds(consumer, at)[1])):
+                found[topic, number] = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+    finally:
+        consumer.close()
+    return found
+
+
 def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -> float | None:
     """Return the mean size of keys and values at the ends of some partitions, or None when there are no records."""
     consumer = _reader(target)

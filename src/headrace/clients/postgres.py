@@ -55,10 +55,11 @@ def database_of(target: Target, name: str) -> Database:
         known = ", ".join(target.databases) or "none"
         raise ConfigError(
             f"Target '{target.name}' does not say where the database '{name}' is.",
-            why=f"The databases it names: {known}.{nearest(name, target.databases)} One whose url is `local` counts "
-            "only while the local Postgres runs.",
+            why=f"The databases it names: {known}.{nearest(name, target.databases)} One whose url is `local` or "
+            "`local:mariadb` counts only while that part runs.",
             state="Nothing was started.",
-            remedy=f"Run `headrace up --with postgres`, or set databases.{name} of the target in headrace.yml.",
+            remedy=f"Run `headrace up --with postgres`, or `--with mariadb`; or set databases.{name} of the target in "
+            "headrace.yml.",
             code="HR-115",
         )
     return target.databases[name]

@@ -25,6 +25,7 @@ where somebody has read its plan; those findings, and all that `matrix` decides,
 | HRC-117 | error    | a plan that Spark refuses for a reason of its own                 |
 | HRC-118 | error    | a transform that cannot be planned                                |
 | HRC-119 | error    | custom state without RocksDB                                      |
+| HRC-124 | error    | a column to keep that is none, or that is a field too             |
 | HRC-201 | warning  | update or append with state but no watermark: state grows for ever |
 | HRC-202 | warning  | a watermark column that may be null                               |
 | HRC-203 | warning  | several inputs, one of them without a watermark                   |
@@ -52,6 +53,7 @@ from headrace.flow.backpressure import Measured, suggestion, too_small
 from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
+from headrace.flow.inputs import KEPT
 from headrace.flow.levers import Continuous, OutputMode, RealTime
 from headrace.flow.operators import Plan, Unplanned
 from headrace.flow.sink import IntoTopic, leaves
@@ -159,6 +161,16 @@ def _inputs(flow: Flow) -> Iterator[Finding]:
                 place,
                 f"{given.source.name} has a schema of its own, so a schema for its payload has no meaning.",
                 "Remove schema= from the Input.",
+            )
+        fields = () if given.schema is None else given.schema.names
+        unkept = [column for column in given.keep if column not in KEPT or not fields or column in fields]
+        if unkept:
+            yield Finding(
+                "HRC-124",
+                Severity.ERROR,
+                place,
+                f"keep= names {', '.join(unkept)}: not a column of a record of bytes, or a field of the payload too.",
+                f"Name some of {', '.join(KEPT)}, and none that is a field of the schema.",
             )
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
 
 from headrace.flow.levers import Watermark
 from headrace.flow.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+# What a source of bytes has beside the value, as Spark types it.
+_RECORD = {
+    "key": "binary",
+    "topic": "string",
+    "partition": "integer",
+    "offset": "long",
+    "timestamp": "timestamp",
+}
+KEPT = tuple(_RECORD)
 
 # A JSON event is rarely over a few kilobytes. A record past this is parsed on one core while the rest of the
 # batch waits, so it is set aside; raise the limit where large records are the rule.
@@ -27,6 +38,8 @@ class Input:
     | watermark    | how late a row may be                                                                     |
     | key_required | whether a record without a key is bad                                                     |
     | max_bytes    | records larger than this are bad                                                          |
+    | keep         | columns of the source that go on beside the fields of the payload: topic, offset ...      |
+    | null_values  | what a record without a value is: `bad`, or `skip` for one that says nothing (a tombstone) |
 
     A bad row never reaches the transform and never moves the watermark. It is counted, and filed with topic,
     partition, offset and reason in the flow's quarantine table.
@@ -37,3 +50,14 @@ class Input:
     watermark: Watermark | None = None
     key_required: bool = False
     max_bytes: int = MAX_RECORD_BYTES
+    keep: tuple[str, ...] = ()
+    null_values: Literal["bad", "skip"] = "bad"
+
+    @property
+    def columns(self) -> StructType | None:
+        """The columns that a transform is given, or None where only the source knows them."""
+        if self.schema is None or not self.keep:
+            return self.schema
+        return reduce(
+            lambda schema, name: schema.add(name, _RECORD[name]), self.keep, type(self.schema)([*self.schema])
+        )

@@ -12,6 +12,7 @@ from headrace.flow.levers import OutputMode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.flow.capture import Capture
     from headrace.flow.target import Target
 
 
@@ -106,6 +107,16 @@ class InFolder(Protocol):
 
     def folder(self, target: Target) -> str:
         """Return the full location of the folder."""
+        ...
+
+
+@runtime_checkable
+class Captured(Protocol):
+    """A sink for the changes of a captured database."""
+
+    @property
+    def capture(self) -> Capture | None:
+        """The capture that fills the topics, where the declaration says it: `headrace capture` begins it."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from headrace.flow.secret import Secret
@@ -26,6 +27,25 @@ class Database:
     url: str
     user: str
     password: Secret | None = None
+
+
+@dataclass(frozen=True)
+class KafkaConnect:
+    """How to reach Kafka Connect, which runs captures.
+
+    | field     | example                            | meaning                                                         |
+    |-----------|------------------------------------|-----------------------------------------------------------------|
+    | url       | http://connect.example.org:8083    | of its REST interface                                           |
+    | bootstrap | kafka:9092                         | the broker as the workers reach it, where that is another one   |
+    | passwords | {"shop": "${vault:shop:password}"} | by database: a reference that the workers resolve by a provider |
+    |           |                                    | of their own                                                    |
+    | secrets   | /run/connect/secrets               | for other databases: a folder that the workers read files from  |
+    """
+
+    url: str
+    bootstrap: str = ""
+    passwords: Mapping[str, str] = field(default_factory=dict)
+    secrets: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +98,7 @@ class Target:
     | spark       | spark.executor.memory ...      | settings of the Spark application                          |
     | services    | crm: https://crm.example.org   | receivers of rows over HTTP, by name                       |
     | lease       | Lease("record", 30)            | what keeps a second driver away from a checkpoint          |
+    | connect     | KafkaConnect("http://...")     | what runs captures; None where none is named and none runs |
     """
 
     name: str
@@ -89,6 +110,7 @@ class Target:
     databases: Mapping[str, Database] = field(default_factory=dict)
     services: Mapping[str, Service] = field(default_factory=dict)
     lease: Lease = Lease()
+    connect: KafkaConnect | None = None
 
     def table(self, path: str) -> str:
         """Return the full location of a table: as it is when absolute, else below the lake."""

@@ -139,13 +139,13 @@ class LateAudit:
         scan = self._scan(batch_id, name)
         if scan is None:
             return self._empty(name, given)
-        if given.schema is None:
+        if given.columns is None:
             return as_input(scan, name, given, scan.columns)
-        return as_input(good(judged(scan, given), given, place()), name, given, given.schema.names)
+        return as_input(good(judged(scan, given), given, place()), name, given, given.columns.names)
 
     def _empty(self, name: str, given: Input) -> DataFrame:
         if name not in self._schemas:
-            schema = given.schema or given.source.stream(self._session, self._target).schema
+            schema = given.columns or given.source.stream(self._session, self._target).schema
             self._schemas[name] = schema
         schema = self._schemas[name]
         return as_input(self._session.createDataFrame([], schema), name, given, schema.names)

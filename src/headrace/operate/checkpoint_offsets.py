@@ -78,6 +78,14 @@ def next_reads(checkpoint: Checkpoint, target: Target, inputs: Sequence[str]) ->
             yield _again(checkpoint, source, name, start, _read(end))
 
 
+def committed_offsets(checkpoint: Checkpoint) -> dict[Partition, int]:
+    """Return how far a flow has committed what it read of topics: by partition the offset after the last record."""
+    committed = checkpoint.committed()
+    sources = [_read(text) for text in checkpoint.entry(committed[-1]).offsets] if committed else []
+    kafka = [_partitions(offsets) for offsets in sources if kind_of(offsets) == "kafka"]
+    return {partition: offset for offsets in kafka for partition, offset in offsets.items()}
+
+
 def _called(place: Place) -> str:
     return place.input if place.role == "rows" else str(place)
 

@@ -1,12 +1,13 @@
-"""A pattern from end to end on the local stack: broker, generator, flows, page, and the comparison with its model.
+"""A pattern from end to end on the local stack: parts, a source that lives, flows, and the comparison at the end.
 
 The course of a demo, the same for every pattern:
 
-    1. the local stack is up, and the topics are there
-    2. the generator sends the recent past at once, then goes on at its rate
-    3. the flows run; the page shows what comes out
-    4. at the end the generator stops, each flow commits the batch that it is in, everything stops
-    5. every row of every sink is compared with the model
+    1. the parts of the local stack are up, and what the flows read is there
+    2. the source is fed, from now on
+    3. the flows run; a page or lines show what comes out
+    4. its time is over: the feed stops, the flows go on until they have what is waited for, each commits the batch that
+       it is in, everything stops
+    5. what came out is compared with what should have
 
 The data stays. The next run goes on where this one stopped, on the same checkpoints.
 """
@@ -21,112 +22,70 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from headrace.clients.kafka import newest_timestamp
-from headrace.clients.topics import create_topics
 from headrace.errors import ConfigError, HeadraceError, nearest
-from headrace.flow.flow import Flow
-from headrace.flow.target import Target
+from headrace.flow.target import KafkaConnect, Target
 from headrace.operate import demos
-from headrace.operate.compare import Comparison
-from headrace.operate.generate import Generator, Sent, generate
+from headrace.operate.arrivals import Arrivals
+from headrace.operate.generate import Sent
 from headrace.operate.page import live_page
 from headrace.operate.run import Application, FlowFigures, open_application
+from headrace.operate.scene import Demo, DemoSettings, Scene, Verdict
 from headrace.runtime.events import Event
 from headrace.runtime.failures import mapped
+from headrace.stack import mariadb, postgres
+from headrace.stack.connect import secrets
 from headrace.stack.jars import JarCache
-from headrace.stack.local import LocalStack
+from headrace.stack.local import LocalStack, Running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-class Demo(Protocol):
-    """What a file in `demos` provides as `DEMO`."""
-
-    @property
-    def title(self) -> str:
-        """One line for `headrace demo --list`."""
-
-    @property
-    def has_page(self) -> bool:
-        """Whether the live page shows it."""
-
-    def topics(self) -> Mapping[str, int]:
-        """Return every topic, with its number of partitions."""
-
-    def flows(self) -> Sequence[Flow]:
-        """Return the flows to run."""
-
-    def source_topic(self) -> str:
-        """Return the topic that the generator fills."""
-
-    def generator(self, *, rate: float, seed: int) -> Generator:
-        """Return the generator of its records."""
-
-    def compare(self, spark: SparkSession, target: Target) -> Comparison:
-        """Compare everything that came out with the model. Called when the flows have stopped."""
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    """How a demo is run.
-
-    | field    | default    | meaning                                                                     |
-    |----------|------------|-----------------------------------------------------------------------------|
-    | home     | .headrace  | where the stack and the data live                                           |
-    | run_for  | None       | end after this long; None is until `stop`                                   |
-    | rate     | 40         | records per second: about a thousand per city and window                    |
-    | backfill | 90 minutes | the past that the first run begins with, long enough for windows to close   |
-    | port     | 8080       | of the page, or the next free one                                           |
-    """
-
-    home: Path = Path(".headrace")
-    run_for: timedelta | None = None
-    rate: float = 40.0
-    backfill: timedelta = timedelta(minutes=90)
-    seed: int = 7
-    port: int = 8080
+# Between two looks at how a demo stands: often enough to see it move, seldom enough to cost nothing.
+_STATUS_SECONDS = 10.0
+# How long flows may go without a batch while they are waited for at the end: a busy machine takes minutes for one. What
+# they lack then the comparison tells.
+_ARRIVAL_SECONDS = 600.0
 
 
 @dataclass
 class DemoResult:
-    """What a demo did."""
+    """What a demo did. There is no verdict when it was ended by hand."""
 
     seconds: float
     sent: Sent | None
     flows: Mapping[str, FlowFigures]
     page: str | None
-    comparison: Comparison | None
+    verdict: Verdict | None
 
     @property
     def ok(self) -> bool:
         """Whether every flow lived and read something, and the comparison, if there was one, found nothing."""
         lived = all(figures.error is None and figures.rows_in for figures in self.flows.values())
-        return lived and (self.comparison is None or self.comparison.equal)
+        return lived and (self.verdict is None or self.verdict.equal)
 
     def as_dict(self) -> dict[str, object]:
         """The result as `--json` prints it."""
         return {
             "ok": self.ok,
+            "equal": self.verdict.equal if self.verdict else None,
             "seconds": round(self.seconds, 1),
             "page": self.page,
             "rows_sent": self.sent.records if self.sent else 0,
+            "sent": dict(self.sent.by_kind) if self.sent else {},
             "rows_in": {name: figures.rows_in for name, figures in self.flows.items()},
-            "rows_out": self.comparison.rows_of_sinks() if self.comparison else None,
             "late": {name: figures.late for name, figures in self.flows.items()},
             "bad": {name: figures.bad for name, figures in self.flows.items()},
             "flows": {name: figures.as_dict() for name, figures in self.flows.items()},
-            "model": self.comparison.as_dict() if self.comparison else None,
+            **(self.verdict.as_dict() if self.verdict else {}),
         }
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Who is told what while a demo runs. Every call may come from another thread."""
+    """Who is told what while a demo runs. Every call may come from another thread. Without `status` nobody looks."""
 
     step: Callable[[str], None] = lambda _step: None
     part: Callable[[str, str], None] = lambda _part, _event: None
@@ -134,15 +93,7 @@ class Watch:
     running: Callable[[], None] = lambda: None
     page: Callable[[str], None] = lambda _url: None
     event: Callable[[Event], None] = lambda _event: None
-
-
-@dataclass
-class _Generation:
-    """The generator on a thread of its own. A generator that fails ends the demo."""
-
-    stop: threading.Event = field(default_factory=threading.Event)
-    sent: Sent | None = None
-    error: HeadraceError | None = None
+    status: Callable[[Sequence[str]], None] | None = None
 
 
 def find_demos() -> dict[str, Demo]:
@@ -178,34 +129,31 @@ def run_demo(name: str, settings: DemoSettings, watch: Watch, stop: threading.Ev
     JarCache().sync(("spark", "kafka"), watch.jar)
     with ExitStack() as cleanup:
         stack = LocalStack(home)
-        running = stack.up(on_event=watch.part, on_progress=watch.jar)
-        if not running.adopted:
-            cleanup.callback(stack.down, watch.part)
-        target = _target(folder, running.bootstrap)
-        create_topics(target.kafka, demo.topics())
-        generation = _Generation()
-        sender = threading.Thread(target=_send, args=(demo, settings, target, generation, stop), name="generator")
-        sender.start()
-        cleanup.callback(sender.join)
-        cleanup.callback(generation.stop.set)
+        running = stack.up(demo.parts, on_event=watch.part, on_progress=watch.jar)
+        started = [part for part in running.addresses if part not in running.adopted]
+        cleanup.callback(stack.down, watch.part, parts=started)
+        scene = Scene(settings, _target(folder, running, stack, demo.spark))
+        watch.step("preparing the source")
+        demo.prepare(scene)
+        feed = _Feed(demo, scene, stop)
+        cleanup.callback(feed.stop)
         page = None
         if demo.has_page:
             page = cleanup.enter_context(live_page(running.bootstrap, port=settings.port, log=folder / "page.log"))
             watch.page(page)
-        application, spark = open_application(demo.flows(), target, log=folder / "spark.log", on_step=watch.step)
+        log = folder / "spark.log"
+        application, spark = open_application(demo.flows(), scene.target, log=log, on_step=watch.step)
         cleanup.callback(spark.stop)
-        started = time.monotonic()
-        flows = _run(application, settings, watch, stop)
-        seconds = time.monotonic() - started
-        generation.stop.set()
-        sender.join()
-        if generation.error is not None:
-            raise generation.error
-        comparison = None
+        course = _Course(demo, scene, application, spark, feed, watch, stop)
+        began = time.monotonic()
+        flows = course.run()
+        seconds = time.monotonic() - began
+        sent = feed.end()
+        verdict = None
         if settings.run_for is not None and not stop.is_set():
-            watch.step("comparing every row with the model")
-            comparison = demo.compare(spark, target)
-        return DemoResult(seconds, generation.sent, flows, page, comparison)
+            watch.step("comparing what came out with what should have")
+            verdict = demo.compare(scene, spark)
+        return DemoResult(seconds, sent, flows, page, verdict)
 
 
 def forget_demos(home: Path) -> None:
@@ -213,52 +161,117 @@ def forget_demos(home: Path) -> None:
     shutil.rmtree(home / "demo", ignore_errors=True)
 
 
-def _target(folder: Path, bootstrap: str) -> Target:
+def _target(folder: Path, running: Running, stack: LocalStack, spark: Mapping[str, str]) -> Target:
+    known = {"postgres": postgres.database, "mariadb": mariadb.database}
+    url = running.addresses.get("connect")
     return Target(
         name="demo",
         lake=str(folder / "lake"),
         checkpoints=str(folder / "checkpoints"),
-        kafka={"bootstrap.servers": bootstrap},
-        # The model replays every batch since the first, so that no entry of the offset log may be forgotten.
-        spark={"spark.sql.streaming.minBatchesToRetain": "1000000"},
+        kafka={"bootstrap.servers": running.bootstrap},
+        databases={part: known[part](stack.place(part)) for part in running.addresses if part in known},
+        connect=KafkaConnect(url, secrets=secrets(stack.place("connect"))) if url else None,
+        # A model may replay every batch since the first, so that no entry of the offset log may be forgotten.
+        spark={"spark.sql.streaming.minBatchesToRetain": "1000000", **spark},
     )
 
 
-def _send(
-    demo: Demo, settings: DemoSettings, target: Target, generation: _Generation, stop_all: threading.Event
-) -> None:
-    try:
-        newest = newest_timestamp(target, demo.source_topic())
-        # Go on after what an earlier run has sent: the same hour sent twice would only be late.
-        gap = datetime.now(UTC) - newest if newest else settings.backfill
-        generation.sent = generate(
-            demo.generator(rate=settings.rate, seed=settings.seed),
-            target,
-            backfill=max(timedelta(0), min(gap, settings.backfill)),
-            stop=generation.stop,
-        )
-    except Exception as error:
-        generation.error = mapped("generator", error)
-        stop_all.set()
+class _Feed:
+    """What feeds the source, on a thread of its own. One that fails ends the demo."""
+
+    def __init__(self, demo: Demo, scene: Scene, stop_all: threading.Event) -> None:
+        self._demo, self._scene, self._stop_all = demo, scene, stop_all
+        self._stop = threading.Event()
+        self._sent: Sent | None = None
+        self._error: HeadraceError | None = None
+        self._thread = threading.Thread(target=self._run, name="feed")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let it do what it is at, and no more. Returns when it has ended."""
+        self._stop.set()
+        self._thread.join()
+
+    def end(self) -> Sent | None:
+        """Stop it, and return what it did. Raises what it failed with. May be called again."""
+        self.stop()
+        if self._error is not None:
+            raise self._error
+        return self._sent
+
+    def _run(self) -> None:
+        try:
+            self._sent = self._demo.feed(self._scene, self._stop)
+        except Exception as error:
+            self._error = mapped("feed", error)
+            self._stop_all.set()
 
 
-def _run(
-    application: Application, settings: DemoSettings, watch: Watch, stop: threading.Event
-) -> Mapping[str, FlowFigures]:
-    """Run the flows until the time is over, `stop` is set, or all of them have ended by themselves."""
-    application.bus.subscribe(watch.event)
-    watch.step("running")
-    watch.running()
-    over = threading.Event()
+@dataclass
+class _Course:
+    """The flows from their start to their end, with the threads that watch them meanwhile."""
 
-    def end() -> None:
-        stop.wait(settings.run_for.total_seconds() if settings.run_for else None)
-        if not over.is_set():
-            watch.step("letting the batches under way commit")
-            application.drain()
+    demo: Demo
+    scene: Scene
+    application: Application
+    spark: SparkSession
+    feed: _Feed
+    watch: Watch
+    stop: threading.Event
+    _over: threading.Event = field(default_factory=threading.Event)
+    _error: HeadraceError | None = None
 
-    threading.Thread(target=end, name="demo-end", daemon=True).start()
-    try:
-        return application.run()
-    finally:
-        over.set()
+    def run(self) -> Mapping[str, FlowFigures]:
+        """Run the flows until the time is over, `stop` is set, or all of them have ended by themselves."""
+        self.application.bus.subscribe(self.watch.event)
+        arrivals = Arrivals(self.application.bus, self.scene.target, self.spark)
+        self.watch.step("running")
+        self.watch.running()
+        threads = [threading.Thread(target=self._end, args=(arrivals,), name="demo-end")]
+        if self.watch.status is not None:
+            threads.append(threading.Thread(target=self._look, args=(self.watch.status,), name="demo-status"))
+        for thread in threads:
+            thread.start()
+        try:
+            figures = self.application.run()
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+        return figures
+
+    def _end(self, arrivals: Arrivals) -> None:
+        length = self.scene.settings.run_for
+        until = None if length is None else time.monotonic() + length.total_seconds()
+        while not self.stop.wait(0.5) and not self._over.is_set():
+            if until is not None and time.monotonic() >= until:
+                self._arrive(arrivals)
+                break
+        if not self._over.is_set():
+            self.watch.step("letting the batches under way commit")
+            self.application.drain()
+
+    def _arrive(self, arrivals: Arrivals) -> None:
+        """Stop the feed, and let the flows come to where it ended."""
+        try:
+            self.feed.end()
+            awaited = self.demo.awaited(self.scene)
+            if awaited:
+                self.watch.step("letting the flows come to the end of what was fed")
+            left = arrivals.wait(awaited, _ARRIVAL_SECONDS, self.stop, self._over)
+        except Exception as error:
+            self._error = mapped("demo", error)
+            return
+        for flow in left if not self.stop.is_set() else ():
+            self.watch.step(f"{flow} did not come to the end of what was fed")
+
+    def _look(self, show: Callable[[Sequence[str]], None]) -> None:
+        while not self._over.wait(_STATUS_SECONDS):
+            try:
+                lines = self.demo.status(self.scene, self.spark)
+            except Exception as error:  # a look that fails, at a part that is stopped say, ends nothing
+                lines = [str(mapped("status", error).what)]
+            if lines and not self._over.is_set():
+                show(lines)

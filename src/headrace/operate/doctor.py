@@ -16,10 +16,11 @@ from typing import Literal
 import psutil
 
 from headrace.errors import HeadraceError
-from headrace.stack import failures, kafka, ports, postgres
+from headrace.stack import connect, failures, kafka, mariadb, ports, postgres
 from headrace.stack.jars import JarCache
 from headrace.stack.java import find_java
 from headrace.stack.local import LocalStack
+from headrace.stack.unprivileged import without_root
 
 LEAST_PYTHON = (3, 11)
 
@@ -46,7 +47,7 @@ class Finding:
 
 def examine(home: Path) -> list[Finding]:
     """Examine everything, in the order in which a run would need it. Never raises for a bad machine."""
-    return [_python(), _java(), _jars(), _postgres(), _folder(home), _disk(home), _memory(), *_ports(home)]
+    return [_python(), _java(), _jars(), _postgres(), _mariadb(), _folder(home), _disk(home), _memory(), *_ports(home)]
 
 
 def _python() -> Finding:
@@ -77,11 +78,21 @@ def _jars() -> Finding:
 def _postgres() -> Finding:
     try:
         folder = postgres.programs()
-        postgres.without_root()
+        without_root()
     except HeadraceError as error:
         # Only who asks for this part needs it.
         return Finding("postgres", "warn", error.why, error.remedy)
     return Finding("postgres", "ok", f"{postgres.RELEASE} ({folder})")
+
+
+def _mariadb() -> Finding:
+    try:
+        server = mariadb.program("mariadbd")
+        without_root()
+    except HeadraceError as error:
+        # Only who asks for this part needs it.
+        return Finding("mariadb", "warn", error.what, error.remedy)
+    return Finding("mariadb", "ok", str(server))
 
 
 def _folder(home: Path) -> Finding:
@@ -117,6 +128,8 @@ def _ports(home: Path) -> list[Finding]:
     for part, name, first in (
         ("kafka", "broker ports", kafka.FIRST_PORTS),
         ("postgres", "database port", postgres.FIRST_PORTS),
+        ("mariadb", "mariadb port", mariadb.FIRST_PORTS),
+        ("connect", "connect port", connect.FIRST_PORTS),
     ):
         if part in running:
             findings.append(Finding(name, "ok", f"this folder's {part} runs at {running[part]}"))

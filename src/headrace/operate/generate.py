@@ -1,7 +1,8 @@
 """Send a pattern's generated records to Kafka: history at once, the present at its pace.
 
 A pattern has a generator when its folder has a module `generator` with a function of that name, which takes `rate`,
-`late`, `duplicates`, `malformed`, `seed` and `oversized`. Nothing else registers it.
+`late`, `duplicates`, `malformed`, `seed` and `oversized`. Nothing else registers it. A pattern whose generator has no
+such function fills something else than a topic: its demo does.
 
 Sending goes in these steps:
 
@@ -95,14 +96,23 @@ def generators() -> dict[str, Callable[..., Generator]]:
     for module in pkgutil.iter_modules(patterns.__path__, f"{patterns.__name__}."):
         name = f"{module.name}.generator"
         if module.ispkg and find_spec(name) is not None:
-            build = importlib.import_module(name).generator
-            found[module.name.rpartition(".")[2]] = cast("Callable[..., Generator]", build)
+            build = getattr(importlib.import_module(name), "generator", None)
+            if build is not None:
+                found[module.name.rpartition(".")[2]] = cast("Callable[..., Generator]", build)
     return found
 
 
 def find_generator(pattern: str) -> Callable[..., Generator]:
     """Return the generator of a pattern, or say which pattern may have been meant."""
     known = generators()
+    if pattern not in known and pattern in (each.name for each in pkgutil.iter_modules(patterns.__path__)):
+        raise ConfigError(
+            f"Pattern '{pattern}' has no records to send.",
+            why="Its source is not a topic that it fills by itself.",
+            state="Nothing was sent.",
+            remedy=f"Run `headrace demo {pattern}`, which changes the source and runs everything behind it.",
+            code="HR-122",
+        )
     if pattern not in known:
         raise ConfigError(
             f"No pattern '{pattern}' generates data.{nearest(pattern, known)}",

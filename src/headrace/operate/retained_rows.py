@@ -73,12 +73,12 @@ class RetainedRows:
     def _frame(self, name: str, given: Input, first: datetime, end: datetime) -> DataFrame:
         span = self._ranges[name]
         if span is None:
-            schema = given.schema or given.source.stream(self._session, self._target).schema
+            schema = given.columns or given.source.stream(self._session, self._target).schema
             return as_input(self._session.createDataFrame([], schema), name, given, schema.names)
         rows = given.source.batch(self._session, self._target, *span)
         columns = rows.columns
-        if given.schema is not None:
-            rows, columns = good(judged(self._not_quarantined(rows, name), given), given), given.schema.names
+        if given.columns is not None:
+            rows, columns = good(judged(self._not_quarantined(rows, name), given), given), given.columns.names
         if given.watermark is not None:
             # A window holds the rows from its start to before its end, and nothing else here keeps state.
             event_time = F.col(f"`{given.watermark.column}`")

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,9 +16,9 @@ from headrace.clients.kafka_settings import require_settings
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
-from headrace.flow.target import Database, Lease, Service, Target
+from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
 from headrace.project.secrets import resolved
-from headrace.project.settings import LOCAL, ProjectSettings, TargetSettings, read_settings
+from headrace.project.settings import LOCAL, LOCAL_DATABASES, ProjectSettings, TargetSettings, read_settings
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Project:
         self,
         name: str | None,
         local_broker: Callable[[], str | None],
-        local_database: Callable[[], Database | None] = lambda: None,
+        local_database: Callable[[str], Database | None] = lambda _part: None,
+        local_connect: Callable[[], KafkaConnect | None] = lambda: None,
     ) -> Target:
         """Return a target with its secrets resolved. Local parts are asked for only when the target says `local`."""
         name = name or self.settings.default_target
@@ -91,6 +92,7 @@ class Project:
                 for each, given in chosen.services.items()
             },
             lease=Lease(chosen.lease.kind, chosen.lease.seconds),
+            connect=_connect(chosen, plain("connect.url", chosen.connect.url), local_connect),
         )
 
     def flows(self, names: Sequence[str] = ()) -> list[Flow]:
@@ -117,13 +119,13 @@ class Project:
 
 
 def _databases(
-    target: str, chosen: TargetSettings, local_database: Callable[[], Database | None]
+    target: str, chosen: TargetSettings, local_database: Callable[[str], Database | None]
 ) -> Iterator[tuple[str, Database]]:
     """Yield the databases of a target, without one that says `local` while none runs."""
     for name, given in chosen.databases.items():
         place = f"targets.{target}.databases.{name}"
-        if given.url == LOCAL:
-            local = local_database()
+        if given.url in LOCAL_DATABASES:
+            local = local_database(LOCAL_DATABASES[given.url])
             if local is not None:
                 yield name, local
             continue
@@ -135,6 +137,13 @@ def _databases(
             revealed(resolved(text, f"{place}.{key}")) for key, text in (("url", given.url), ("user", given.user))
         )
         yield name, Database(url, user, password if password.reveal() else None)
+
+
+def _connect(chosen: TargetSettings, url: str, local_connect: Callable[[], KafkaConnect | None]) -> KafkaConnect | None:
+    """Return Kafka Connect as the target names it, or None when it says `local` and none runs."""
+    given = chosen.connect
+    where = local_connect() if url == LOCAL else KafkaConnect(url)
+    return where and replace(where, bootstrap=given.bootstrap, passwords=given.passwords)
 
 
 def _flows_of(folder: Path, file: str) -> Iterator[Flow]:

@@ -38,8 +38,10 @@ from headrace.errors import ConfigError, nearest
 
 FILE = "headrace.yml"
 
-# The word that stands for the broker, or the database, of the local stack.
+# The word that stands for a part of the local stack: the broker, Kafka Connect, or Postgres.
 LOCAL = "local"
+# The databases of the local stack: the part, by the word that stands for it.
+LOCAL_DATABASES = {LOCAL: "postgres", f"{LOCAL}:postgres": "postgres", f"{LOCAL}:mariadb": "mariadb"}
 
 
 class _Strict(BaseModel):
@@ -51,10 +53,25 @@ class DatabaseSettings(_Strict):
 
     url: str = Field(
         description="Its address as JDBC writes it, such as jdbc:postgresql://db.example.org:5432/shop, without a "
-        "login. 'local' is the Postgres of `headrace up --with postgres`, which has a login of its own."
+        "login. 'local' is the Postgres of `headrace up --with postgres`, 'local:mariadb' the MariaDB of `headrace up "
+        "--with mariadb`; both have a login of their own."
     )
     user: str = Field("", description="The role that logs in.")
     password: str = Field("", description="Its password, best as a reference: ${env:NAME} or ${file:/path}.")
+
+
+class ConnectSettings(_Strict):
+    """Kafka Connect, which runs captures."""
+
+    url: str = Field(
+        LOCAL, description="The address of its REST interface. 'local' is that of `headrace up --with connect`."
+    )
+    bootstrap: str = Field("", description="The broker as its workers reach it. Default: bootstrap.servers of `kafka`.")
+    passwords: dict[str, Annotated[str, Field(pattern=r"^\$\{.+\}$")]] = Field(
+        default_factory=dict,
+        description="By database: a reference that its workers resolve by a provider of their own, such as "
+        "${vault:shop:password}. It is handed on as it is.",
+    )
 
 
 class ServiceSettings(_Strict):
@@ -96,6 +113,9 @@ class TargetSettings(_Strict):
     )
     databases: dict[str, DatabaseSettings] = Field(
         default_factory=dict, description="Databases, by the names that flows know them under."
+    )
+    connect: ConnectSettings = Field(
+        default_factory=lambda: ConnectSettings.model_validate({}), description="Where Kafka Connect is, for captures."
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Settings of the Spark application.")
     services: dict[str, ServiceSettings] = Field(
@@ -170,7 +190,11 @@ def _sentence(problem: object) -> str:
     if problem["type"] == "extra_forbidden":
         known = ProjectSettings.model_fields
         if "targets" in place[:-1]:
-            inner: dict[str, type[_Strict]] = {"databases": DatabaseSettings, "services": ServiceSettings}
+            inner: dict[str, type[_Strict]] = {
+                "databases": DatabaseSettings,
+                "services": ServiceSettings,
+                "connect": ConnectSettings,
+            }
             named = place[2] if len(place) > 3 else ""
             known = inner.get(named, TargetSettings).model_fields
         return f"The key '{where}' is unknown.{nearest(place[-1], known)}"

@@ -22,16 +22,21 @@ _WHOLE = (
 
 # By these Headrace asks, part by part: at every start of a flow, at every file of a checkpoint that is not local.
 _BY_PARTS = (
+    "io.headrace.json.FlatJson",
     "java.lang.System",
     "org.apache.commons.io.IOUtils",
     "org.apache.hadoop.fs.Path",
     "org.apache.spark.SparkEnv",
+    "org.apache.spark.sql.catalyst.expressions.Literal",
+    "org.apache.spark.sql.catalyst.expressions.objects.Invoke",
     "org.apache.spark.sql.catalyst.plans.logical",
     "org.apache.spark.sql.catalyst.trees.TreePattern",
     "org.apache.spark.sql.classic.Dataset",
+    "org.apache.spark.sql.classic.ExpressionUtils",
     "org.apache.spark.sql.delta.DeltaLog",
     "org.apache.spark.sql.execution.datasources",
     "org.apache.spark.sql.execution.streaming.sinks",
+    "org.apache.spark.sql.types.ObjectType",
     "scala.Option",
 )
 

@@ -56,8 +56,8 @@ def plan_of(session: SparkSession, flow: Flow, target: Target | None) -> Plan | 
 
 
 def _frame(session: SparkSession, given: Input, target: Target | None) -> DataFrame:
-    if given.schema is not None:
-        rows = blank(session, given.schema)
+    if given.columns is not None:
+        rows = blank(session, given.columns)
     else:
         assert target is not None  # noqa: S101 - asked by `plan_of`
         rows = given.source.stream(session, target)

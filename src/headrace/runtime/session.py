@@ -26,6 +26,7 @@ from headrace.flow.target import Target
 from headrace.runtime.frozen import PARTITIONS, PROVIDER
 from headrace.runtime.jvm_names import remember_names
 from headrace.runtime.state_memory import BOUND
+from headrace.transforms.flat_json import flat_json_jar
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
 
@@ -42,6 +43,9 @@ _APPLICATION = {
     "spark.scheduler.mode": "FAIR",
     # Small tables are the rule here; Delta's default of 50 tasks to read a snapshot costs seconds on a laptop.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Spark forgets compiled code after 100 pieces. A batch of captured tables has more than that, and would compile all
+    # of it again, every time.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # Entries of the offset log are what audits and comparisons read; fewer than Spark's default would be too few.
     "spark.sql.streaming.minBatchesToRetain": "100",
     # Spark's own INT96 is deprecated, and other readers take it for a time without a zone.
@@ -79,8 +83,7 @@ def open_session(
             "spark.sql.warehouse.dir": f"{target.lake.rstrip('/')}/_warehouse",
             "spark.driver.extraJavaOptions": _log_settings(),
         }
-    if jars:
-        settings["spark.jars"] = ",".join(str(jar) for jar in jars)
+    settings["spark.jars"] = ",".join(str(jar) for jar in (*jars, flat_json_jar()))
     for key, value in with_redaction(settings | dict(target.spark)).items():
         builder = builder.config(key, value)
     try:

@@ -27,3 +27,17 @@ def kept(rows: DataFrame) -> Iterator[DataFrame]:
         yield held
     finally:
         held.unpersist()
+
+
+@contextmanager
+def pinned(rows: DataFrame) -> Iterator[DataFrame]:
+    """Keep the rows as `kept` does, for a MERGE that keeps no copy of its own.
+
+    Delta refuses rows of Spark's cache then, since anybody might let go of them under the MERGE. It takes these: their
+    plan ends in the rows themselves.
+    """
+    held = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield held
+    finally:
+        held._jdf.queryExecution().logical().rdd().unpersist(False)

@@ -13,9 +13,10 @@
 | HR-409 | a part runs but does not answer, or does not stop                 |
 | HR-411 | another command holds the local stack for too long                |
 | HR-412 | the wheel with PostgreSQL's binaries is not installed             |
-| HR-413 | PostgreSQL refuses root, and this machine has no way around it    |
+| HR-413 | a database refuses root, and this machine has no way around it    |
 | HR-414 | the password of the local database is lost, or others can read it |
 | HR-415 | the data folder was made by another release of PostgreSQL         |
+| HR-416 | MariaDB's server is not installed on this machine                 |
 
 Each function builds the error and returns it; the caller raises it, with `from` where there is a cause.
 """
@@ -170,11 +171,22 @@ def no_postgres(looked: str) -> StackError:
     )
 
 
+def no_mariadb(looked: str) -> StackError:
+    """HR-416: the system's package is not there."""
+    return StackError(
+        "MariaDB is not installed on this machine.",
+        why=f"Its server comes with the system's packages, not with Headrace. Looked at: {looked}.",
+        state="Nothing was started and nothing was written.",
+        remedy="Install it: `apt-get install mariadb-server` on Debian and Ubuntu, `brew install mariadb` on macOS.",
+        code="HR-416",
+    )
+
+
 def not_as_root(why: str) -> StackError:
     """HR-413: no way to give the rights of root away."""
     return StackError(
-        "PostgreSQL cannot be started by root.",
-        why=f"It refuses to run as root. {why}",
+        "A database cannot be started by root.",
+        why=f"Its server refuses to run as root. {why}",
         state="Nothing was started, and what was there is untouched.",
         remedy="Run `headrace up` as an ordinary user, or install util-linux, which has `setpriv`.",
         code="HR-413",

@@ -92,6 +92,7 @@ class Kafka:
 
     name: str = "kafka"
     confs: tuple[str, ...] = ("kafka",)
+    needs: tuple[str, ...] = ()
     # 3 s on two idle cores; a minute and a half is for a laptop that recovers a large log after a crash.
     patience: float = 90.0
     stop_signal: signal.Signals = signal.SIGTERM
@@ -107,7 +108,7 @@ class Kafka:
         java = [str(means.java.binary), f"-Dlog4j2.configurationFile={logging.resolve()}", "-cp", class_path]
         if not (place.data / "meta.properties").is_file():
             _format(place, java, chosen)
-        settings.write_text(SETTINGS.format(data=_escaped(place.data), **chosen))
+        settings.write_text(SETTINGS.format(data=escaped(place.data), **chosen))
         return [
             *java[:1],
             f"-Xmx{self.heap}",
@@ -154,7 +155,7 @@ def _format(place: Place, java: list[str], chosen: dict[str, int]) -> None:
         if leftover.exists():
             shutil.rmtree(leftover)
     settings = place.folder / "format.properties"
-    settings.write_text(SETTINGS.format(data=_escaped(forming), **chosen))
+    settings.write_text(SETTINGS.format(data=escaped(forming), **chosen))
     command = [*java, "kafka.tools.StorageTool", "format", "-t", next(_cluster_ids()), "-c", str(settings)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0 or not (forming / "meta.properties").is_file():
@@ -172,6 +173,6 @@ def _cluster_ids() -> Iterator[str]:
             yield text
 
 
-def _escaped(path: Path) -> str:
+def escaped(path: Path) -> str:
     """Write a path as Java's properties files take it."""
     return str(path.resolve()).replace("\\", "\\\\")

@@ -21,15 +21,17 @@ from pathlib import Path
 from typing import Literal
 
 from headrace.stack import failures, process
+from headrace.stack.connect import Connect
 from headrace.stack.hold import hold
 from headrace.stack.jars import JarCache, OnProgress
 from headrace.stack.java import find_java
 from headrace.stack.kafka import Kafka
+from headrace.stack.mariadb import MariaDb
 from headrace.stack.part import Means, Part, Place
 from headrace.stack.postgres import Postgres
 
 # In the order they start; they stop in the opposite one.
-PARTS: tuple[Part, ...] = (Kafka(), Postgres())
+PARTS: tuple[Part, ...] = (Kafka(), Postgres(), MariaDb(), Connect())
 
 # What `up` starts unless it is told otherwise.
 DEFAULT_PARTS = ("kafka",)
@@ -115,12 +117,17 @@ class LocalStack:
                 addresses[part.name] = part.address(place)
         return Running(addresses, tuple(adopted))
 
-    def down(self, on_event: OnEvent = lambda _part, _event: None) -> tuple[str, ...]:
-        """Stop every part, keep its data, and return the names of those that ran. Calling again does nothing."""
+    def down(
+        self, on_event: OnEvent = lambda _part, _event: None, *, parts: Sequence[str] | None = None
+    ) -> tuple[str, ...]:
+        """Stop every part, or only some, keep their data, and return the names of those that ran.
+
+        Calling again does nothing.
+        """
         if not self.folder.is_dir():
             return ()
         with failures.told_as_stack_errors(self.folder), hold(self.folder / "lock"):
-            return self._stop_all(on_event)
+            return self._stop_all(on_event, parts)
 
     def wipe(self, on_event: OnEvent = lambda _part, _event: None) -> tuple[str, ...]:
         """Stop every part and delete its folder, data included; return the names of those that had one.
@@ -160,7 +167,8 @@ class LocalStack:
         for name in names:
             if name not in self._parts:
                 raise failures.unknown(name, "part", self._parts)
-        return [name for name in self._parts if name in names]
+        wanted = {*names, *(need for name in names for need in self._parts[name].needs)}
+        return [name for name in self._parts if name in wanted]
 
     def _find(self, place: Place) -> process.Process | None:
         """Return the live process of a place: the recorded one, or one whose record was never written."""
@@ -224,9 +232,9 @@ class LocalStack:
                 raise failures.died(part.name, place.log, words[-12:])
             on_event(part.name, "its port was taken meanwhile: choosing another")
 
-    def _stop_all(self, on_event: OnEvent) -> tuple[str, ...]:
+    def _stop_all(self, on_event: OnEvent, parts: Sequence[str] | None = None) -> tuple[str, ...]:
         stopped = []
-        for part in reversed(self._parts.values()):
+        for part in reversed([each for each in self._parts.values() if parts is None or each.name in parts]):
             place = self.place(part.name)
             found = self._find(place)
             if found is not None:

@@ -74,6 +74,11 @@ class Part(Protocol):
         ...
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The parts that have to run before it, by name; they are started with it."""
+        ...
+
+    @property
     def patience(self) -> float:
         """Seconds from the start of the process to its first healthy answer, at the very worst."""
         ...

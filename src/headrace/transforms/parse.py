@@ -3,6 +3,9 @@
 The verdict costs one pass over the payload and rides in the query. The reason is worked out only for the rows
 of a batch that reported bad ones, when they are filed in the quarantine.
 
+A record of a flat schema that is good beyond doubt is read by `flat_json`. Every other one goes the long way through
+`from_json`, which is what decides:
+
 Reasons, in their order of precedence:
 
 | reason                 | the record                                                                     |
@@ -44,12 +47,14 @@ from pyspark.sql.types import (
 )
 
 from headrace.flow.inputs import Input
+from headrace.transforms.flat_json import read_flat
 
 # Columns that stand beside those of the source while a row is judged. Fields of the payload are among them with a
 # prefix, so that they cannot collide with any of the source.
 BAD = "_headrace_bad"
 _FIELD = "_headrace_field_"
-_TEXT, _UNFIT, _PARSED, _CORRUPT = "_headrace_text", "_headrace_unfit", "_headrace_parsed", "_headrace_corrupt"
+_TEXT, _PARSED, _CORRUPT = "_headrace_text", "_headrace_parsed", "_headrace_corrupt"
+_FLAT, _UNFIT = "_headrace_flat", "_headrace_unfit"
 _PAYLOAD, _END = "payload", "end"
 _BEFORE, _AFTER = f'{{"{_PAYLOAD}":', f',"{_END}":true}}'
 _JSON = {
@@ -67,17 +72,37 @@ def judged(raw: DataFrame, given: Input) -> DataFrame:
     time of day five times, and make the text for `from_json` in slow, interpreted code.
     """
     schema = _schema(given)
-    fit = raw.withColumn(_TEXT, F.when(_is_fit(given), _wrapped()))
+    rows = raw.where(F.col("value").isNotNull()) if given.null_values == "skip" else raw
+    flat = read_flat(rows, given)
+    if flat is None:
+        return _judged_at_length(rows, given, schema).drop(_TEXT, _UNFIT, _PARSED)
+    at_once = rows.withColumn(_FLAT, F.when(F.col("key").isNotNull(), flat) if given.key_required else flat)
+    return _judged_at_length(at_once, given, schema, is_flat=True).drop(_FLAT, _TEXT, _UNFIT, _PARSED)
+
+
+def _judged_at_length(rows: DataFrame, given: Input, schema: StructType, *, is_flat: bool = False) -> DataFrame:
+    """Judge by `from_json`; with `is_flat` those rows that are not read yet."""
+    open_still = F.col(_FLAT).isNull() if is_flat else F.lit(True)
+    fit = rows.withColumn(_TEXT, F.when(open_still & _is_fit(given), _wrapped()))
     parsed = fit.withColumns(
-        {_PARSED: F.from_json(F.col(_TEXT), _as_read(schema), _JSON), _UNFIT: F.col(_TEXT).isNull()}
+        {_PARSED: F.from_json(F.col(_TEXT), _as_read(schema), _JSON), _UNFIT: open_still & F.col(_TEXT).isNull()}
     )
-    typed = parsed.withColumns({_FIELD + field.name: _typed(field) for field in schema})
-    return typed.withColumn(BAD, _is_bad(given, schema)).drop(_TEXT, _UNFIT, _PARSED)
+    fields = {_FIELD + field.name: _typed(field) for field in schema}
+    if is_flat:
+        flat = {_FIELD + field.name: F.col(_FLAT).getField(field.name) for field in schema}
+        fields = {name: F.when(open_still, slow).otherwise(flat[name]) for name, slow in fields.items()}
+    typed = parsed.withColumns(fields)
+    bad = F.col(_UNFIT) | (open_still & _is_bad(schema)) if is_flat else F.col(_UNFIT) | _is_bad(schema)
+    return typed.withColumn(BAD, bad | _in_future(given, schema))
 
 
 def good(rows: DataFrame, given: Input, *beside: Column) -> DataFrame:
-    """Return the fields of the schema for the rows that were judged good; audits ask for columns beside them."""
-    return rows.where(~F.col(BAD)).select(*(_field(field).alias(field.name) for field in _schema(given)), *beside)
+    """Return the fields of the schema for the rows that were judged good, and the columns that the input keeps.
+
+    Audits ask for columns beside them.
+    """
+    fields = (_field(field).alias(field.name) for field in _schema(given))
+    return rows.where(~F.col(BAD)).select(*fields, *given.keep, *beside)
 
 
 def with_reason(rows: DataFrame, given: Input) -> DataFrame:
@@ -140,15 +165,13 @@ def _is_fit(given: Input) -> Column:
     return F.col("key").isNotNull() & fit if given.key_required else fit
 
 
-def _is_bad(given: Input, schema: StructType) -> Column:
+def _is_bad(schema: StructType) -> Column:
     parsed = F.col(_PARSED)
     return _any(
-        F.col(_UNFIT),
         parsed.getField(_CORRUPT).isNotNull(),
         parsed.getField(_END).isNull(),
         *(_field(field).isNull() for field in schema if not field.nullable),
         *(_read(field).isNotNull() & _field(field).isNull() for field in schema if field.nullable and _is_time(field)),
-        _in_future(given, schema),
     )
 
 

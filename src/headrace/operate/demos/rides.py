@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.clients.filesystem import files_for
-from headrace.clients.kafka import read_topic
+from headrace.clients.kafka import newest_timestamp, read_topic
+from headrace.clients.positions import Partition
+from headrace.clients.topics import create_topics
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import late_table, quarantine_table
 from headrace.operate.compare import Comparison, Row, Tolerance, table_rows, topic_rows
-from headrace.operate.generate import Generator
+from headrace.operate.generate import Sent, generate
+from headrace.operate.scene import Scene
 from headrace.patterns.rides import flows as pattern
 from headrace.patterns.rides import model
 from headrace.patterns.rides.generator import generator
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
 # approx_count_distinct has a standard error of 5 %. Four of them are exceeded once in 16,000 windows; below ten drivers
 # one collision in the sketch is more than that, hence the two.
 _DRIVERS = Tolerance("active_drivers", share=0.2, least=2)
+
+# The most differences that are printed.
+_FEW = 20
 
 _MODELS: dict[str, model.RideFlow[Any]] = {
     "city_rides": model.CITY_RIDES,
@@ -107,34 +115,70 @@ def _columns(rows: Sequence[Row], *names: str) -> list[Row]:
 
 
 @dataclass(frozen=True)
+class RidesVerdict:
+    """Every sink beside the model."""
+
+    comparison: Comparison
+
+    @property
+    def equal(self) -> bool:
+        """Whether no row differs."""
+        return self.comparison.equal
+
+    def as_dict(self) -> Mapping[str, object]:
+        """Return `rows_out` and `model`."""
+        return {"rows_out": self.comparison.rows_of_sinks(), "model": self.comparison.as_dict()}
+
+    def lines(self) -> Sequence[str]:
+        """Return how many rows were compared, or the first differences."""
+        if self.equal:
+            rows = sum(self.comparison.rows.values())
+            return [f"Equal to the model: {rows:,} rows of every sink, late and bad ones included."]
+        first = [f"  {difference}" for difference in self.comparison.differences[:_FEW]]
+        return [f"{len(self.comparison.differences)} differences from the model:", *first]
+
+
+@dataclass(frozen=True)
 class RidesDemo:
     """Ride analytics with its usual numbers, but for the drivers' trigger: five minutes are long to wait for."""
 
     title: str = "Ride analytics: cities live, surge alerts, driver metrics"
+    parts: tuple[str, ...] = ("kafka",)
     has_page: bool = True
+    spark: Mapping[str, str] = field(default_factory=dict)
     settings: pattern.RideSettings = field(
         default_factory=lambda: pattern.RideSettings(driver_trigger=Every("30 seconds"))
     )
 
-    def topics(self) -> Mapping[str, int]:
-        """Return the four topics of the pattern, two partitions each: one per core of a small machine."""
-        return dict.fromkeys(self.settings.topics, 2)
+    def prepare(self, scene: Scene) -> None:
+        """Make the four topics of the pattern, two partitions each: one per core of a small machine."""
+        create_topics(scene.target.kafka, dict.fromkeys(self.settings.topics, 2))
+
+    def feed(self, scene: Scene, stop: Event) -> Sent:
+        """Send the recent past at once, then ride traffic with late, repeated and malformed records in it."""
+        wanted = scene.settings
+        newest = newest_timestamp(scene.target, self.settings.topic)
+        # Go on after what an earlier run has sent: the same hour sent twice would only be late.
+        gap = datetime.now(UTC) - newest if newest else wanted.backfill
+        traffic = generator(rate=wanted.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=wanted.seed)
+        past = max(timedelta(0), min(gap, wanted.backfill))
+        return generate(traffic, scene.target, backfill=past, stop=stop)
 
     def flows(self) -> Sequence[Flow]:
         """Return city rides, surge and driver metrics."""
         return pattern.flows(self.settings)
 
-    def source_topic(self) -> str:
-        """Return the topic of ride events."""
-        return self.settings.topic
+    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
+        """Return nothing: the page shows how it stands."""
+        return ()
 
-    def generator(self, *, rate: float, seed: int) -> Generator:
-        """Return ride traffic with late, repeated and malformed records in it."""
-        return generator(rate=rate, late=0.02, duplicates=0.01, malformed=0.005, seed=seed)
+    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
+        """Return nothing: the model replays the batches that there were."""
+        return {}
 
-    def compare(self, spark: SparkSession, target: Target) -> Comparison:
+    def compare(self, scene: Scene, spark: SparkSession) -> RidesVerdict:
         """Compare every row of every sink with the model."""
-        return compare(spark, target, self.flows(), self.settings)
+        return RidesVerdict(compare(spark, scene.target, self.flows(), self.settings))
 
 
 DEMO = RidesDemo()

@@ -1,0 +1,187 @@
+"""How fast changes of a database go into a Delta table: Headrace's mirror against a MERGE in foreachBatch.
+
+    python bench/cdc.py --rows 1000000 --batch 10000 --rounds 5
+
+Every contender has a table of its own with the same rows, and takes the same batches of changes, in turn. A second part
+gives the mirror batches of one size in a table of a hundredth of the rows, and in the whole one: how the time grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from harness import Run, machine, measured, session, write_json
+from order_changes import ORDERS, Orders
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from headrace.flow.sink import Batch
+from headrace.flow.target import Target
+from headrace.sinks.cdc_table import POSITION, make
+from headrace.sinks.delta_cdc import DeltaCdc
+from headrace.transforms.debezium import ENVELOPE, changes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+OURS, NAIVE, TUNED = "Headrace", "foreachBatch", "foreachBatch, tuned"
+TIMES, GROWTH, GROWN = 4.0, 1.5, 100
+
+Apply = Callable[["DataFrame", int], None]
+
+_VALUE = """
+before struct<id: bigint>, op string, source struct<lsn: bigint>,
+after struct<id: bigint, customer: bigint, state: string, amount: string, note: string, changed: string>
+"""
+
+
+@dataclass
+class Table:
+    """One contender's table, and the runs of the batches that went into it."""
+
+    name: str
+    orders: Orders
+    apply: Apply
+    spark: SparkSession
+    runs: list[Run] = field(default_factory=list)
+
+    def take(self, path: str, number: int, *, counts: bool) -> None:
+        """Apply one batch."""
+        run = measured(lambda: self.apply(self.spark.read.parquet(path), number), self.orders.batch)
+        if counts:
+            self.runs.append(run)
+
+    @property
+    def seconds(self) -> float:
+        """The median time of a batch."""
+        return statistics.median(run.wall for run in self.runs)
+
+
+def mirror(spark: SparkSession, target: Target, orders: Orders, path: str) -> Table:
+    """Return the table that Headrace keeps."""
+    sink = DeltaCdc(path, lambda _topic, _target: ORDERS, changes)
+    location = f"{target.table(path)}/orders"
+    filled = orders.table(spark).withColumn(POSITION, F.lpad(F.col("id").cast("string"), 20, "0"))
+    make(spark, location, filled.schema, ORDERS.key)
+    filled.write.format("delta").mode("append").save(location)
+
+    def apply(records: DataFrame, number: int) -> None:
+        read = records.withColumn("read", F.from_json("value", ENVELOPE))
+        sink.write(read.select("read.*", "topic", "partition", "offset", "key"), Batch(path, "bench", number, target))
+
+    return Table(OURS, orders, apply, spark)
+
+
+def merged(spark: SparkSession, target: Target, orders: Orders, name: str) -> Table:
+    """Return the table that a MERGE keeps as tutorials write it: the last change of each key, one MERGE."""
+    location = target.table(name.replace(" ", "_"))
+    orders.table(spark).write.format("delta").save(location)
+
+    def apply(records: DataFrame, _number: int) -> None:
+        value = F.from_json("value", _VALUE).alias("value")
+        told = records.select(value, "offset").select("value.*", "offset")
+        told = told.withColumn("id", F.coalesce("after.id", "before.id"))
+        newest = Window.partitionBy("id").orderBy(F.desc("source.lsn"), F.desc("offset"))
+        last = told.withColumn("place", F.row_number().over(newest)).where("place = 1")
+        columns = {column.name: f"s.after.{column.name}" for column in ORDERS.columns}
+        (
+            DeltaTable.forPath(spark, location)
+            .alias("t")
+            .merge(last.alias("s"), "t.id = s.id")
+            .whenMatchedDelete("s.op = 'd'")
+            .whenMatchedUpdate(set=columns)
+            .whenNotMatchedInsert("s.op <> 'd'", columns)
+            .execute()
+        )
+
+    return Table(name, orders, apply, spark)
+
+
+def taken(tables: list[Table], folder: Path, *, warm_up: int, rounds: int) -> None:
+    """Give every table the same number of batches, in turn; the first ones are for warming up."""
+    for number in range(warm_up + rounds):
+        paths = {orders: orders.write(tables[0].spark, folder, number) for orders in {each.orders for each in tables}}
+        first = number % len(tables)
+        for each in tables[first:] + tables[:first]:
+            each.take(paths[each.orders], number, counts=number >= warm_up)
+        print(
+            f"  batch {number}: " + ", ".join(f"{t.name} {t.runs[-1].wall:.1f} s" for t in tables if t.runs),
+            file=sys.stderr,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
+    parser.add_argument("--batch", type=int, default=10_000, help="changes of a batch")
+    parser.add_argument("--rounds", type=int, default=5, help="batches that count")
+    parser.add_argument("--only", choices=("merge", "growth"), help="one part of the two")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, session(Path(folder)) as (spark, target):
+        figures: dict[str, object] = {"machine": machine(), "rows": given.rows, "batch": given.batch}
+        reached = True
+        whole = Orders(given.rows, given.batch)
+        if given.only != "growth":
+            plain, hand = spark.newSession(), spark.newSession()
+            plain.conf.set("spark.sql.shuffle.partitions", "200")
+            plain.conf.set("spark.databricks.delta.snapshotPartitions", "50")
+            hand.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+            tables = [
+                mirror(spark, target, whole, "mirror"),
+                merged(plain, target, whole, NAIVE),
+                merged(hand, target, whole, TUNED),
+            ]
+            taken(tables, Path(folder), warm_up=2, rounds=given.rounds)
+            _same(tables, target)
+            figures["merge"] = found = {each.name: round(each.seconds, 2) for each in tables}
+            ratios = [other.wall / own.wall for own, other in zip(tables[0].runs, tables[1].runs, strict=True)]
+            reached &= statistics.median(ratios) >= TIMES
+            print(f"seconds a batch of {given.batch:,} changes into {given.rows:,} rows: {found}")
+            print(_said(f"{OURS} against {NAIVE}", ratios, f"at least {TIMES}", statistics.median(ratios) >= TIMES))
+        if given.only != "merge":
+            small = Orders(given.rows // GROWN, given.batch)
+            tables = [mirror(spark, target, small, "small"), mirror(spark, target, whole, "large")]
+            taken(tables, Path(folder) / "growth", warm_up=2, rounds=given.rounds)
+            growth = [large.wall / little.wall for little, large in zip(tables[0].runs, tables[1].runs, strict=True)]
+            figures["growth"] = [round(each, 3) for each in growth]
+            reached &= statistics.median(growth) <= GROWTH
+            print(
+                _said(
+                    f"a table of {GROWN} times the rows",
+                    growth,
+                    f"at most {GROWTH}",
+                    statistics.median(growth) <= GROWTH,
+                )
+            )
+    if given.json:
+        write_json(given.json, figures)
+    return 0 if reached else 1
+
+
+def _said(what: str, ratios: list[float], bound: str, reached: bool) -> str:
+    found = sorted(ratios)
+    spread = f"{statistics.median(found):.2f} ({found[0]:.2f}-{found[-1]:.2f})"
+    return f"{what}: {spread} times; {bound}: {'reached' if reached else 'MISSED'}"
+
+
+def _same(tables: list[Table], target: Target) -> None:
+    """Stop when the tables differ: a figure for other work says nothing."""
+    names = [column.name for column in ORDERS.columns]
+    places = [f"{target.table('mirror')}/orders", *(target.table(each.name.replace(" ", "_")) for each in tables[1:])]
+    frames = [tables[0].spark.read.format("delta").load(place).select(*names) for place in places]
+    for other in frames[1:]:
+        if frames[0].exceptAll(other).count() or other.exceptAll(frames[0]).count():
+            raise SystemExit("The contenders' tables differ.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""`headrace capture`: begin the captures that flows read, look at them, forget them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import ANSWER_IS_NO, OK, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
+from headrace.clients.capture_guard import look
+from headrace.clients.captures import Worker, begin, forget, messages, worker_of
+from headrace.clients.connect import ConnectClient
+from headrace.clients.postgres import database_of
+from headrace.errors import ConfigError, HeadraceError
+from headrace.flow.capture import Capture
+from headrace.flow.flow import Flow
+from headrace.flow.sink import Captured, leaves
+from headrace.flow.target import KafkaConnect, Target
+
+capture_app = typer.Typer(help="Begin, watch and forget the captures that flows read.", no_args_is_help=True)
+
+ConnectOption = Annotated[
+    str | None, typer.Option("--connect", help="The REST address of Kafka Connect. Default: that of the target.")
+]
+PasswordOption = Annotated[
+    str | None,
+    typer.Option(
+        "--password", help="A reference that the worker resolves, ${file:...}. Default: that of the target, or a file."
+    ),
+]
+
+
+@capture_app.command("begin")
+def begin_command(
+    flows: FlowsArgument = None,
+    project: ProjectOption = HERE,
+    target: TargetOption = None,
+    connect: ConnectOption = None,
+    password: PasswordOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Bring every capture to run. One that runs already goes on where it is."""
+    chosen, captures = _found(project, target, flows, connect, password)
+    done = {}
+    for capture, worker in captures:
+        tables = begin(capture, database_of(chosen, capture.database), worker)
+        done[capture.prefix] = [str(table) for table in tables]
+        if not json:
+            out.print(f"{capture.prefix}: {', '.join(done[capture.prefix]) or 'no table yet'}", markup=False)
+    if json:
+        emit({"ok": True, "captures": done})
+
+
+@capture_app.command("look")
+def look_command(
+    flows: FlowsArgument = None,
+    project: ProjectOption = HERE,
+    target: TargetOption = None,
+    connect: ConnectOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say how far every capture is, or what stops it."""
+    chosen, captures = _found(project, target, flows, connect, None)
+    seen = {
+        capture.prefix: look(capture, database_of(chosen, capture.database), ConnectClient(worker.url))
+        for capture, worker in captures
+    }
+    passed_over = {capture.prefix: _messages(capture, chosen) for capture, _ in captures}
+    warned = any(each.warning for each in seen.values())
+    if json:
+        told = {name: {**vars(each), "messages": passed_over[name]} for name, each in seen.items()}
+        emit({"ok": not warned, "captures": told})
+    for name, each in seen.items() if not json else ():
+        at = "before its first position" if each.position is None else f"at {each.position}"
+        held = "" if each.retained_bytes is None else f", {each.retained_bytes:,} bytes of log held back"
+        beside = f", {passed_over[name]:,} messages beside changes passed over" if passed_over[name] else ""
+        out.print(f"{name}: {'in its snapshot, ' if each.in_snapshot else ''}{at}{held}{beside}", markup=False)
+        if each.warning:
+            err.print(f"  {each.warning}", markup=False)
+    if warned:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+@capture_app.command("forget")
+def forget_command(
+    flows: FlowsArgument = None,
+    project: ProjectOption = HERE,
+    target: TargetOption = None,
+    connect: ConnectOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove connectors, their positions, slots and publications. Topics and tables stay."""
+    chosen, captures = _found(project, target, flows, connect, None)
+    names = ", ".join(capture.prefix for capture, _ in captures)
+    if json and not yes:
+        emit({"ok": False, "error": "`capture forget --json` removes captures and cannot ask: add --yes."})
+        raise typer.Exit(USAGE)
+    if not yes:
+        err.print(f"Removes the captures {names}: changes from now on are captured by nobody. Topics and tables stay.")
+        if not typer.confirm("Forget them?", default=False, err=True):
+            raise typer.Exit(OK)
+    for capture, worker in captures:
+        forget(capture, database_of(chosen, capture.database), worker)
+    if json:
+        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in captures]})
+    else:
+        out.print(f"Forgotten: {names}", markup=False)
+
+
+def _messages(capture: Capture, target: Target) -> int | None:
+    """Count what was passed over. The alarm must not fail for a count: None where the broker cannot be asked."""
+    try:
+        return messages(capture, target)
+    except HeadraceError:
+        return None
+
+
+def _found(
+    folder: Path, target: str | None, names: list[str] | None, connect: str | None, password: str | None
+) -> tuple[Target, list[tuple[Capture, Worker]]]:
+    """Return the target, and the captures of the flows, each with the Kafka Connect that runs it."""
+    _, chosen, flows = opened(folder, target, names)
+    captures = list(dict.fromkeys(capture for flow in flows for capture in _captures(flow)))
+    if not captures:
+        raise ConfigError(
+            "None of the flows reads a capture.",
+            why=f"Of {', '.join(flow.name for flow in flows) or 'no flow'} none has a sink for captured changes.",
+            state="Nothing was changed.",
+            remedy="Declare one: `mirror(CdcSettings(Capture(...)))` of headrace.patterns.cdc.flows.",
+            code="HR-134",
+        )
+    if connect is not None:
+        named = chosen.connect or KafkaConnect(connect)
+        # The folder of secrets is one that the local workers read.
+        chosen = replace(chosen, connect=replace(named, url=connect, secrets=None))
+    workers = [worker_of(chosen, capture.database) for capture in captures]
+    if password is not None:
+        workers = [replace(worker, password=password) for worker in workers]
+    return chosen, list(zip(captures, workers, strict=True))
+
+
+def _captures(flow: Flow) -> list[Capture]:
+    return [sink.capture for _, sink in leaves(flow.sink) if isinstance(sink, Captured) and sink.capture is not None]

@@ -1,0 +1,104 @@
+"""`headrace reconcile`: whether tables hold what their source holds, and their repair."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
+from headrace.cli.session import opened_session
+from headrace.clients.catalogue import read_tables
+from headrace.clients.postgres import database_of
+from headrace.flow.capture import Tables
+from headrace.flow.duration import Duration
+from headrace.operate.reconcile import Compared, compare, repair
+from headrace.runtime.sole_writer import writing
+
+reconcile_app = typer.Typer(help="Compare tables with what they were made of, and repair them.", no_args_is_help=True)
+
+# The most rows that are printed per table; `--json` has all.
+_FEW = 10
+
+
+@reconcile_app.command("cdc")
+def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
+    database: Annotated[str, typer.Argument(metavar="DATABASE", help="The source, a database of the target.")],
+    into: Annotated[
+        str, typer.Argument(metavar="PATH", help="The folder of the mirrors, as the flow's sink names it.")
+    ],
+    *,
+    tables: Annotated[str, typer.Option(help="The tables: a pattern that matches their full names.")] = r".*\..*",
+    wait: Annotated[str, typer.Option(help="How long rows that differ are looked at again.")] = "30 seconds",
+    repair_them: Annotated[
+        bool, typer.Option("--repair", help="Write the source's values of the rows that differ. Asks first.")
+    ] = False,
+    project: ProjectOption = HERE,
+    target: TargetOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare mirrors with their source, row for row, at a known place of its log, and name the rows that differ."""
+    if repair_them and json and not yes:
+        emit({"ok": False, "error": "`reconcile cdc --repair --json` changes tables and cannot ask: add --yes."})
+        raise typer.Exit(USAGE)
+    patience = Duration.parse(wait).seconds
+    opened_project, chosen, _ = opened(project, target, [])
+    source = database_of(chosen, database)
+    known = read_tables(source, Tables(pattern=tables))
+    folder = chosen.table(into)
+    found = []
+    with ExitStack() as stack:
+        spark = opened_session("reconcile", opened_project, chosen, stack, json=json)
+        if repair_them:
+            # Held before the comparison: what is written is what was compared.
+            stack.enter_context(writing(folder))
+        for table in known:
+            location = f"{folder}/{table.name}"
+            compared = compare(spark, source, table, location, patience=patience)
+            if not json:
+                _tell(compared)
+            if repair_them and compared.differences and _agreed(compared, yes=yes):
+                repair(spark, compared)
+                compared = compare(spark, source, table, location, patience=patience)
+                if not json:
+                    _tell(compared)
+            found.append(compared)
+    equal = bool(found) and all(each.equal for each in found)
+    if json:
+        emit({"ok": equal, "equal": equal, "tables": [each.as_dict() for each in found]})
+    elif not found:
+        out.print(f"No table of {database} matches.", markup=False)
+    if not equal:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _agreed(found: Compared, *, yes: bool) -> bool:
+    """Say what a repair does, and let a person decide."""
+    if yes:
+        return True
+    counts = {kind: sum(each.kind == kind for each in found.differences) for kind in ("missing", "different", "extra")}
+    err.print(
+        f"{found.table}: {counts['missing']} row(s) would be added, {counts['different']} changed, "
+        f"{counts['extra']} removed, in one commit to {found.location}.",
+        markup=False,
+    )
+    return typer.confirm("Repair it?", default=False, err=True)
+
+
+def _tell(found: Compared) -> None:
+    verdict = "equal" if found.equal else f"{len(found.differences)} row(s) differ"
+    out.print(
+        f"{found.table}: {verdict}. {found.rows} rows at position {found.position}, version {found.version}.",
+        markup=False,
+    )
+    for each in found.differences[:_FEW]:
+        key = ", ".join(f"{name}={value}" for name, value in each.key.items())
+        out.print(f"  {each.kind} {key} {', '.join(each.columns)}".rstrip(), markup=False)
+    if len(found.differences) > _FEW:
+        out.print(f"  and {len(found.differences) - _FEW} more: `--json` names all.", markup=False)
+    for label, names in (("The mirror lacks", found.lacking), ("Not compared", found.untold)):
+        if names:
+            out.print(f"  {label}: {', '.join(names)}.", markup=False)

@@ -1,0 +1,103 @@
+"""How Headrace itself talks to MariaDB and MySQL: connecting, and what their refusals mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote, urlsplit
+
+import pymysql
+from pymysql.cursors import Cursor
+
+from headrace.clients.postgres import Address
+from headrace.errors import ConfigError, PartUnavailable
+from headrace.flow.target import Database
+
+_SCHEMES = ("jdbc:mariadb:", "jdbc:mysql:")
+_PORT = 3306
+
+# How long a start waits for a server that does not answer, before it says so.
+_ANSWER_WITHIN_SECONDS = 10
+
+# Error numbers of a server that knows the client and says no: wrong login, no such database, no right.
+_REFUSALS = (1044, 1045, 1049, 1130, 1142, 1227, 1698)
+
+
+def is_mysql(database: Database) -> bool:
+    """Whether an address leads to MariaDB or MySQL."""
+    return database.url.startswith(_SCHEMES)
+
+
+def is_mariadb(database: Database) -> bool:
+    """Whether an address leads to MariaDB, which counts its transactions in another way than MySQL."""
+    return database.url.startswith(_SCHEMES[0])
+
+
+def address(database: Database) -> Address:
+    """Take a JDBC address apart, or say what is wrong with it."""
+    try:
+        parts = urlsplit(database.url.removeprefix("jdbc:"))
+        port = parts.port or _PORT
+    except ValueError as error:
+        raise _wrong_url("It has to name one host, with a port or without one.") from error
+    if parts.username is not None or parts.password is not None:
+        raise _wrong_url("A login stands in it, and addresses are printed.")
+    name = unquote(parts.path.removeprefix("/"))
+    if not is_mysql(database) or not parts.hostname or not name or "/" in name or parts.query:
+        raise _wrong_url("It has to name a host and a database, and nothing else.")
+    return Address(parts.hostname, port, name, {})
+
+
+@contextmanager
+def session(database: Database) -> Iterator[Cursor]:
+    """Open a connection to look at a database, and close it.
+
+    Raises HR-612, transient, for a server that does not answer, and HR-119 for one that refuses.
+    """
+    where = address(database)
+    try:
+        with (
+            pymysql.connect(
+                host=where.host,
+                port=where.port,
+                database=where.database,
+                user=database.user,
+                password=database.password.reveal() if database.password is not None else "",
+                connect_timeout=_ANSWER_WITHIN_SECONDS,
+                autocommit=True,
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            yield cursor
+    except pymysql.Error as error:
+        raise _no_connection(where, database.user, error) from error
+
+
+def _no_connection(where: Address, user: str, error: pymysql.Error) -> ConfigError | PartUnavailable:
+    number, text = (*error.args, "", "")[:2]
+    said = str(text or error).rstrip(".")
+    if number in _REFUSALS or isinstance(error, pymysql.ProgrammingError):
+        return ConfigError(
+            f"The database at {where} refuses the user '{user}'.",
+            why=f"It says: {said}.",
+            state="Nothing was started.",
+            remedy="Correct url, user and password of the database in headrace.yml, or grant the user its rights.",
+            code="HR-119",
+        )
+    return PartUnavailable(
+        f"The database at {where} does not answer.",
+        why=f"The client says: {said}.",
+        state="Nothing was written.",
+        remedy="Start the server (`headrace up --with mariadb` for the local one), or correct the url.",
+        code="HR-612",
+    )
+
+
+def _wrong_url(why: str) -> ConfigError:
+    return ConfigError(
+        "The url of a database cannot be used.",
+        why=why,
+        state="Nothing was started.",
+        remedy="Correct `url` of the database in headrace.yml, such as jdbc:mariadb://db.example.org:3306/shop.",
+        code="HR-115",
+    )

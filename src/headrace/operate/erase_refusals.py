@@ -1,0 +1,101 @@
+"""What keeps an erasure from being done, each with the reason and the way out. No message holds a value of the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.errors import ConfigError, DataError, nearest
+
+_UNCHANGED = "Nothing was erased."
+
+
+def still_in_source(table: str, database: str) -> DataError:
+    """Return the error for a row that its database still has."""
+    return DataError(
+        f"The row is still in table {table} of database '{database}'.",
+        why="What is erased downstream comes back with the row's next change, a new snapshot or a reconciliation.",
+        state=_UNCHANGED,
+        remedy=f"Delete the row in '{database}', let the flow that captures it read the delete, then run this again.",
+        code="HR-530",
+    )
+
+
+def not_read_yet(path: str, flow: str) -> DataError:
+    """Return the error for a mirror that still shows a row which its source has deleted."""
+    return DataError(
+        f"The mirror {path} still shows the row, and its source has deleted it.",
+        why=f"Flow '{flow}' has not read the delete yet: changes of the row that are on their way would bring it back.",
+        state=_UNCHANGED,
+        remedy=f"Start `headrace run {flow}` until it has read everything, or repair the mirror with `headrace "
+        "reconcile cdc`; then run this again.",
+        code="HR-531",
+    )
+
+
+def no_key(table: str, why: str) -> ConfigError:
+    """Return the error for a key of which the column is not known."""
+    return ConfigError(
+        f"It is not known which column of '{table}' the key is of.",
+        why=why,
+        state=_UNCHANGED,
+        remedy="Name it: `--key COLUMN=VALUE`, once for each column of the key.",
+        code="HR-136",
+    )
+
+
+def no_such_table(table: str, known: Sequence[str]) -> DataError:
+    """Return the error for a table of which nothing is known anywhere: a report would comfort for a slip of the pen."""
+    return DataError(
+        f"Nothing is known of a table '{table}'.",
+        why="No Delta table of the lake has this name, none has a column that is named after it, and no capture of the "
+        f"project holds it.{nearest(table, known)}",
+        state=_UNCHANGED,
+        remedy="Correct `--table`, name another target, or say with `--column PATH=COLUMN` where its key is.",
+        code="HR-532",
+    )
+
+
+def no_such_column(path: str, column: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for a `--column` that leads nowhere."""
+    return ConfigError(
+        f"'{path}={column}' names no column of a table.",
+        why=f"There is no Delta table {path} below the lake, or it has no column '{column}'.{nearest(column, known)}",
+        state=_UNCHANGED,
+        remedy="Write the table's path below the lake and its column: `--column gold/orders=buyer`.",
+        code="HR-137",
+    )
+
+
+def delta_refuses(path: str, error: Exception) -> DataError:
+    """Return the error for a table that cannot be changed."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return DataError(
+        f"The subject cannot be erased from {path}.",
+        why=f"Delta says: {line[:300]}",
+        state="Tables before this one are done, and this one may be half-way: its present rows are right.",
+        remedy="Remove the cause (a table that is append-only: `delta.appendOnly`), and run the same command again.",
+        code="HR-535",
+    )
+
+
+def no_checkpoint(location: str, end: int) -> DataError:
+    """Return the error for a log that could not be cut."""
+    return DataError(
+        f"The log of {location} cannot be cut.",
+        why=f"Delta has not made a checkpoint of version {end}: without one the older entries are still needed.",
+        state="The rows and the files of the past are gone. The log still holds what it held.",
+        remedy="Run the same command again; look at Spark's log for why the checkpoint failed.",
+        code="HR-535",
+    )
+
+
+def no_report(path: Path, why: str) -> ConfigError:
+    """Return the error for a file that is no report."""
+    return ConfigError(
+        f"{path} is no report of an erasure.",
+        why=why,
+        state="Nothing was changed.",
+        remedy="Name the .json file that `headrace erase` wrote; its .sha256 has to lie beside it.",
+        code="HR-138",
+    )

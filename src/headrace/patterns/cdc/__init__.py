@@ -1,0 +1,1 @@
+"""Change data capture: the tables of a database as Delta tables that equal them."""

@@ -1,0 +1,242 @@
+"""The life of a small shop, as transactions of row changes: the same seed gives the same history.
+
+    customers <- orders <- items      (customer_id of an order, order_id of an item)
+
+| what happens        | per 100 | changes of one transaction                                                     |
+|---------------------|---------|--------------------------------------------------------------------------------|
+| an order is placed  | 40      | the order and its items; now and then its customer before them                 |
+| an order moves on   | 22      | its status alone: the log then leaves a long note out                          |
+| a line is changed   | 8       | the item, and the total of its order                                           |
+| a note is written   | 4       | a text of some kilobytes, which the database keeps outside of the row          |
+| a customer changes  | 12      | balance, tags or profile                                                       |
+| an order is removed | 8       | its items, then the order                                                      |
+| an order comes back | 3       | a key that was deleted is inserted once more                                   |
+| a customer is new   | 2       | one row                                                                        |
+| a key changes       | 1       | a customer gets another primary key, and its orders name the new one           |
+
+Nothing here knows a database: `shop` writes the changes into Postgres, `model` says what the tables hold after them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Literal
+
+Key = tuple[int, ...]
+Value = int | str | Decimal | datetime | list[str] | dict[str, object] | None
+Row = Mapping[str, Value]
+
+# By table, in the order in which rows may be inserted: the columns of the primary key.
+KEYS: Mapping[str, tuple[str, ...]] = {"customers": ("id",), "orders": ("id",), "items": ("order_id", "line")}
+
+# What the shop opens with: enough that a snapshot takes more than one fetch, little enough to wait for.
+_CUSTOMERS, _ORDERS = 400, 1_200
+# The transactions that it is made of. Live ones come after them.
+OPENING = 16
+
+_OPENED = datetime(2026, 1, 1, 8, tzinfo=UTC)
+_STATUSES = ("placed", "paid", "packed", "sent", "delivered", "returned")
+_TAGS = ("regular", "gift", "b2b", "zażółć", 'said "hello"', "{curly}", "a,b", "")
+_NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Søren", "李", "Zoë", "O'Neill")
+_PRODUCTS = ("kettle", "lamp", "chair", "desk", "rug", "crème brûlée torch", "100 % wool\tblanket")
+# A page of Postgres takes rows of up to two kilobytes; longer values go elsewhere.
+_LONG = (2_500, 9_000)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz ÄÖÜ\n"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row inserted, updated or deleted. An update holds the columns that change, the key's too where it moves."""
+
+    op: Literal["insert", "update", "delete"]
+    table: str
+    key: Key
+    values: Row = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What it is counted as."""
+        moved = self.op == "update" and any(name in self.values for name in KEYS[self.table])
+        return "key change" if moved else self.op
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """Changes that happen together. `number` counts from 0 over the whole history."""
+
+    number: int
+    changes: tuple[Change, ...]
+
+
+class Shop:
+    """A shop that lives. `history` may be asked for once; it knows of its rows only what later changes need."""
+
+    def __init__(self, seed: int = 7) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - a repeatable history, no secret
+        self._next = {"customer": 1, "order": 1}
+        self._orders_of: dict[int, set[int]] = {}
+        self._orders: dict[int, dict[int, Decimal]] = {}
+        self._customer_of: dict[int, int] = {}
+        self._gone: list[int] = []
+        self._number = 0
+
+    def history(self) -> Iterator[Transaction]:
+        """Yield the transactions, without waiting and without end. The first `OPENING` make the shop."""
+        for part in range(OPENING):
+            changes = [each for _ in range(_CUSTOMERS // OPENING) for each in self._customer()]
+            if part:  # the first customers have no orders at once
+                changes += [each for _ in range(_ORDERS // (OPENING - 1)) for each in self._placed()]
+            yield self._done(changes)
+        happenings = (
+            (self._order, 40),
+            (self._moves_on, 22),
+            (self._line, 8),
+            (self._note, 4),
+            (self._customer_changes, 12),
+            (self._removed, 8),
+            (self._comes_back, 3),
+            (self._customer, 2),
+            (self._another_key, 1),
+        )
+        kinds, weights = zip(*happenings, strict=True)
+        while True:
+            (happens,) = self._random.choices(kinds, weights)
+            changes = happens()
+            if changes:
+                yield self._done(changes)
+
+    def _done(self, changes: list[Change]) -> Transaction:
+        done = Transaction(self._number, tuple(changes))
+        self._number += 1
+        return done
+
+    def _customer(self) -> list[Change]:
+        number = self._new("customer")
+        self._orders_of[number] = set()
+        name = f"{self._random.choice(_NAMES)} {number}"
+        values: dict[str, Value] = {
+            "id": number,
+            "name": name,
+            "email": f"{number}@example.org" if self._chance(0.9) else None,
+            "balance": self._money(-50_000, 500_000),
+            "tags": self._tags(),
+            "profile": self._profile(),
+            "since": self._now(),
+        }
+        return [Change("insert", "customers", (number,), values)]
+
+    def _order(self) -> list[Change]:
+        new = self._customer() if self._chance(0.05) else []
+        return [*new, *self._placed(new[0].key[0] if new else None)]
+
+    def _placed(self, customer: int | None = None, order: int | None = None) -> list[Change]:
+        """Return an order with its items, for a customer or for any, under a key of its own or a given one."""
+        customer = self._any(self._orders_of) if customer is None else customer
+        order = self._new("order") if order is None else order
+        lines = {line: self._money(99, 250_000) for line in range(1, self._random.randint(1, 5) + 1)}
+        self._orders[order] = lines
+        self._orders_of[customer].add(order)
+        self._customer_of[order] = customer
+        items = []
+        for line, price in lines.items():
+            values: dict[str, Value] = {
+                "order_id": order,
+                "line": line,
+                "product": self._random.choice(_PRODUCTS),
+                "quantity": 1,
+                "price": price,
+            }
+            items.append(Change("insert", "items", (order, line), values))
+        head: dict[str, Value] = {
+            "id": order,
+            "customer_id": customer,
+            "status": _STATUSES[0],
+            "total": sum(lines.values(), Decimal(0)),
+            "placed_at": self._now(),
+            "note": self._text() if self._chance(0.2) else None,
+            "details": self._profile(),
+        }
+        return [Change("insert", "orders", (order,), head), *items]
+
+    def _moves_on(self) -> list[Change]:
+        return [Change("update", "orders", (self._any(self._orders),), {"status": self._random.choice(_STATUSES)})]
+
+    def _line(self) -> list[Change]:
+        order = self._any(self._orders)
+        line = self._random.choice(sorted(self._orders[order]))
+        quantity, price = self._random.randint(2, 9), self._money(99, 250_000)
+        self._orders[order][line] = quantity * price
+        total = sum(self._orders[order].values(), Decimal(0))
+        return [
+            Change("update", "items", (order, line), {"quantity": quantity, "price": price}),
+            Change("update", "orders", (order,), {"total": total}),
+        ]
+
+    def _note(self) -> list[Change]:
+        return [Change("update", "orders", (self._any(self._orders),), {"note": self._text()})]
+
+    def _customer_changes(self) -> list[Change]:
+        new: Row
+        match self._random.randrange(3):
+            case 0:
+                new = {"balance": self._money(-50_000, 500_000)}
+            case 1:
+                new = {"tags": self._tags()}
+            case _:
+                new = {"profile": self._profile(), "email": None}
+        return [Change("update", "customers", (self._any(self._orders_of),), new)]
+
+    def _removed(self) -> list[Change]:
+        order = self._any(self._orders)
+        lines = self._orders.pop(order)
+        self._orders_of[self._customer_of.pop(order)].discard(order)
+        self._gone.append(order)
+        items = [Change("delete", "items", (order, line)) for line in lines]
+        return [*items, Change("delete", "orders", (order,))]
+
+    def _comes_back(self) -> list[Change]:
+        if not self._gone:
+            return []
+        return self._placed(order=self._gone.pop(self._random.randrange(len(self._gone))))
+
+    def _another_key(self) -> list[Change]:
+        old, new = self._any(self._orders_of), self._new("customer")
+        orders = self._orders_of.pop(old)
+        self._orders_of[new] = orders
+        self._customer_of |= dict.fromkeys(orders, new)
+        moved = Change("update", "customers", (old,), {"id": new})
+        return [moved, *(Change("update", "orders", (order,), {"customer_id": new}) for order in sorted(orders))]
+
+    def _any(self, keys: Mapping[int, object]) -> int:
+        """Choose a key that is there: by far more often a young one, as in a real shop."""
+        found = list(keys)
+        return found[-1 - min(int(self._random.expovariate(1) * len(found) / 4), len(found) - 1)]
+
+    def _new(self, of: str) -> int:
+        number = self._next[of]
+        self._next[of] += 1
+        return number
+
+    def _chance(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def _now(self) -> datetime:
+        """Return the shop's own time: a history that is repeated has the same."""
+        within = timedelta(microseconds=self._random.randrange(60_000_000))
+        return _OPENED + timedelta(minutes=self._number) + within
+
+    def _money(self, least: int, most: int) -> Decimal:
+        return Decimal(self._random.randint(least, most)).scaleb(-2)
+
+    def _tags(self) -> list[str]:
+        return self._random.sample(_TAGS, self._random.randint(0, 3))
+
+    def _profile(self) -> dict[str, object]:
+        return {"language": self._random.choice(("pt", "de", "zh")), "visits": self._random.randint(0, 9), "left": None}
+
+    def _text(self) -> str:
+        return "".join(self._random.choices(_LETTERS, k=self._random.randint(*_LONG)))

@@ -1,0 +1,190 @@
+"""Changes merged into a mirror: a table that equals its source, row for row (SCD type 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.sinks import cdc_ranges, cdc_tombstones
+from headrace.sinks.at_once import meanwhile
+from headrace.sinks.cdc_moved import with_moved
+from headrace.sinks.cdc_reduce import Counts, counts, filled, lacks_value, reduced, unreadable
+from headrace.sinks.cdc_table import (
+    POSITION,
+    QUICK,
+    Into,
+    fields,
+    is_empty,
+    make,
+    mark_rows_where_it_pays,
+    quoted,
+    settings,
+    text,
+)
+from headrace.sinks.kept import pinned
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+DELETED = "_headrace_deleted"
+DELETED_AT = cdc_tombstones.DELETED_AT
+_LACKS = "headrace: no value is known"
+# So many keys take a few megabytes in each task that looks for them.
+_TO_EVERY_TASK = 100_000
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Keep the table as its source is: one row per key, the newest. Each row says the position of its change.
+
+    | field   | default | meaning                                                                                  |
+    |---------|---------|------------------------------------------------------------------------------------------|
+    | deletes | `hard`  | `hard` removes the row and keeps a tombstone; `soft` keeps it, marked as deleted         |
+
+    A change older than what is known of its key is passed over: older than the row, than the tombstone of the key, or
+    than the last truncate. Several changes of a key in a batch are merged as one, the last. Tombstones stay for ever.
+
+    Changes have the columns and types that the table was made with. A row under a new primary key that lacks a large
+    value takes that of the row under the old key; one that is nowhere known is refused (HR-541).
+
+    A batch is two commits, of tombstones and of rows, each of which records the batch. A crash between the two is made
+    good by the batch that is run again: it passes over the one that is in and makes the other.
+    """
+
+    deletes: Literal["hard", "soft"] = "hard"
+
+    def apply(self, changes: DataFrame, into: Into) -> None:
+        """Merge the changes of one table in one batch. Called once per attempt."""
+        with settings(changes.sparkSession, QUICK), pinned(reduced(changes)) as last:
+            found = counts(last)
+            if found.unreadable is not None:
+                raise unreadable(into, found.unreadable)
+            if found.first is None:
+                return
+            key = fields(last, "_key")
+            make(changes.sparkSession, into.location, self.columns(key, fields(last, "_after")), key.names)
+            mark_rows_where_it_pays(changes.sparkSession, into.location)
+            if not found.moved:
+                self._fill(last, found, changes, into)
+                return
+            table = changes.sparkSession.read.format("delta").load(into.location)
+            whole = with_moved(changes, table)
+            with pinned(reduced(whole)) as moved:
+                self._fill(moved, counts(moved), whole, into)
+
+    def _fill(self, last: DataFrame, found: Counts, changes: DataFrame, into: Into) -> None:
+        if not found.missing:
+            self._merge(last, found, into)
+            return
+        with pinned(filled(last, changes)) as whole:
+            self._merge(whole, found, into)
+
+    def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
+        """Return the columns of the table: the source's and its own."""
+        columns = T.StructType([*after.fields, T.StructField(POSITION, T.StringType())])
+        if self.deletes == "soft":
+            columns = columns.add(DELETED, T.BooleanType()).add(DELETED_AT, T.TimestampType())
+        return columns
+
+    def _merge(self, last: DataFrame, found: Counts, into: Into) -> None:
+        session = last.sparkSession
+        ranges = cdc_ranges.ranges_of(last, found.spans, found.keys)
+        before = cdc_tombstones.known(session, into)
+        # 1. What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
+        rows = last.where(F.col("_op") != "t")
+        for truncated in (before.truncated, found.truncated):
+            rows = rows if truncated is None else rows.where(F.col("_position") >= truncated)
+        if before.newest is not None and str(found.first) <= before.newest:
+            rows = cdc_tombstones.without_gone(rows, into, cdc_ranges.within(ranges, "old"))
+        # 2. What is gone, at the same time as the rows: either alone is not the batch yet.
+        gone = F.col("_op").isin("d", "t") if self.deletes == "hard" else F.col("_op") == "t"
+        buries = found.truncated is not None or (found.deletes and self.deletes == "hard")
+        with into.commit(session), meanwhile(session, buries, lambda: cdc_tombstones.bury(last.where(gone), into)):
+            try:
+                if not self._appended(rows, found, into, ranges):
+                    self._execute(rows, found, into, ranges)
+            except (PySparkException, Py4JJavaError) as error:
+                if _LACKS in str(error):
+                    raise lacks_value(into) from error
+                raise
+        if buries:
+            cdc_tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
+
+    def _appended(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[cdc_ranges.Range]]) -> bool:
+        """Append a batch of nothing but new rows, where none of its keys is in the table. Says whether it did.
+
+        It looks, although a new row of the source cannot be in its mirror: a topic may be read again, or out of order.
+        """
+        session, keys = rows.sparkSession, fields(rows, "_key").names
+        clears = found.truncated is not None and not is_empty(session, into.location)
+        if found.deletes or found.updates or found.missing or clears:
+            return False
+        told = rows.select(*(F.col("_key")[name].alias(name) for name in keys))
+        # The size of rows that are pinned is not known to Spark.
+        told = F.broadcast(told) if found.keys <= _TO_EVERY_TASK else told
+        held = session.read.format("delta").load(into.location).alias("old").where(cdc_ranges.within(ranges, "old"))
+        if not held.join(told, keys, "left_semi").isEmpty():
+            return False
+        new = rows.select("_after.*", F.col("_position").alias(POSITION))
+        if self.deletes == "soft":
+            new = new.withColumns({DELETED: F.lit(False), DELETED_AT: F.lit(None).cast("timestamp")})
+        new.write.format("delta").mode("append").save(into.location)
+        return True
+
+    def _execute(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[cdc_ranges.Range]]) -> None:
+        names = fields(rows, "_after").names
+        keys = fields(rows, "_key").names
+        same = [f"old.{quoted(name)} = new._key.{quoted(name)}" for name in keys]
+        on = F.expr(" AND ".join(same))
+        if found.truncated is None:
+            on = cdc_ranges.within(ranges, "old") & on
+        # A row of a snapshot is what the source held at its position: a change at that position came after it.
+        newer = f"(new._position > old.{POSITION} OR (new._position = old.{POSITION} AND new._op <> 'r'))"
+        values: dict[str, str | Column] = {quoted(name): _value(name, bool(found.missing)) for name in names}
+        values[POSITION] = "new._position"
+        first: dict[str, str | Column] = {quoted(name): _first_value(name, bool(found.missing)) for name in names}
+        first[POSITION] = "new._position"
+        merge = DeltaTable.forPath(rows.sparkSession, into.location).alias("old").merge(rows.alias("new"), on)
+        if self.deletes == "hard":
+            merge = merge.whenMatchedDelete(f"new._op = 'd' AND {newer}")
+            merge = merge.whenMatchedUpdate(newer, values).whenNotMatchedInsert("new._op <> 'd'", first)
+        else:
+            mark: dict[str, str | Column] = {DELETED: "true", DELETED_AT: "new._commit_time", POSITION: "new._position"}
+            alive: dict[str, str | Column] = {DELETED: "false", DELETED_AT: "CAST(NULL AS TIMESTAMP)"}
+            bare: dict[str, str | Column] = {quoted(name): f"new._key.{quoted(name)}" for name in keys}
+            merge = merge.whenMatchedUpdate(f"new._op = 'd' AND {newer}", mark).whenMatchedUpdate(newer, values | alive)
+            merge = merge.whenNotMatchedInsert("new._op = 'd'", bare | mark).whenNotMatchedInsert(values=first | alive)
+        if found.truncated is not None:
+            older = f"old.{POSITION} < '{found.truncated}'"
+            if self.deletes == "hard":
+                merge = merge.whenNotMatchedBySourceDelete(older)
+            else:
+                at: dict[str, str | Column] = {DELETED: F.lit(True), POSITION: F.lit(found.truncated)}
+                merge = merge.whenNotMatchedBySourceUpdate(f"{older} AND NOT old.{DELETED}", at)
+        merge.execute()
+
+
+def _value(name: str, missing: bool) -> str:
+    new = f"new._after.{quoted(name)}"
+    if not missing:
+        return new
+    # A value from an earlier change of the batch may be older than the table's: the batch may hold content read again.
+    older = f"COALESCE(new._from[{text(name)}] <= old.{POSITION}, false)"
+    missing_here = f"array_contains(new._missing, {text(name)})"
+    # The row under this key was another one before, unless this very change is in.
+    unknown = f"{missing_here} AND new._moved AND new._position <> old.{POSITION}"
+    kept = f"IF({missing_here} OR {older}, old.{quoted(name)}, {new})"
+    return f"IF({unknown}, raise_error({text(_LACKS)}), {kept})"
+
+
+def _first_value(name: str, missing: bool) -> str:
+    new = f"new._after.{quoted(name)}"
+    if not missing:
+        return new
+    return f"IF(array_contains(new._missing, {text(name)}), raise_error({text(_LACKS)}), {new})"

@@ -1,0 +1,80 @@
+"""Where the keys of a batch lie: a few ranges, by which Delta leaves out the files that hold none of them.
+
+The ranges hold every key of the batch. They are found on the driver from the least and greatest key of up to
+64 buckets, and the widest gaps between these are what is left out.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from functools import reduce
+from itertools import pairwise
+from operator import and_, or_
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+Value = int | Decimal | str | dt.date
+Range = tuple[Value, Value]
+
+_NUMBERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType)
+_ORDERED = (*_NUMBERS, T.StringType, T.DateType)
+# So many buckets find gaps of a sixty-fourth of the batch's span; so many ranges make a condition that plans quickly.
+_BUCKETS, _RANGES = 64, 12
+# Keys of which every fourth or more is in the batch count as one range.
+_SPREAD = 4
+
+
+def ordered(rows: DataFrame) -> list[str]:
+    """Return the columns of `_key` by whose values files can be left out."""
+    key = rows.schema["_key"].dataType
+    assert isinstance(key, T.StructType)  # noqa: S101 - the canonical frame says so
+    return [field.name for field in key if isinstance(field.dataType, _ORDERED)]
+
+
+def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[str, list[Range]]:
+    """Return the ranges of each column of `_key` that has an order, the first one's cut into several.
+
+    Runs one job over rows that are kept, where the first column is a number and its values are spread.
+    """
+    ranges = {name: [span] for name, span in spans.items()}
+    key = rows.schema["_key"].dataType
+    assert isinstance(key, T.StructType)  # noqa: S101 - the canonical frame says so
+    first = key.names[0]
+    if first not in spans or not isinstance(key[first].dataType, _NUMBERS):
+        return ranges
+    least, greatest = spans[first]
+    # Keys that lie close together have no gap worth a job.
+    if Decimal(str(greatest)) - Decimal(str(least)) > _SPREAD * keys:
+        ranges[first] = cut(_buckets(rows, F.col("_key")[first], least, greatest))
+    return ranges
+
+
+def within(ranges: dict[str, list[Range]], table: str) -> Column:
+    """Return the condition that a row of a table, known under an alias, may have a key of the batch."""
+    conditions = [
+        reduce(or_, (F.col(f"{table}.`{name}`").between(F.lit(low), F.lit(high)) for low, high in found))
+        for name, found in ranges.items()
+    ]
+    return reduce(and_, conditions, F.lit(True))
+
+
+def cut(buckets: Sequence[Range], most: int = _RANGES) -> list[Range]:
+    """Join neighbours until so many ranges are left: the widest gaps stay."""
+    found = sorted(buckets)
+    gaps = sorted(range(1, len(found)), key=lambda at: found[at][0] - found[at - 1][1], reverse=True)  # type: ignore[operator]
+    edges = [0, *sorted(gaps[: most - 1]), len(found)]
+    return [(found[start][0], found[end - 1][1]) for start, end in pairwise(edges)]
+
+
+def _buckets(rows: DataFrame, column: Column, least: Value, greatest: Value) -> list[Range]:
+    low, high = Decimal(str(least)), Decimal(str(greatest))
+    bucket = F.floor((column.cast("double") - float(low)) / float(high - low) * _BUCKETS)
+    found = rows.where(column.isNotNull()).groupBy(bucket).agg(F.min(column).alias("low"), F.max(column).alias("high"))
+    return [(row.low, row.high) for row in found.collect()]

@@ -1,0 +1,159 @@
+"""A Delta table that changes of a source table go into: where it is, how it is made, how a commit is known again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from pyspark.sql import types as T
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.sql import DataFrame, SparkSession
+
+# The place in the source's log of the change that a row shows.
+POSITION = "_headrace_position"
+
+# Delta gathers the least and greatest value of so many columns per file. Keys behind them could not be pruned by.
+_WITH_STATISTICS = 32
+# A table can be clustered by at most so many columns.
+_MOST_CLUSTERED = 4
+_MOVED_IN_FULL = (T.ArrayType, T.MapType, T.StructType, T.BooleanType, T.BinaryType, T.VariantType)
+
+_IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+_MERGE = {
+    # What is merged is kept on the executors already: Delta would keep it a second time.
+    "spark.databricks.delta.merge.materializeSource": "none",
+    "spark.databricks.delta.schema.autoMerge.enabled": "false",
+}
+_VECTORS = "delta.enableDeletionVectors"
+# Marking rows takes a MERGE seven jobs more than rewriting files. Where that begins to pay is assumed, not measured.
+_WORTH_VECTORS = 32 * 1024 * 1024
+# A batch is a few dozen small queries: what costs is their number of jobs and not their rows.
+QUICK = {
+    # Adaptive plans run a job per stage, to choose between plans that all take a moment here.
+    "spark.sql.adaptive.enabled": "false",
+    # Which batches are in stands beside each version; otherwise every commit reads the whole log to find out.
+    "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
+}
+
+
+@dataclass(frozen=True)
+class Into:
+    """One table, and the attempt at one batch that brings changes to it.
+
+    | field      | meaning                                                                                       |
+    |------------|-----------------------------------------------------------------------------------------------|
+    | table      | the name for messages                                                                         |
+    | location   | where the table is                                                                            |
+    | tombstones | where it is kept which keys are gone                                                          |
+    | app_id     | the identity of the writer, the same for every table of a batch                               |
+    | batch_id   | the number of the batch                                                                       |
+    """
+
+    table: str
+    location: str
+    tombstones: str
+    app_id: str
+    batch_id: int
+
+    @contextmanager
+    def commit(self, session: SparkSession) -> Iterator[None]:
+        """Give the writes of a block the identity of the batch: Delta skips one whose batch the table has.
+
+        MERGE, DELETE and UPDATE take it from the session only. Tables that are written at the same time share it.
+        """
+        with settings(session, {**_MERGE, **identity(self.app_id, self.batch_id)}):
+            yield
+
+
+def identity(app_id: str, batch_id: int) -> dict[str, str]:
+    """Return the settings under which Delta records a batch with a commit."""
+    return dict(zip(_IDENTITY, (app_id, str(batch_id)), strict=True))
+
+
+@contextmanager
+def settings(session: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
+    """Set settings of the session, and put them back: the next write of this session may be another sink's."""
+    before: dict[str, str | None] = {key: session.conf.get(key, None) for key in chosen}
+    for key, value in chosen.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, old)
+
+
+def snapshot(session: SparkSession, location: str) -> JavaObject:
+    """Return Delta's own view of a table as it is now. Reads the log, and no rows."""
+    jvm = session._jvm
+    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, location)
+    return log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())
+
+
+def version(session: SparkSession, location: str) -> int:
+    """Return the version of a table; -1 when it is not there."""
+    return int(snapshot(session, location).version())
+
+
+def is_empty(session: SparkSession, location: str) -> bool:
+    """Return whether a table is known to have no files."""
+    files = snapshot(session, location).numOfFilesIfKnown()
+    return bool(files.isDefined() and int(files.get()) == 0)
+
+
+def make(session: SparkSession, location: str, columns: T.StructType, key: Sequence[str]) -> None:
+    """Make a table, clustered by its key, unless it is there."""
+    if version(session, location) >= 0:
+        return
+    table = DeltaTable.createIfNotExists(session).location(location)
+    # Rows of a table arrive as the source had them: what may be null there may change with the next ALTER TABLE.
+    table = table.addColumns(T.StructType([T.StructField(each.name, each.dataType) for each in columns]))
+    # Marked rows and wider types are features that not every reader knows: a table gets them when it needs them.
+    table = table.property(_VECTORS, "false")
+    clustered = [name for name in key if not isinstance(columns[name].dataType, _MOVED_IN_FULL)][:_MOST_CLUSTERED]
+    if any(columns.names.index(name) >= _WITH_STATISTICS for name in key):
+        first = [*key, *(name for name in columns.names if name not in key)][:_WITH_STATISTICS]
+        table = table.property("delta.dataSkippingStatsColumns", ",".join(f"`{name}`" for name in first))
+    if clustered:
+        table = table.clusterBy(*clustered)
+    table.execute()
+
+
+def mark_rows_where_it_pays(session: SparkSession, location: str) -> None:
+    """Let a table that has grown mark its rows as gone, instead of writing the files anew that held them.
+
+    A commit of its own, once in a table's life.
+    """
+    now = snapshot(session, location)
+    if now.metadata().configuration().get(_VECTORS).contains("true"):
+        return
+    # What the checksum of the version says; Delta would read the log for it where there is none.
+    known = now.sizeInBytesIfKnown()
+    if known.isDefined() and known.get() > _WORTH_VECTORS:
+        session.sql(f"ALTER TABLE delta.{quoted(location)} SET TBLPROPERTIES ('{_VECTORS}' = 'true')")
+
+
+def quoted(name: str) -> str:
+    """Return the name of a column as SQL writes it, whatever it holds."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def text(value: str) -> str:
+    """Return a text as SQL writes it, whatever it holds."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def fields(rows: DataFrame, name: str) -> T.StructType:
+    """Return the columns within a struct of changes: `_key` or `_after`."""
+    found = rows.schema[name].dataType
+    assert isinstance(found, T.StructType)  # noqa: S101 - the frame of changes says so
+    return found

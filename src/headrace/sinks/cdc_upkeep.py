@@ -1,0 +1,112 @@
+"""The upkeep of tables that changes go into: small files joined, old files removed, old tombstones forgotten.
+
+All of it is done by the flow that writes the tables, between two of its batches: nobody else commits to them, so that
+no upkeep ever conflicts with a batch, and none needs a process of its own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
+from headrace.errors import FlowError
+from headrace.flow.duration import Duration
+from headrace.sinks.cdc_table import POSITION, Into, settings, snapshot, version
+from headrace.sinks.cdc_tombstones import DELETED_AT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MEGABYTE = 1024 * 1024
+_LEAST_KEPT = Duration.parse("1 hour")
+_OPTIMIZE = {
+    # Delta's own gigabyte would be read and written whole for one changed row.
+    "spark.databricks.delta.optimize.maxFileSize": str(128 * _MEGABYTE),
+    "spark.databricks.delta.optimize.minFileSize": str(64 * _MEGABYTE),
+    # What has been sorted by key stays as it is once so much of it lies together. Delta's own 100 GB are more than most
+    # tables: each round would sort all of it again.
+    "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(1024 * _MEGABYTE),
+    "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": str(1536 * _MEGABYTE),
+}
+_VACUUM = {
+    # Delta refuses less than a week, in case that somebody else writes. Nobody does.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    # It lists the folder of a table in so many tasks: 10,000 unless told otherwise.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+}
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """How the tables of a flow are kept in shape.
+
+    | field       | default    | meaning                                                                             |
+    |-------------|------------|-------------------------------------------------------------------------------------|
+    | small_files | 48         | OPTIMIZE a table that has so many files more than it needs; 0 is never              |
+    | keep        | `7 days`   | VACUUM removes files that no version since then needs; None is never                |
+    | clean_every | `1 day`    | how often that is done                                                              |
+    | tombstones  | `30 days`  | how long a deleted key is remembered; None is for ever                              |
+
+    A change that arrives later than its key's tombstone is kept would bring the row back. Whoever reads an old version
+    of a table needs it to be younger than `keep`.
+    """
+
+    small_files: int = 48
+    keep: str | None = "7 days"
+    clean_every: str = "1 day"
+    tombstones: str | None = "30 days"
+
+    def __post_init__(self) -> None:
+        Duration.parse(self.clean_every)
+        if self.tombstones is not None:
+            Duration.parse(self.tombstones)
+        if self.keep is not None and Duration.parse(self.keep) < _LEAST_KEPT:
+            raise FlowError(
+                f"Old files of captured tables would be kept for {self.keep} only.",
+                why="A batch that is under way, and every reader, needs the files of the version that it began with.",
+                state="Nothing was started.",
+                remedy="Keep them for an hour or more, or for ever with keep=None.",
+                code="HR-249",
+            )
+
+    def compact(self, session: SparkSession, location: str) -> bool:
+        """Join the small files of a table, where there are enough of them. Says whether it did."""
+        files, size = _files(session, location)
+        needed = -(-size // (64 * _MEGABYTE))
+        if not self.small_files or files - max(needed, _settled.get(location, 0)) < self.small_files:
+            return False
+        with settings(session, _OPTIMIZE):
+            DeltaTable.forPath(session, location).optimize().executeCompaction()
+        _settled[location] = _files(session, location)[0]
+        return True
+
+    def clean(self, session: SparkSession, into: Into, last: dt.datetime | None, now: dt.datetime) -> bool:
+        """Remove old files and old tombstones, when it is time. Says whether it did."""
+        if last is not None and now - last < dt.timedelta(milliseconds=Duration.parse(self.clean_every).ms):
+            return False
+        buried = version(session, into.tombstones) >= 0
+        if buried and self.tombstones is not None:
+            old = now - dt.timedelta(milliseconds=Duration.parse(self.tombstones).ms)
+            graves = DeltaTable.forPath(session, into.tombstones)
+            graves.delete((F.col(DELETED_AT) < F.lit(old)) & F.col(POSITION).isNotNull())
+        if self.keep is not None:
+            hours = Duration.parse(self.keep).ms / 3_600_000
+            with settings(session, _VACUUM):
+                for each in (into.location, into.tombstones) if buried else (into.location,):
+                    DeltaTable.forPath(session, each).vacuum(hours)
+        return True
+
+
+# How many files a table had right after it was compacted: those did not get fewer by it.
+_settled: dict[str, int] = {}
+
+
+def _files(session: SparkSession, location: str) -> tuple[int, int]:
+    """Return the number of a table's files and their bytes, as its checksum says them; 0 where there is none."""
+    now = snapshot(session, location)
+    files, size = now.numOfFilesIfKnown(), now.sizeInBytesIfKnown()
+    return (int(files.get()) if files.isDefined() else 0), (int(size.get()) if size.isDefined() else 0)

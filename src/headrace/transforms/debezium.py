@@ -1,0 +1,350 @@
+"""Debezium's envelopes into typed changes of one table.
+
+An envelope is read with its columns as maps of text, exactly as the JSON holds them: a column that is absent differs
+from one that is null, and no reader has made a number or a time of a text before its type is known. `changes` gives
+each column the type that the source's catalogue says.
+
+The frame of changes, one row per change of a row:
+
+| column         | type             | holds                                                                    |
+|----------------|------------------|--------------------------------------------------------------------------|
+| `_op`          | string           | `c`, `u`, `d`, `r` (snapshot) or `t` (truncate)                          |
+| `_position`    | string           | the place in the source's log, as text that sorts as the log             |
+| `_partition`   | int              | of the topic                                                             |
+| `_offset`      | bigint           | of the record; the order is `_position`, then `_offset`, never a clock   |
+| `_commit_time` | timestamp        | when the source committed, to the microsecond where it says so           |
+| `_transaction` | string           | the transaction's id; null where the source tells none                   |
+| `_key`         | struct           | the columns of the primary key, typed; null for `t`                      |
+| `_after`       | struct           | all columns, typed; null for `d` and `t`                                 |
+| `_unavailable` | array of strings | columns of which an update says nothing: keep the old value              |
+| `_unreadable`  | array of strings | columns whose text does not fit their type; empty when all is well       |
+| `_before`      | struct           | on request: all columns before a `u` or `d`, as far as the log has them  |
+
+`_unavailable` holds the columns with the placeholder for a value that the log does not hold (TOAST), and those that an
+update lacks altogether, because the source has them no more, or did not have them yet. In both `_after` is null there.
+
+An update that moves a row to another key is a `d` of the old key and a `c` of the new one. Debezium sends it so by
+itself; where one record tells both keys, it becomes two rows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructField, StructType
+
+from headrace.errors import FlowError
+from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.transforms.debezium_types import Reading, lost, reading
+
+# In the metadata of a column: how its texts are read.
+TOLD = "headrace.told"
+# What Debezium writes for a value that is not in the log, unless `unavailable.value.placeholder` says otherwise.
+PLACEHOLDER = "__debezium_unavailable_value"
+
+_COLUMNS = MapType(StringType(), StringType())
+_SOURCE = {
+    "ts_ms": LongType(),
+    "ts_us": LongType(),
+    "snapshot": StringType(),
+    "db": StringType(),
+    "schema": StringType(),
+    "table": StringType(),
+    # A number in Postgres, absent in MySQL: told as text.
+    "txId": StringType(),
+    "lsn": LongType(),
+    "sequence": StringType(),
+    "file": StringType(),
+    "pos": LongType(),
+    "row": IntegerType(),
+    "gtid": StringType(),
+}
+_TRANSACTION = {"id": StringType(), "total_order": LongType(), "data_collection_order": LongType()}
+
+ENVELOPE = StructType(
+    [
+        StructField("before", _COLUMNS),
+        StructField("after", _COLUMNS),
+        StructField("op", StringType(), nullable=False),
+        StructField("source", StructType([StructField(name, kind) for name, kind in _SOURCE.items()])),
+        StructField("ts_ms", LongType()),
+        StructField("transaction", StructType([StructField(name, kind) for name, kind in _TRANSACTION.items()])),
+    ]
+)
+
+# What the connector tells in the topic of transactions, with the end of each.
+TRANSACTION = StructType(
+    [
+        StructField("status", StringType(), nullable=False),
+        StructField("id", StringType(), nullable=False),
+        StructField("ts_ms", LongType()),
+        StructField("event_count", LongType()),
+    ]
+)
+
+# Steps between an envelope and a change. Texts and values stand in columns of their own between them, numbered: Spark
+# keeps apart what is used twice, and reads each text once.
+_KEY, _OLD, _NEW = "_headrace_key", "_headrace_old", "_headrace_new"
+_TEXT, _VALUE, _KEY_TEXT, _KEY_VALUE = "_headrace_t", "_headrace_v", "_headrace_kt", "_headrace_kv"
+_META = ("_op", "_position", "_partition", "_offset", "_commit_time", "_transaction")
+
+_CHANGES, _WITH_ROW = ("c", "u", "d", "r", "t"), ("c", "u", "r")
+
+
+def changes(
+    rows: DataFrame,
+    table: SourceTable,
+    *,
+    placeholder: str = PLACEHOLDER,
+    before: bool = False,
+    cleared: bool = False,
+) -> DataFrame:
+    """Return the changes of one table, in the frame that the module describes.
+
+    `rows` are envelopes of this table's topic, with `partition`, `offset` and `key` of Kafka beside them. Works on
+    batches and streams. Messages of the log (`m`) are left out: `messages` counts them. Raises what `require_whole`
+    raises.
+
+    With `cleared`, a `t` stands before the last row of a snapshot, at its place: what is older was there when an
+    earlier snapshot was taken that broke off, and is gone.
+
+    The columns within `_after` say in their metadata (`headrace.told`) how texts are read that another column of the
+    same Spark type has otherwise: a time in milliseconds, for instance.
+    """
+    require_whole(table)
+    keys = [table.column(name) for name in table.key]
+    texts = _split(_told(rows), keys, cleared=cleared).withColumns(
+        {
+            **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},
+            **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
+        }
+    )
+    readings = [reading(column.type, table.family) for column in table.columns]
+    lacking = _lacking(table, readings, placeholder)
+    values = texts.withColumns(
+        {
+            **{
+                _numbered(_VALUE, n): F.when(~lacking[n], each.read(F.col(_numbered(_TEXT, n))))
+                for n, each in enumerate(readings)
+            },
+            **{
+                _numbered(_KEY_VALUE, n): reading(column.type, table.family).read(F.col(_numbered(_KEY_TEXT, n)))
+                for n, column in enumerate(keys)
+            },
+        }
+    )
+    told = [{TOLD: each.told} if each.told else {} for each in readings]
+    unread = _names(_unread(table, keys, lacking))
+    if before:
+        values = values.withColumn("_before", _row_before(table, readings, placeholder, told))
+        # A text of the old row that does not fit is no null either.
+        unread = F.concat(unread, _unread_before(table, readings, placeholder))
+    return values.select(
+        *_META,
+        F.when(F.col("_op") != "t", _struct(_KEY_VALUE, keys)).alias("_key"),
+        F.when(F.col("_op").isin(*_WITH_ROW), _struct(_VALUE, table.columns, told)).alias("_after"),
+        _names((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
+        unread.alias("_unreadable"),
+        *(("_before",) if before else ()),
+    )
+
+
+def messages() -> Column:
+    """Return the count of records that are messages of the log and no changes, for `observe` or an aggregate."""
+    return F.count_if(F.col("op") == "m")
+
+
+def columns_seen(rows: DataFrame) -> DataFrame:
+    """Return `topic` and `columns`, the names that rows of the topic hold in this batch, sorted.
+
+    A name that the table has not was added at the source; deletes say nothing, and are not asked.
+    """
+    told = rows.where(F.col("after").isNotNull())
+    each = told.groupBy("topic").agg(F.collect_set(F.map_keys("after")).alias("found"))
+    return each.select("topic", F.array_sort(F.array_distinct(F.flatten("found"))).alias("columns"))
+
+
+def require_key(table: SourceTable) -> None:
+    """Raise HR-245 for a table whose rows cannot be told apart."""
+    if not table.key:
+        raise FlowError(
+            f"Table {table} has no primary key.",
+            why="Without one, an update does not say which row it changes.",
+            state="Nothing was read or written for it.",
+            remedy=f"Give it one (ALTER TABLE {table} ADD PRIMARY KEY ...), or leave it out of the captured tables.",
+            code="HR-245",
+        )
+
+
+def require_whole(table: SourceTable) -> None:
+    """Raise HR-245 for a table whose rows cannot be told apart, HR-246 for one of which the connector loses values."""
+    require_key(table)
+    found = {column: lost(column.type, table.family, table.identity) for column in table.columns}
+    told = [f"{column.name} ({column.type}): {why}" for column, why in found.items() if why]
+    if told:
+        raise FlowError(
+            f"Table {table} has columns whose values do not arrive whole.",
+            why=f"The connector cannot tell them: {'; '.join(told)}.",
+            state="Nothing was read or written for it.",
+            remedy=f"Run ALTER TABLE {table} REPLICA IDENTITY FULL where that helps, change the types, or leave the "
+            "columns out.",
+            code="HR-246",
+        )
+
+
+def change_schema(table: SourceTable) -> StructType:
+    """Return the typed columns of a table, as `_after` holds them."""
+    schema = StructType()
+    for column in table.columns:
+        schema = schema.add(column.name, reading(column.type, table.family).spark)
+    return schema
+
+
+def _told(rows: DataFrame) -> DataFrame:
+    """Read what every change has beside its columns, and leave messages out."""
+    source = F.col("source")
+    at = F.coalesce(F.timestamp_micros(source["ts_us"]), F.timestamp_millis(source["ts_ms"]))
+    return rows.where(F.col("op") != "m").select(
+        F.col("op").alias("_op"),
+        position(source).alias("_position"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        at.alias("_commit_time"),
+        # The id in Postgres's transaction metadata ends in the place of the single change.
+        F.coalesce(source["txId"], F.col("transaction")["id"]).alias("_transaction"),
+        F.from_json(F.col("key").cast("string"), "map<string,string>").alias(_KEY),
+        F.col("before").alias(_OLD),
+        F.col("after").alias(_NEW),
+        source["snapshot"].alias(_SNAPSHOT),
+    )
+
+
+def position(source: Column) -> Column:
+    """Return the place in the log as text that sorts as the log does; null where the source tells none.
+
+    Postgres: the LSN. MySQL and MariaDB: the number of the binlog file, the position in it, the row of the event.
+
+    Rows of a snapshot of Postgres begin with `-` and so stand before every change. A transaction that was open when the
+    snapshot was taken is not in it, and has changes at lower places of the log than the snapshot's own.
+    """
+    log = F.when(F.col("op") == "r", F.concat(F.lit("-"), _digits(source["lsn"], 19))).otherwise(
+        _digits(source["lsn"], 20)
+    )
+    number = F.regexp_extract(source["file"], r"\.(\d+)$", 1)
+    binlog = F.concat(
+        F.when(F.length(number) > 0, F.lpad(number, 10, "0")),
+        _digits(source["pos"], 20),
+        _digits(F.coalesce(source["row"], F.lit(0)), 10),
+    )
+    return F.coalesce(log, binlog)
+
+
+def _digits(number: Column, width: int) -> Column:
+    return F.lpad(number.cast("string"), width, "0")
+
+
+def _split(told: DataFrame, keys: list[SourceColumn], *, cleared: bool) -> DataFrame:
+    """Make two of an update that tells another key before than after, and of the last row of a snapshot."""
+    moved = F.lit(False)
+    for column in keys:
+        old = _text(_OLD, column)
+        moved = moved | (old.isNotNull() & (old != F.coalesce(_text(_KEY, column), _text(_NEW, column))))
+    both = F.when((F.col("_op") == "u") & moved, F.array(F.lit("d"), F.lit("c")))
+    if cleared:
+        is_last = (F.col("_op") == "r") & F.col(_SNAPSHOT).isin(*_LAST_OF_SNAPSHOT)
+        both = F.coalesce(both, F.when(is_last, F.array(F.lit("t"), F.lit("r"))))
+    each = F.explode(F.coalesce(both, F.array("_op")))
+    rest = [name for name in told.columns if name not in ("_op", _SNAPSHOT)]
+    marked = told.select(F.col("_op").alias(_OP), each.alias("_op"), *rest)
+    # The delete of a split update has its key in what was before; the record's own key is the new one.
+    is_old = (F.col(_OP) == "u") & (F.col("_op") == "d")
+    return marked.withColumn(_KEY, F.when(is_old, F.col(_OLD)).otherwise(F.col(_KEY))).drop(_OP)
+
+
+_OP, _SNAPSHOT = "_headrace_op", "_headrace_snapshot"
+_LAST_OF_SNAPSHOT = ("last", "last_in_data_collection")
+
+
+def _text(of: str, column: SourceColumn) -> Column:
+    return F.try_element_at(F.col(of), F.lit(column.name))
+
+
+def _key_text(column: SourceColumn) -> Column:
+    otherwise = F.when(F.col("_op") == "d", _text(_OLD, column)).otherwise(_text(_NEW, column))
+    return F.coalesce(_text(_KEY, column), otherwise)
+
+
+def _lacking(table: SourceTable, readings: list[Reading], placeholder: str) -> list[Column]:
+    """Return, for each column, whether the change says nothing of it."""
+    lacking = []
+    for n, (column, each) in enumerate(zip(table.columns, readings, strict=True)):
+        absent = (F.col("_op") == "u") & ~F.map_contains_key(_NEW, F.lit(column.name))
+        if table.family == "postgres":
+            # Any op: the row of a new key is told by `c`, with what the log holds of the old one.
+            absent = absent | F.col(_numbered(_TEXT, n)).isin(*each.placeholders(placeholder))
+        lacking.append(F.coalesce(absent, F.lit(False)))
+    return lacking
+
+
+def _unread(table: SourceTable, keys: list[SourceColumn], lacking: list[Column]) -> Iterable[tuple[str, Column]]:
+    op = F.col("_op")
+    yield "_op", ~op.isin(*_CHANGES)
+    yield "_position", F.col("_position").isNull()
+    yield "_after", op.isin(*_WITH_ROW) & F.col(_NEW).isNull()
+    found = set()
+    for n, column in enumerate(keys):
+        found.add(column.name)
+        text = (op != "t") & F.col(_numbered(_KEY_VALUE, n)).isNull()
+        place = table.columns.index(column)
+        yield column.name, text | (_has_text(place) & ~lacking[place])
+    for n, column in enumerate(table.columns):
+        if column.name not in found:
+            yield column.name, _has_text(n) & ~lacking[n]
+
+
+def _has_text(n: int) -> Column:
+    """Return whether there is a text that gave no value."""
+    return F.col(_numbered(_TEXT, n)).isNotNull() & F.col(_numbered(_VALUE, n)).isNull()
+
+
+def _names(conditions: Iterable[tuple[str, Column]]) -> Column:
+    """Return the names whose condition holds."""
+    return F.array_compact(F.array(*(F.when(condition, F.lit(name)) for name, condition in conditions)))
+
+
+def _struct(of: str, columns: Sequence[SourceColumn], told: Sequence[dict[str, str]] = ()) -> Column:
+    about = told or [{} for _ in columns]
+    values = (F.col(_numbered(of, n)).alias(column.name, metadata=about[n]) for n, column in enumerate(columns))
+    return F.struct(*values)
+
+
+def _texts_before(table: SourceTable, readings: list[Reading], placeholder: str) -> Iterable[Column]:
+    """Return the texts of the old row; those for values that the log does not hold are none."""
+    for column, each in zip(table.columns, readings, strict=True):
+        text = _text(_OLD, column)
+        yield F.when(~text.isin(*each.placeholders(placeholder)), text) if table.family == "postgres" else text
+
+
+def _row_before(
+    table: SourceTable, readings: list[Reading], placeholder: str, told: Sequence[dict[str, str]]
+) -> Column:
+    texts = _texts_before(table, readings, placeholder)
+    values = [each.read(text) for each, text in zip(readings, texts, strict=True)]
+    names = (column.name for column in table.columns)
+    row = F.struct(*(value.alias(name, metadata=each) for value, name, each in zip(values, names, told, strict=True)))
+    return F.when(F.col("_op").isin("u", "d") & F.col(_OLD).isNotNull(), row)
+
+
+def _unread_before(table: SourceTable, readings: list[Reading], placeholder: str) -> Column:
+    texts = _texts_before(table, readings, placeholder)
+    there = F.col("_before").isNotNull()
+    return _names(
+        (column.name, there & text.isNotNull() & F.col("_before")[column.name].isNull())
+        for column, text in zip(table.columns, texts, strict=True)
+    )
+
+
+def _numbered(prefix: str, n: int) -> str:
+    return f"{prefix}{n}"

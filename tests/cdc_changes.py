@@ -1,0 +1,66 @@
+"""Changes of a small table, as values and as the frame that is applied."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.sinks.cdc_table import Into
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Key = int
+Value = int | str | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change in the source's log. `unavailable` names columns that it does not hold, for they did not change."""
+
+    op: str
+    position: int
+    key: Key | None
+    values: tuple[tuple[str, Value], ...] = ()
+    unavailable: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str:
+        """The position as text of a fixed width; that of a snapshot's row comes before those of all changes."""
+        return f"-{self.position:019d}" if self.op == "r" else f"{self.position:020d}"
+
+
+SCHEMA = """
+_op string, _position string, _partition int, _offset bigint, _commit_time timestamp, _transaction string,
+_key struct<id: bigint>, _after struct<id: bigint, pieces: int, note: string>, _unavailable array<string>
+"""
+BEGAN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def row(op: str, position: int, key: Key, pieces: Value = None, note: Value = None, lacks: str = "") -> Change:
+    values = (("id", key), ("pieces", pieces), ("note", note))
+    return Change(op, position, key, () if op == "d" else values, frozenset(lacks.split()))
+
+
+def frame(spark: SparkSession, changes: list[Change], first_offset: int = 0) -> DataFrame:
+    rows = [
+        (
+            each.op,
+            each.text,
+            0,
+            first_offset + number,
+            BEGAN + dt.timedelta(seconds=each.position),
+            None,
+            None if each.key is None else (each.key,),
+            None if each.op in "dt" else tuple(dict(each.values)[name] for name in ("id", "pieces", "note")),
+            sorted(each.unavailable),
+        )
+        for number, each in enumerate(changes)
+    ]
+    return spark.createDataFrame(rows, SCHEMA).coalesce(1)
+
+
+def into(folder: Path, batch: int, writer: str = "q1:shop:0") -> Into:
+    return Into("orders", str(folder / "orders"), str(folder / "_tombstones" / "orders"), writer, batch)

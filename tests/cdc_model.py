@@ -1,0 +1,138 @@
+"""What a mirror and a history have to hold after a set of changes: plain Python, that shares nothing with the package.
+
+A change counts once, wherever and however often it arrived. Of a key's changes and of all truncates, in the order of
+the log, each row that was told is a version, and ends with whatever comes next.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cdc_changes import Change, Key, Value, row
+
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version: what the key held, from which position to which, and the kinds of both changes."""
+
+    key: Key
+    values: tuple[tuple[str, Value], ...] | None
+    op: str
+    position: str
+    until: str | None
+    ended: str | None
+
+    @property
+    def is_current(self) -> bool:
+        return self.until is None
+
+
+def _order(change: Change) -> tuple[str, int]:
+    return change.text, {"r": 0, "d": 1, "t": 1}.get(change.op, 2)
+
+
+def history(changes: Iterable[Change], *, marks: bool = False) -> set[Version]:
+    """Every version; with `marks` also one without values for each time in which a row that had been was not there."""
+    log = sorted(set(changes), key=_order)
+    found: set[Version] = set()
+    for key in {each.key for each in log if each.key is not None}:
+        mine = [each for each in log if each.key in (key, None)]
+        held: Values = {}
+        for at, change in enumerate(mine):
+            after = mine[at + 1 :]
+            if change.op in "dt":
+                if not marks or at == 0 or mine[at - 1].op in "dt":
+                    continue
+                after = [each for each in after if each.op not in "dt"]
+                told = None
+            else:
+                held = {name: held[name] if name in change.unavailable else value for name, value in change.values}
+                told = tuple(held.items())
+            until = after[0] if after else None
+            ends = (until.text, until.op) if until else (None, None)
+            found.add(Version(key, told, change.op, change.text, *ends))
+    return found
+
+
+def mirror(changes: Iterable[Change]) -> dict[Key, Values]:
+    """The rows that are there."""
+    return {each.key: dict(each.values) for each in history(changes) if each.is_current and each.values is not None}
+
+
+@dataclass
+class Source:
+    """A table that things happen to by chance, and its log. What is told by a snapshot was there before."""
+
+    chance: random.Random
+    keys: int
+    large: bool
+
+    def __post_init__(self) -> None:
+        self.rows: dict[Key, tuple[Value, Value]] = {}
+        self.log: list[Change] = []
+        self.place = 100
+        for key in range(self.keys // 2):
+            self.rows[key] = self._values()
+            self.log.append(row("r", self.place, key, *self.rows[key]))
+
+    def live(self, steps: int) -> list[Change]:
+        """Let so many things happen, a truncate somewhere among them, and return the log from its beginning."""
+        truncate = self.chance.randrange(steps // 2, steps)
+        for step in range(steps):
+            # Two changes at one place never are of one key: only a move has two.
+            self.place += self.chance.randint(1, 3)
+            if step == truncate:
+                self.rows.clear()
+                self.log.append(Change("t", self.place, None))
+            else:
+                self._change(self.chance.randrange(self.keys))
+        return self.log
+
+    def _change(self, key: Key) -> None:
+        if key not in self.rows:
+            self.rows[key] = self._values()
+            self.log.append(row("c", self.place, key, *self.rows[key]))
+            return
+        what = self.chance.choices(("update", "delete", "move"), (6, 2, 1))[0]
+        if what == "update":
+            self._update(key)
+            return
+        pieces_and_note = self.rows.pop(key)
+        self.log.append(row("d", self.place, key))
+        other = self.chance.choice([each for each in range(self.keys + 5) if each not in self.rows and each != key])
+        if what == "move":
+            self.rows[other] = pieces_and_note
+            self.log.append(row("c", self.place, other, *pieces_and_note))
+
+    def _update(self, key: Key) -> None:
+        pieces, note = self._values()
+        if self.large and self.chance.random() < 0.4:
+            # The large value stayed as it was, so the log does not hold it.
+            self.rows[key] = (pieces, self.rows[key][1])
+            self.log.append(row("u", self.place, key, pieces, None, "note"))
+        else:
+            self.rows[key] = (pieces, note)
+            self.log.append(row("u", self.place, key, pieces, note))
+
+    def _values(self) -> tuple[Value, Value]:
+        return self.chance.choice((None, *range(9))), self.chance.choice((None, "", "a", "b" * 40))
+
+
+def batches(chance: random.Random, log: list[Change], count: int) -> list[list[Change]]:
+    """Cut a log into batches. After its first, each begins with something that came before, in another order."""
+    edges = [0, *sorted(chance.sample(range(1, len(log)), count - 1)), len(log)]
+    cut = [log[edges[at] : edges[at + 1]] for at in range(count)]
+    for at in range(1, count):
+        again = chance.sample(log[: edges[at]], min(edges[at], len(cut[at]) // 2))
+        cut[at] = [*again, *cut[at], *cut[at][-2:]]
+    return cut
+
+
+def shuffled(chance: random.Random, log: list[Change], count: int) -> list[list[Change]]:
+    """Deal a log out to batches without regard to its order."""
+    mixed = chance.sample(log, len(log))
+    return [mixed[at::count] for at in range(count)]

@@ -1,0 +1,237 @@
+"""Columns of a source that change while its changes are on their way, read by the decoder that flows use."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.types import StructType
+
+from headrace.errors import DataError
+from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.flow.sink import Batch
+from headrace.flow.target import Target
+from headrace.sinks.cdc_history import History
+from headrace.sinks.cdc_log import ChangeLog
+from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.delta_cdc import DeltaCdc, Kept
+from headrace.transforms.debezium import ENVELOPE, changes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+RECORDS = StructType().add("topic", "string").add("partition", "integer").add("offset", "long").add("key", "string")
+Texts = dict[str, str | None]
+
+
+def table(**columns: str) -> SourceTable:
+    told = tuple(SourceColumn(name, kind.replace("_", " "), True) for name, kind in columns.items())
+    return SourceTable("public", "orders", told, ("id",), "postgres")
+
+
+FIRST = table(id="integer", qty="integer", price="numeric(6,2)", note="text")
+WIDER = table(id="bigint", qty="bigint", price="numeric(10,4)", note="text")
+LARGER = table(id="bigint", qty="bigint", price="numeric(10,4)", note="text", extra="integer")
+SMALLER = table(id="bigint", qty="bigint", price="numeric(10,4)", extra="integer")
+
+
+@dataclass
+class Source:
+    """A catalogue that is changed, and counts how often it is asked."""
+
+    now: SourceTable
+    asked: int = 0
+    place: int = 0
+    batch: int = field(default=0)
+
+    def __call__(self, _topic: str, _target: Target) -> SourceTable:
+        self.asked += 1
+        return self.now
+
+    def batches(self, spark: SparkSession, *told: tuple[str, Texts | None, Texts | None]) -> DataFrame:
+        rows = []
+        for op, before, after in told:
+            self.place += 1
+            key = {"id": (after or before or {})["id"]}
+            source = {"ts_us": self.place * 1_000_000, "txId": "7", "lsn": self.place}
+            envelope = {"op": op, "before": before, "after": after, "source": source}
+            rows.append(
+                {"topic": "shop.orders", "partition": 0, "offset": self.place, "key": json.dumps(key), **envelope}
+            )
+        return spark.createDataFrame(rows, StructType([*RECORDS, *ENVELOPE])).coalesce(1)
+
+
+def order(key: str, qty: str, price: str, note: str | None = None, **more: str) -> Texts:
+    return {"id": key, "qty": qty, "price": price, **({"note": note} if note else {}), **more}
+
+
+def history_of(rows: DataFrame) -> set[tuple[object, ...]]:
+    return {tuple(row) for row in rows.select("id", "qty", "price", "note", "extra", "is_current").collect()}
+
+
+@pytest.mark.parametrize("keep", [Mirror(), History(), ChangeLog()], ids=["mirror", "history", "log"])
+def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_apart(
+    spark: SparkSession, tmp_path: Path, keep: Kept
+):
+    target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+    source = Source(FIRST)
+    dropped = "drop" if isinstance(keep, Mirror) else "keep"
+    sink = DeltaCdc(
+        "shop", source, lambda rows, now: changes(rows, now, before=isinstance(keep, ChangeLog)), keep, dropped=dropped
+    )
+
+    def write(number: int, *told: tuple[str, Texts | None, Texts | None]) -> DataFrame:
+        sink.write(source.batches(spark, *told), Batch("shop", "q1", number, target))
+        return spark.read.format("delta").load(f"{tmp_path}/shop/orders")
+
+    write(
+        0,
+        ("c", None, order("1", "1", "1.50", "a")),
+        ("c", None, order("2", "2", "2.50", "b")),
+        ("c", None, order("5", "5", "5.50", "e")),
+        ("d", order("5", "5", "5.50", "e"), None),
+    )
+    # Wider types, with no other column to tell of it: a number that does not fit does.
+    source.now = WIDER
+    write(1, ("u", None, order("1", "5", "1.75", "a")), ("c", None, order("3000000000", "3000000001", "3.1234", "c")))
+    # A column more.
+    source.now = LARGER
+    write(
+        2,
+        ("u", None, order("2", "6", "2.50", "b")),
+        ("c", None, order("4", "4", "4", "d")),
+        ("u", None, order("1", "7", "1.75", "a", extra="9")),
+    )
+    # A column less.
+    source.now = SMALLER
+    rows = write(
+        3,
+        ("u", None, order("4", "8", "4", "e", extra="1")),
+        ("u", order("1", "7", "1.75", extra="9"), order("1", "7", "1.75", extra="10")),
+        ("d", {"id": "2"}, None),
+    )
+
+    assert source.asked == 4
+    d = Decimal
+    if isinstance(keep, Mirror):
+        assert {tuple(row) for row in rows.drop("_headrace_position").collect()} == {
+            (1, 7, d("1.7500"), 10),
+            (3_000_000_000, 3_000_000_001, d("3.1234"), None),
+            (4, 8, d("4.0000"), 1),
+        }
+    elif isinstance(keep, History):
+        assert history_of(rows) == {
+            (1, 1, d("1.5000"), "a", None, False),
+            (1, 5, d("1.7500"), "a", None, False),
+            (1, 7, d("1.7500"), "a", 9, False),
+            (1, 7, d("1.7500"), None, 10, True),
+            (2, 2, d("2.5000"), "b", None, False),
+            (2, 6, d("2.5000"), "b", None, False),
+            (3_000_000_000, 3_000_000_001, d("3.1234"), "c", None, True),
+            (4, 4, d("4.0000"), "d", None, False),
+            (4, 8, d("4.0000"), None, 1, True),
+            (5, 5, d("5.5000"), "e", None, False),
+        }
+    else:
+        columns = ("offset", "op", "key.id", "before.extra", "after.qty", "after.extra", "unavailable", "transaction")
+        told = {row[0]: tuple(row)[1:] for row in rows.select(*columns).collect()}
+        assert rows.count() == len(told) == 12
+        assert told[4] == ("d", 5, None, None, None, [], "7")
+        assert told[7] == ("u", 2, None, 6, None, ["extra"], "7")
+        assert told[11] == ("u", 1, 9, 7, 10, [], "7")
+        assert told[12] == ("d", 2, None, None, None, [], "7")
+
+
+def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark: SparkSession, tmp_path: Path):
+    target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+    source = Source(table(id="integer", qty="bigint", at="timestamp(6)_without_time_zone"))
+    sink = DeltaCdc("shop", source, changes)
+
+    def write(number: int, **texts: str) -> None:
+        sink.prepare(spark, target)
+        sink.write(
+            source.batches(spark, ("c", None, {"id": str(number), **texts})), Batch("shop", "q1", number, target)
+        )
+
+    def refused(number: int, **texts: str) -> list[str]:
+        with pytest.raises(DataError) as raised:
+            write(number, **texts)
+        assert raised.value.code == "HR-542"
+        return re.findall(r"((?:ALTER|UPDATE) [^;]*);", raised.value.remedy)
+
+    write(0, qty="1", at="1000000")
+
+    # Another name: the first two of the statements say that it is one column.
+    source.now = table(id="integer", amount="bigint", at="timestamp(6)_without_time_zone")
+    for statement in refused(1, amount="2", at="1000000")[:2]:
+        spark.sql(statement)
+    write(1, amount="2", at="1000000")
+
+    # Fewer digits.
+    source.now = table(id="integer", amount="integer", at="timestamp(6)_without_time_zone")
+    for statement in refused(2, amount="3", at="1000000"):
+        spark.sql(statement)
+    write(2, amount="3", at="1000000")
+
+    # Milliseconds in the place of microseconds: the same column type, and another number for the same time.
+    source.now = table(id="integer", amount="integer", at="timestamp(3)_without_time_zone")
+    for statement in refused(3, amount="4", at="1000"):
+        spark.sql(statement)
+    write(3, amount="4", at="1000")
+
+    rows = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
+    assert dict(rows.dtypes)["amount"] == "int"
+    assert {(row.id, row.amount, str(row.at)) for row in rows.collect()} == {
+        (key, key + 1, "1970-01-01 00:00:01") for key in range(4)
+    }
+
+    # No type of the source has this text.
+    with pytest.raises(DataError, match="HR-540"):
+        write(4, amount="many", at="1000")
+
+    # Kept in another way.
+    with pytest.raises(DataError, match="HR-543"):
+        DeltaCdc("shop", source, changes, Mirror("soft")).write(
+            source.batches(spark, ("d", {"id": "1"}, None)), Batch("shop", "q1", 4, target)
+        )
+
+
+def test_a_dropped_column_does_not_stand_in_the_way_of_a_new_one_and_comes_back_empty(
+    spark: SparkSession, tmp_path: Path
+):
+    target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+    source = Source(table(id="integer", note="text"))
+    sink = DeltaCdc("shop", source, changes)
+
+    def write(number: int, now: SourceTable, **texts: str) -> None:
+        source.now = now
+        sink.write(
+            source.batches(spark, ("c", None, {"id": str(number), **texts})), Batch("shop", "q1", number, target)
+        )
+
+    write(0, source.now, note="old")
+    write(1, table(id="integer"))
+    write(2, table(id="integer", extra="integer"), extra="2")
+    rows = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
+    assert {(row.id, row.note, row.extra) for row in rows.collect()} == {
+        (0, "old", None),
+        (1, None, None),
+        (2, None, 2),
+    }
+
+    # Without the new one the rows look as before: it was dropped, and that is asked for too.
+    asked = source.asked
+    write(4, table(id="integer"))
+    assert source.asked == asked + 1
+
+    # A column that is made again holds nothing at the source, whatever its name held before.
+    write(5, table(id="integer", note="text"), note="new")
+    rows = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
+    assert {(row.id, row.note) for row in rows.collect()} == {(0, None), (1, None), (2, None), (4, None), (5, "new")}

@@ -1,0 +1,118 @@
+"""Changes of a table, put into its history: in order, late, again, and by chance, compared with a plain model."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+import cdc_model as model
+from cdc_changes import BEGAN, Change, Key, frame, into, row
+from headrace.errors import DataError, FlowError
+from headrace.sinks.cdc_history import History
+from headrace.sinks.cdc_mirror import Mirror
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+Deal = Callable[[random.Random, list[Change], int], list[list[Change]]]
+
+
+def when(position: str | None) -> dt.datetime | None:
+    """The time of a commit is its place in the log, in seconds: `frame` has it so."""
+    return None if position is None else BEGAN + dt.timedelta(seconds=int(position.lstrip("-")))
+
+
+def held(spark: SparkSession, folder: Path) -> set[model.Version]:
+    """Return the versions, having compared their times with the positions that they stand for."""
+    rows = spark.read.format("delta").load(str(folder / "orders")).collect()
+    found = set()
+    for each in rows:
+        gone = each.asDict().get("_headrace_deleted")
+        values = None if gone else (("id", each.id), ("pieces", each.pieces), ("note", each.note))
+        version = model.Version(
+            each.id, values, each._headrace_op, each._headrace_position, each._headrace_until, each._headrace_ended
+        )
+        times = (each.valid_from.astimezone(dt.UTC), each.valid_to and each.valid_to.astimezone(dt.UTC))
+        assert times == (when(version.position), when(version.until)), version
+        assert each.is_current == version.is_current, version
+        found.add(version)
+    assert len(found) == len(rows), "a version is there twice"
+    return found
+
+
+def mirrored(spark: SparkSession, folder: Path) -> dict[Key, model.Values]:
+    rows = spark.read.format("delta").load(str(folder / "orders")).collect()
+    found = {each.id: {"id": each.id, "pieces": each.pieces, "note": each.note} for each in rows}
+    assert len(found) == len(rows), "a key is there twice"
+    return found
+
+
+def apply(spark: SparkSession, folder: Path, *batches: list[Change], kind: History | None = None) -> None:
+    for number, changes in enumerate(batches):
+        (kind or History()).apply(frame(spark, changes, 100 * number), into(folder, number))
+
+
+@pytest.mark.parametrize(
+    ("deal", "count", "large", "deletes"),
+    [(model.batches, 3, True, "mark"), (model.shuffled, 2, False, "close")],
+    ids=["in the log's order and again", "in any order"],
+)
+def test_any_changes_cut_in_any_way_give_the_rows_of_the_source_and_all_their_versions(
+    spark: SparkSession, tmp_path: Path, deal: Deal, count: int, large: bool, deletes: Literal["close", "mark"]
+):
+    chance = random.Random(int(large))  # noqa: S311 - a seed, so that a failure comes again
+    log = model.Source(chance, 40, large).live(160)
+    seen: list[Change] = []
+
+    for number, batch in enumerate(deal(chance, log, count)):
+        seen += batch
+        changes = frame(spark, batch, 1000 * number)
+        Mirror().apply(changes, into(tmp_path / "mirror", number))
+        History(deletes).apply(changes, into(tmp_path / "history", number))
+
+        assert mirrored(spark, tmp_path / "mirror") == model.mirror(seen)
+        assert held(spark, tmp_path / "history") == model.history(seen, marks=deletes == "mark")
+
+
+def test_a_batch_that_breaks_off_and_comes_again_and_a_clock_that_went_back_leave_no_gap(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = [row("r", 90, 1, 1), row("c", 2, 1, 2), row("c", 3, 2, 5)]
+    second = [row("d", 5, 1), row("u", 6, 2, 6)]
+    apply(spark, tmp_path, first)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(History, "_merge", dies)
+        with pytest.raises(KeyboardInterrupt):
+            History().apply(frame(spark, second, 10), into(tmp_path, 1))
+    for _ in range(2):
+        History().apply(frame(spark, second, 10), into(tmp_path, 1))
+
+    rows = spark.read.format("delta").load(str(tmp_path / "orders"))
+    seconds = rows.selectExpr(
+        "id", "pieces", *(f"CAST(valid_{end} - TIMESTAMP'2026-01-01' AS INT)" for end in ("from", "to"))
+    )
+    # The snapshot was taken at 90, after the change at 2: as if it had been told at once, and so without a time.
+    assert sorted(map(tuple, seconds.collect())) == [(1, 1, 2, 2), (1, 2, 2, 5), (2, 5, 3, 6), (2, 6, 6, None)]
+
+
+def test_values_that_are_nowhere_known_and_columns_named_alike_are_refused(spark: SparkSession, tmp_path: Path):
+    with pytest.raises(DataError, match="HR-541"):
+        apply(spark, tmp_path, [row("u", 2, 2, 2, None, "note")])
+    with pytest.raises(DataError, match="HR-541"):
+        apply(spark, tmp_path, [row("c", 1, 1, 1, "long"), row("d", 2, 1), row("c", 2, 3, 1, None, "note")])
+    alike = (
+        frame(spark, [row("c", 1, 1)]).selectExpr("*", "struct(_after.*, 1 AS row_is_current) AS new").drop("_after")
+    )
+    with pytest.raises(FlowError, match="HR-248"):
+        History(prefix="row_").apply(alike.withColumnRenamed("new", "_after"), into(tmp_path, 1))

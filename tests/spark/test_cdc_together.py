@@ -1,0 +1,129 @@
+"""Transactions over several tables, cut by batches anywhere: what is published holds whole ones only."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+from headrace.errors import DataError
+from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.flow.sink import Batch
+from headrace.flow.target import Target
+from headrace.sinks.cdc_together import End, complete
+from headrace.sinks.delta_cdc import DeltaCdc
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDS = """
+topic string, partition int, offset bigint, key string, op string, before map<string,string>, after map<string,string>,
+source struct<lsn: bigint, file: string, pos: bigint, row: int>, ts_ms bigint, transaction struct<id: string>,
+status string, id string, event_count bigint
+"""
+Record = tuple[object, ...]
+
+
+def change(table: str, offset: int, transaction: int, key: str, order: str) -> Record:
+    lsn = transaction * 100 + offset
+    columns = {"id": key, "order": order}
+    told = (lsn, None, None, None)
+    return (table, 0, offset, key, "c", None, columns, told, 1, (f"{transaction}:{lsn}",), None, None, None)
+
+
+def end(offset: int, transaction: int, changes: int, told_ms: int = 1) -> Record:
+    nothing = (None,) * 6
+    return ("transaction", 0, offset, *nothing[:5], told_ms, None, "END", f"{transaction}:9{transaction}", changes)
+
+
+def table(name: str) -> SourceTable:
+    columns = tuple(SourceColumn(each, "text", nullable=True) for each in ("id", "order"))
+    return SourceTable("public", name, columns, ("id",), "postgres")
+
+
+def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
+    after = F.struct(*(F.col("after")[column.name].alias(column.name) for column in table.columns))
+    return rows.select(
+        F.col("op").alias("_op"),
+        F.lpad(F.col("source.lsn").cast("string"), 20, "0").alias("_position"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.timestamp_seconds("source.lsn").alias("_commit_time"),
+        F.lit(None).cast("string").alias("_transaction"),
+        F.struct(F.col("after")["id"].alias("id")).alias("_key"),
+        after.alias("_after"),
+        F.array().cast("array<string>").alias("_unavailable"),
+    )
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+
+
+@pytest.fixture
+def sink() -> DeltaCdc:
+    return DeltaCdc("shop", lambda topic, _target: table(topic), decode, together=True)
+
+
+def write(spark: SparkSession, sink: DeltaCdc, target: Target, batch: int, *records: Record) -> None:
+    sink.write(spark.createDataFrame(list(records), RECORDS).coalesce(1), Batch("shop", "q1", batch, target))
+
+
+def orders(spark: SparkSession, target: Target, name: str) -> list[str]:
+    """The orders that a table tells of, as the published version has them."""
+    for row in spark.read.format("delta").load(f"{target.lake}/shop/_published").collect():
+        if row.table == f"public.{name}":
+            then = spark.read.format("delta").option("versionAsOf", row.version).load(row.path)
+            return sorted(each["order"] for each in then.collect())
+    return []
+
+
+@pytest.mark.spark
+def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
+    spark: SparkSession, target: Target, sink: DeltaCdc
+):
+    # Transaction 1 is an order of two items, of which the second comes with the second batch, as the end of 2 does.
+    first = (
+        change("orders", 0, 1, "a", "a"),
+        change("items", 0, 1, "a1", "a"),
+        end(0, 1, 3),
+        change("orders", 1, 2, "b", "b"),
+    )
+    second = (change("items", 1, 1, "a2", "a"), end(1, 2, 1))
+
+    write(spark, sink, target, 0, *first)
+    assert (orders(spark, target, "orders"), orders(spark, target, "items")) == ([], [])
+
+    # The second attempt finds what the first one found.
+    for _ in range(2):
+        write(spark, sink, target, 1, *second)
+        assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b"], ["a", "a"])
+
+    # A part of the first transaction is sent again after a crash of the connector: it waits for nothing.
+    write(spark, sink, target, 2, change("items", 2, 1, "a2", "a"), end(2, 1, 3), end(3, 3, 1))
+    write(spark, sink, target, 3, change("orders", 2, 3, "c", "c"))
+    assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b", "c"], ["a", "a"])
+
+    # One whose rest never comes is named, and not waited for in silence.
+    with pytest.raises(DataError, match="Transaction 4 of the source lacks changes") as refused:
+        write(spark, sink, target, 4, end(4, 4, 2, told_ms=1), end(5, 5, 1, told_ms=601_000))
+    assert refused.value.code == "HR-548"
+
+
+def test_what_is_complete_is_a_prefix_of_the_commits_and_the_longest():
+    chance = random.Random(7)  # noqa: S311 - not for secrets
+    for _ in range(500):
+        changes = [chance.randint(1, 4) for _ in range(6)]
+        seen = {str(n): chance.choice([size, size, size, size - 1]) for n, size in enumerate(changes)}
+        done = [str(n) for n in range(chance.randint(0, 2))]
+        ends = [End(n, str(n), size, 1) for n, size in enumerate(changes)]
+
+        found = complete(ends, seen, done)
+
+        whole = [n for n in range(6) if str(n) in done or seen[str(n)] == changes[n]]
+        prefix = next((n for n in range(6) if n not in whole), 6)
+        assert found == [str(n) for n in range(prefix) if str(n) not in done]

@@ -1,0 +1,58 @@
+"""Captured tables are looked after by the flow that writes them: small files, old files, old tombstones."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_changes import BEGAN, frame, into, row
+from headrace.errors import FlowError
+from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.cdc_upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def files(folder: Path) -> set[Path]:
+    return {each for each in folder.rglob("*.parquet") if "_delta_log" not in each.parts}
+
+
+@pytest.mark.spark
+def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotten(spark: SparkSession, tmp_path: Path):
+    for number in range(4):
+        changes = [row("c", 10 * number + 1, number, number)] + ([row("d", 10 * number + 2, 0)] if number == 1 else [])
+        Mirror().apply(frame(spark, changes, 100 * number), into(tmp_path, number))
+    last = into(tmp_path, 3)
+    small = files(tmp_path / "orders")
+
+    assert not Upkeep(small_files=48).compact(spark, last.location)
+    assert Upkeep(small_files=2).compact(spark, last.location)
+    assert not Upkeep(small_files=2).compact(spark, last.location)
+    joined = files(tmp_path / "orders") - small
+    assert len(joined) == 1
+
+    # What an attempt left that was killed long ago goes. What the last hour's versions hold stays, for their readers.
+    left = tmp_path / "orders" / "part-00000-killed.snappy.parquet"
+    left.write_bytes(b"PAR1")
+    os.utime(left, (0, 0))
+    upkeep, now = Upkeep(keep="1 hour", tombstones="30 days"), BEGAN + dt.timedelta(days=29)
+    assert not upkeep.clean(spark, last, now - dt.timedelta(hours=23), now)
+    assert left.exists()
+    assert upkeep.clean(spark, last, now - dt.timedelta(days=1), now)
+    assert files(tmp_path / "orders") == small | joined
+    assert spark.read.format("delta").load(last.tombstones).count() == 1
+    assert upkeep.clean(spark, last, now, now + dt.timedelta(days=2))
+    assert spark.read.format("delta").load(last.tombstones).count() == 0
+    assert {each.id for each in spark.read.format("delta").load(last.location).collect()} == {1, 2, 3}
+
+
+def test_files_that_a_batch_under_way_needs_are_never_declared_old():
+    with pytest.raises(FlowError) as refused:
+        Upkeep(keep="10 minutes")
+
+    assert refused.value.code == "HR-249"

@@ -1,0 +1,339 @@
+"""Envelopes into changes: ops, keys, positions, what is unavailable and what is unreadable."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import functions as F
+
+from debezium_records import Record, record, rows
+from headrace.errors import FlowError
+from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.transforms.debezium import PLACEHOLDER, changes, columns_seen, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+pytestmark = pytest.mark.spark
+
+ITEMS = SourceTable(
+    "public",
+    "items",
+    (
+        SourceColumn("id", "bigint", nullable=False),
+        SourceColumn("price", "numeric(12,2)", nullable=True),
+        SourceColumn("note", "text", nullable=True),
+        SourceColumn("photo", "bytea", nullable=True),
+        SourceColumn("tags", "text[]", nullable=True),
+        SourceColumn("sizes", "integer[]", nullable=True),
+    ),
+    key=("id",),
+    family="postgres",
+)
+PAIRS = SourceTable(
+    "shop",
+    "pairs",
+    (SourceColumn("b", "int(11)", nullable=False), SourceColumn("a", "varchar(9)", nullable=False)),
+    key=("a", "b"),
+    family="mysql",
+)
+EMPTY = {"id": 1, "price": None, "note": None, "photo": None, "tags": None, "sizes": None}
+
+
+def at(lsn: int = 1, **more: object) -> dict[str, object]:
+    return {"ts_ms": 1, "lsn": lsn, "table": "items", "snapshot": "false", **more}
+
+
+def change(op: str, after: object = None, before: object = None, source: object = None) -> dict[str, object]:
+    return {"op": op, "before": before, "after": after, "source": source or at(), "ts_ms": 5, "transaction": None}
+
+
+def place(op: str, lsn: int) -> str:
+    return f"-{lsn:019d}" if op == "r" else f"{lsn:020d}"
+
+
+def decoded(spark: SparkSession, *records: Record, table: SourceTable = ITEMS) -> list[Row]:
+    return changes(rows(spark, records), table).orderBy("_position", "_offset", F.desc("_op")).collect()
+
+
+def test_each_op_says_its_key_and_its_row(spark: SparkSession) -> None:
+    row = EMPTY | {"price": "1.50", "note": "x"}
+    found = decoded(
+        spark,
+        record(change("r", row, source=at(1)), {"id": 1}, 0),
+        record(change("c", row | {"id": 2}, source=at(2)), {"id": 2}, 1),
+        record(change("u", row | {"note": "y"}, source=at(3)), {"id": 1}, 2),
+        record(change("d", None, {"id": 1}, source=at(4)), {"id": 1}, 3),
+        record(change("t", source=at(5)), None, 4),
+    )
+
+    assert [each._op for each in found] == ["r", "c", "u", "d", "t"]
+    assert [each._key and each._key.id for each in found] == [1, 2, 1, 1, None]
+    assert [each._after and each._after.note for each in found] == ["x", "x", "y", None, None]
+    assert found[0]._after.asDict() == EMPTY | {"price": Decimal("1.50"), "note": "x"}
+    assert [(each._unavailable, each._unreadable) for each in found] == [([], [])] * 5
+
+
+def test_the_last_row_of_a_snapshot_tells_that_what_is_older_is_gone(spark: SparkSession) -> None:
+    told = [
+        record(change("r", EMPTY | {"id": number}, source=at(4) | {"snapshot": mark}), {"id": number}, number)
+        for number, mark in enumerate(("first", "true", "last_in_data_collection"))
+    ]
+    found = changes(rows(spark, told), ITEMS, cleared=True).orderBy("_offset", F.desc("_op")).collect()
+
+    assert [(each._op, each._key and each._key.id) for each in found] == [("r", 0), ("r", 1), ("t", None), ("r", 2)]
+    assert len({each._position for each in found}) == 1
+    assert [each._unreadable for each in found] == [[]] * 4
+
+
+def test_a_key_comes_from_the_message_key_and_else_from_the_row(spark: SparkSession) -> None:
+    row = EMPTY | {"id": 7}
+    found = decoded(
+        spark,
+        record(change("c", row, source=at(1)), {"id": 7}),
+        record(change("c", row, source=at(2))),
+        record(change("d", None, {"id": 7}, source=at(3)), {"id": 7}),
+        record(change("d", None, {"id": 7}, source=at(4))),
+    )
+
+    assert [each._key.id for each in found] == [7, 7, 7, 7]
+    assert [each._unreadable for each in found] == [[]] * 4
+
+
+def test_a_change_that_tells_no_key_is_unreadable(spark: SparkSession) -> None:
+    (found,) = decoded(spark, record(change("d", None, None)))
+
+    assert found._unreadable == ["id"]
+
+
+def test_a_key_of_several_columns_keeps_the_order_of_the_primary_key(spark: SparkSession) -> None:
+    source = {"ts_ms": 1, "file": "binlog.000007", "pos": 12, "row": 3}
+    (found,) = decoded(spark, record(change("c", {"b": 1, "a": "x"}, source=source), {"b": 1, "a": "x"}), table=PAIRS)
+
+    assert found._key.asDict() == {"a": "x", "b": 1}
+    assert list(found._key.asDict()) == ["a", "b"]
+    assert list(found._after.asDict()) == ["b", "a"]
+
+
+def test_a_table_without_a_primary_key_is_refused(spark: SparkSession) -> None:
+    bare = SourceTable("public", "bare", (SourceColumn("a", "integer", nullable=True),), (), "postgres")
+
+    with pytest.raises(FlowError, match=r"public\.bare has no primary key") as refused:
+        changes(rows(spark, []), bare)
+
+    assert refused.value.code == "HR-245"
+
+
+def test_an_update_that_tells_another_key_before_is_a_delete_and_an_insert(spark: SparkSession) -> None:
+    old, new = EMPTY | {"id": 1, "note": "x"}, EMPTY | {"id": 2, "note": "x"}
+    gone, come = decoded(spark, record(change("u", new, old), {"id": 2}, 4))
+
+    assert (gone._op, gone._key.id, gone._after) == ("d", 1, None)
+    assert (come._op, come._key.id, come._after.note) == ("c", 2, "x")
+    assert gone._unreadable == come._unreadable == []
+
+
+def test_an_update_of_the_same_key_stays_one(spark: SparkSession) -> None:
+    (found,) = decoded(spark, record(change("u", EMPTY | {"note": "y"}, EMPTY), {"id": 1}))
+
+    assert (found._op, found._key.id, found._after.note) == ("u", 1, "y")
+
+
+def test_messages_of_the_log_are_left_out_and_counted(spark: SparkSession) -> None:
+    given_rows = rows(spark, [record(change("m"), {"prefix": "note"}), record(change("c", EMPTY), {"id": 1}, 1)])
+
+    assert [each._op for each in changes(given_rows, ITEMS).collect()] == ["c"]
+    assert given_rows.select(messages().alias("messages")).first() == (1,)
+
+
+def test_positions_of_postgres_sort_as_numbers(spark: SparkSession) -> None:
+    lsns = [9, 10, 2**63 - 1, 100]
+    found = decoded(spark, *(record(change("c", EMPTY, source=at(lsn)), {"id": 1}, n) for n, lsn in enumerate(lsns)))
+
+    assert [each._position for each in found] == [f"{lsn:020d}" for lsn in sorted(lsns)]
+
+
+def test_rows_of_a_snapshot_stand_before_changes_at_lower_places_of_the_log(spark: SparkSession) -> None:
+    found = decoded(
+        spark,
+        record(change("r", EMPTY, source=at(100)), {"id": 1}, 0),
+        record(change("r", EMPTY, source=at(90)), {"id": 1}, 1),
+        record(change("u", EMPTY, source=at(50)), {"id": 1}, 2),
+    )
+
+    assert [each._offset for each in found] == [1, 0, 2]
+
+
+def test_a_transaction_of_several_changes_has_one_name(spark: SparkSession) -> None:
+    first, second = (
+        change("c", EMPTY, source=at(lsn, txId=859)) | {"transaction": {"id": f"859:{lsn}", "total_order": lsn}}
+        for lsn in (1, 2)
+    )
+    found = decoded(spark, record(first, {"id": 1}), record(second, {"id": 2}))
+
+    assert [each._transaction for each in found] == ["859", "859"]
+
+
+def test_positions_of_a_binlog_sort_by_file_place_and_row(spark: SparkSession) -> None:
+    places = [("log.000010", 4, 0), ("log.000009", 900, 1), ("log.000009", 900, 0), ("log.000009", 1000, 0)]
+    sources = [{"ts_ms": 1, "file": file, "pos": pos, "row": row} for file, pos, row in places]
+    records = [record(change("c", {"a": "x", "b": 1}, source=each), None, n) for n, each in enumerate(sources)]
+
+    found = decoded(spark, *records, table=PAIRS)
+
+    assert [each._offset for each in found] == [2, 1, 3, 0]
+    assert found[0]._position == "0000000009" + "00000000000000000900" + "0000000000"
+
+
+def test_a_change_without_a_position_is_unreadable(spark: SparkSession) -> None:
+    (found,) = decoded(spark, record(change("c", EMPTY, source={"ts_ms": 1}), {"id": 1}))
+
+    assert found._unreadable == ["_position"]
+
+
+def test_an_op_that_nobody_knows_is_unreadable(spark: SparkSession) -> None:
+    (found,) = decoded(spark, record(change("x", EMPTY), {"id": 1}))
+
+    assert found._unreadable == ["_op"]
+
+
+def test_the_commit_time_has_microseconds_where_the_source_tells_them(spark: SparkSession) -> None:
+    found = changes(
+        rows(
+            spark,
+            [
+                record(
+                    change("c", EMPTY, source=at(1, ts_ms=1_700_000_000_123, ts_us=1_700_000_000_123_456)), {"id": 1}
+                ),
+                record(change("c", EMPTY, source=at(2, ts_ms=1_700_000_000_123)), {"id": 1}),
+            ],
+        ),
+        ITEMS,
+    )
+
+    texts = found.orderBy("_position").select(F.col("_commit_time").cast("string")).collect()
+    moment = datetime.fromtimestamp(1_700_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    assert [each[0] for each in texts] == [f"{moment}.123456", f"{moment}.123"]
+
+
+def test_a_placeholder_is_unavailable_in_each_of_its_forms(spark: SparkSession) -> None:
+    row = {
+        "id": 1,
+        "price": PLACEHOLDER,
+        "note": PLACEHOLDER,
+        "photo": PLACEHOLDER.encode().hex(),
+        "tags": [PLACEHOLDER],
+        "sizes": list(PLACEHOLDER.encode()),
+    }
+    (found,) = decoded(spark, record(change("u", row), {"id": 1}))
+
+    assert found._unavailable == ["price", "note", "photo", "tags", "sizes"]
+    assert found._unreadable == []
+    assert found._after.asDict() == EMPTY
+
+
+def test_a_column_that_an_update_lacks_keeps_its_old_value(spark: SparkSession) -> None:
+    row = {name: value for name, value in EMPTY.items() if name != "note"}
+    update, insert = decoded(
+        spark, record(change("u", row, source=at(1)), {"id": 1}), record(change("c", row, source=at(2)), {"id": 1})
+    )
+
+    assert update._unavailable == ["note"]
+    assert insert._unavailable == []
+
+
+def test_a_null_is_a_value(spark: SparkSession) -> None:
+    (found,) = decoded(spark, record(change("u", EMPTY), {"id": 1}))
+
+    assert (found._unavailable, found._unreadable, found._after.note) == ([], [], None)
+
+
+UNFIT: list[tuple[str, object]] = [
+    ("id", "x"),
+    ("price", "1.239"),
+    ("price", "12345678901.00"),
+    ("price", "NAN"),
+    ("photo", "0f0"),
+    ("tags", "text"),
+    ("sizes", [1, "x"]),
+    ("sizes", [1, 2**31]),
+]
+
+
+def test_a_text_that_does_not_fit_its_type_is_named_and_never_a_silent_null(spark: SparkSession) -> None:
+    found = decoded(
+        spark,
+        *(
+            record(change("c", EMPTY | {column: value}, source=at(n)), {"id": 1}, n)
+            for n, (column, value) in enumerate(UNFIT)
+        ),
+    )
+
+    assert [each._unreadable for each in found] == [[column] for column, _ in UNFIT]
+
+
+def test_the_columns_that_rows_hold_are_seen_by_topic(spark: SparkSession) -> None:
+    seen = columns_seen(
+        rows(
+            spark,
+            [
+                record(change("c", {"id": 1, "a": 1}), {"id": 1}, topic="one"),
+                record(change("c", {"id": 1, "b": None}), {"id": 1}, topic="one"),
+                record(change("d", None, {"id": 1, "c": 1}), {"id": 1}, topic="one"),
+                record(change("c", {"x": 1}), {"id": 1}, topic="two"),
+            ],
+        )
+    )
+
+    assert {each.topic: each.columns for each in seen.collect()} == {"one": ["a", "b", "id"], "two": ["x"]}
+
+
+TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
+HISTORY = st.lists(st.tuples(st.sampled_from("cudr"), st.integers(0, 5), TEXTS | st.none()), min_size=1, max_size=12)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(history=HISTORY, data=st.data())
+def test_any_order_and_doubling_of_records_sorts_to_the_same_changes(
+    spark: SparkSession, history: list[tuple[str, int, str | None]], data: st.DataObject
+) -> None:
+    records = []
+    for offset, (op, number, note) in enumerate(history):
+        row = EMPTY | {"id": number, "note": note}
+        # Two changes may stand at one place of the log: the offset tells them apart.
+        source = at(100 + offset // 2)
+        value = change(op, None, {"id": number}, source) if op == "d" else change(op, row, None, source)
+        records.append(record(value, {"id": number}, offset))
+    shuffled = data.draw(st.permutations(records + records[: len(records) // 2]))
+
+    frame = changes(rows(spark, shuffled), ITEMS)
+    found = frame.dropDuplicates(["_position", "_offset"]).orderBy("_position", "_offset").collect()
+
+    expected = [
+        (op, place(op, 100 + n // 2), n, number, None if op == "d" or note == PLACEHOLDER else note)
+        for n, (op, number, note) in enumerate(history)
+    ]
+    expected.sort(key=lambda each: each[1:3])
+    assert [
+        (each._op, each._position, each._offset, each._key.id, each._after and each._after.note) for each in found
+    ] == expected
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(given_texts=st.lists(TEXTS | st.none(), min_size=1, max_size=20))
+def test_texts_and_lists_of_texts_arrive_as_they_were_sent(spark: SparkSession, given_texts: list[str | None]) -> None:
+    records = [
+        record(change("c", EMPTY | {"note": text, "tags": [text, "x"]}, source=at(n)), {"id": 1}, n)
+        for n, text in enumerate(given_texts)
+    ]
+
+    found = decoded(spark, *records)
+
+    assert [(each._after.note, each._after.tags) for each in found] == [(text, [text, "x"]) for text in given_texts]
+    assert json.dumps([each._unreadable for each in found]) == json.dumps([[] for _ in given_texts])

@@ -1,0 +1,164 @@
+"""A batch of envelopes of several tables, each applied to a Delta table of its own, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+from headrace.errors import DataError, FlowError
+from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.flow.sink import Accountable, Batch, InFolder, Sink
+from headrace.flow.target import Target
+from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.delta_cdc import DeltaCdc
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+ENVELOPES = """
+topic string, partition int, offset bigint, key string, op string, before map<string,string>, after map<string,string>,
+source struct<lsn: bigint>
+"""
+
+
+def table(name: str, *columns: str, schema: str = "public") -> SourceTable:
+    return SourceTable(schema, name, tuple(SourceColumn(each, "text", True) for each in columns), ("id",), "postgres")
+
+
+@dataclass
+class Catalogue:
+    """A catalogue that counts how often it is asked."""
+
+    tables: dict[str, SourceTable]
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, topic: str, _target: Target) -> SourceTable:
+        self.asked.append(topic)
+        return self.tables[topic]
+
+
+def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
+    """Read every column as text: types are another's concern."""
+    either = F.coalesce("after", "before")
+    after = F.struct(*(F.col("after")[column.name].alias(column.name) for column in table.columns))
+    return rows.where("op <> 'm'").select(
+        F.col("op").alias("_op"),
+        F.lpad(F.col("source.lsn").cast("string"), 20, "0").alias("_position"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.timestamp_seconds("source.lsn").alias("_commit_time"),
+        F.lit(None).cast("string").alias("_transaction"),
+        F.struct(either["id"].alias("id")).alias("_key"),
+        F.when(F.col("after").isNotNull(), after).alias("_after"),
+        F.array().cast("array<string>").alias("_unavailable"),
+    )
+
+
+def envelopes(spark: SparkSession, *rows: tuple[str, str, int, dict[str, str]]) -> DataFrame:
+    told = [
+        (topic, 0, position, None, op, after if op == "d" else None, None if op == "d" else after, (position,))
+        for topic, op, position, after in rows
+    ]
+    return spark.createDataFrame(told, ENVELOPES).coalesce(1)
+
+
+def held(spark: SparkSession, target: Target, name: str) -> set[tuple[str | None, ...]]:
+    rows = spark.read.format("delta").load(f"{target.lake}/shop/{name}").drop("_headrace_position")
+    return {tuple(row) for row in rows.collect()}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+
+
+def test_each_table_of_a_batch_is_applied_once_and_its_version_published(spark: SparkSession, target: Target):
+    catalogue = Catalogue({"shop.orders": table("orders", "id", "state"), "shop.items": table("items", "id")})
+    sink = DeltaCdc("shop", catalogue, decode)
+    first = envelopes(
+        spark,
+        ("shop.orders", "c", 1, {"id": "1", "state": "new"}),
+        ("shop.orders", "c", 2, {"id": "2", "state": "new"}),
+    )
+    second = envelopes(
+        spark,
+        ("shop.orders", "d", 3, {"id": "1"}),
+        ("shop.items", "c", 4, {"id": "7"}),
+        ("shop.orders", "m", 5, {"id": "1"}),
+    )
+
+    sink.write(first, Batch("shop", "q1", 0, target))
+    for _ in range(2):
+        sink.write(second, Batch("shop", "q1", 1, target))
+    sink.write(envelopes(spark), Batch("shop", "q1", 2, target))
+
+    assert held(spark, target, "orders") == {("2", "new")}
+    assert held(spark, target, "items") == {("7",)}
+    assert catalogue.asked == ["shop.orders", "shop.items"]
+    assert isinstance(sink, Sink)
+    assert isinstance(sink, Accountable)
+    assert isinstance(sink, InFolder)
+    assert sink.held(spark, "shop", "0", target).last == {"q1": 2}
+    published = spark.read.format("delta").load(f"{target.lake}/shop/_published").collect()
+    for row in published:
+        then = spark.read.format("delta").option("versionAsOf", row.version).load(row.path)
+        assert then.count() == 1, row.table
+
+
+def test_a_crash_between_two_tables_is_made_good_by_the_next_attempt(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
+):
+    catalogue = Catalogue({"shop.items": table("items", "id"), "shop.orders": table("orders", "id")})
+    sink = DeltaCdc("shop", catalogue, decode)
+    rows = envelopes(spark, ("shop.items", "c", 1, {"id": "1"}), ("shop.orders", "c", 2, {"id": "2"}))
+    applies = Mirror.apply
+
+    def dies(self: Mirror, changes: DataFrame, into: object) -> None:
+        if "orders" in str(into):
+            raise KeyboardInterrupt
+        applies(self, changes, into)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Mirror, "apply", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sink.write(rows, Batch("shop", "q1", 0, target))
+    assert held(spark, target, "items") == {("1",)}
+    assert sink.held(spark, "shop", "0", target).last == {}
+
+    sink.write(rows, Batch("shop", "q1", 0, target))
+    assert held(spark, target, "items") == {("1",)}
+    assert held(spark, target, "orders") == {("2",)}
+
+
+def test_a_column_that_is_new_is_looked_up_and_added_and_a_renamed_one_refused(spark: SparkSession, target: Target):
+    catalogue = Catalogue({"shop.orders": table("orders", "id")})
+    sink = DeltaCdc("shop", catalogue, decode)
+    sink.write(envelopes(spark, ("shop.orders", "c", 1, {"id": "1"})), Batch("shop", "q1", 0, target))
+    catalogue.tables["shop.orders"] = table("orders", "id", "state")
+
+    late = envelopes(spark, ("shop.orders", "c", 2, {"id": "2", "state": "new"}))
+    sink.write(late, Batch("shop", "q1", 1, target))
+
+    rows = spark.read.format("delta").load(f"{target.lake}/shop/orders").collect()
+    assert {(row.id, row.state) for row in rows} == {("1", None), ("2", "new")}
+
+    # Without a column of before and with another one: a rename, for all that the log says.
+    catalogue.tables["shop.orders"] = table("orders", "id", "status")
+    renamed = envelopes(spark, ("shop.orders", "c", 3, {"id": "3", "status": "new"}))
+    with pytest.raises(DataError, match="'status' is new and 'state' is gone"):
+        sink.write(renamed, Batch("shop", "q1", 2, target))
+    assert held(spark, target, "orders") == {("1", None), ("2", "new")}
+
+
+def test_two_tables_of_one_name_are_refused(spark: SparkSession, target: Target):
+    catalogue = Catalogue({"shop.a": table("orders", "id"), "shop.b": table("orders", "id", schema="old")})
+    rows = envelopes(spark, ("shop.a", "c", 1, {"id": "1"}), ("shop.b", "c", 2, {"id": "2"}))
+
+    with pytest.raises(FlowError, match="HR-247"):
+        DeltaCdc("shop", catalogue, decode).write(rows, Batch("shop", "q1", 0, target))

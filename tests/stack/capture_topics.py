@@ -1,0 +1,45 @@
+"""Reading the topic of a captured table in tests, until it holds what is waited for."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, TopicPartition
+
+Change = tuple[str, int | None]
+
+
+@contextmanager
+def changes(bootstrap: str, topic: str) -> Iterator[Callable[..., list[Change]]]:
+    """Give a function that reads on until a change arrived, and returns all changes so far as (op, id)."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
+    seen: list[Change] = []
+
+    def until(*wanted: Change, seconds: float = 60.0) -> list[Change]:
+        deadline = time.monotonic() + seconds
+        assigned = False
+        while not set(wanted) <= set(seen):
+            assert time.monotonic() < deadline, f"waited for {wanted} and got {seen}"
+            if not assigned and not consumer.assignment():
+                # A topic is made with its first record.
+                if topic not in consumer.list_topics(timeout=10).topics:
+                    time.sleep(0.1)
+                    continue
+                consumer.assign([TopicPartition(topic, 0, 0)])
+            assigned = True
+            message = consumer.poll(0.5)
+            if message is None or message.error():
+                continue
+            value = json.loads(message.value())
+            row = value["after"] or value["before"] or {}
+            seen.append((value["op"], row.get("id")))
+        return list(seen)
+
+    try:
+        yield until
+    finally:
+        consumer.close()

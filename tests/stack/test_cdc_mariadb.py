@@ -1,0 +1,100 @@
+"""A database with a binlog in, Delta tables out: whatever happens to rows of MariaDB, their mirrors equal them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace import AvailableNow, KafkaConnect, Target
+from headrace.clients import mysql
+from headrace.clients.capture_wait import await_position, await_topics
+from headrace.clients.captures import begin, forget, worker_of
+from headrace.clients.catalogue import position_now, read_tables
+from headrace.clients.connect import ConnectClient
+from headrace.flow.capture import Capture
+from headrace.flow.target import Database
+from headrace.operate.reconcile import compare
+from headrace.operate.run import Application
+from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.stack.connect import secrets
+from headrace.stack.local import LocalStack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.stack]
+
+CAPTURE = Capture("till", r"headrace\.till_.*", prefix="till", heartbeat="1 second")
+
+OPENED = (
+    "CREATE TABLE till_customers (id bigint unsigned PRIMARY KEY, name varchar(40), kind enum('old','new'), "
+    "since timestamp(6) NULL, seen datetime(3), facts json)",
+    "CREATE TABLE till_orders (shop int, id int, total decimal(12,2), picture blob, PRIMARY KEY (shop, id))",
+    "CREATE TABLE till_emptied (id int PRIMARY KEY)",
+    "INSERT INTO till_customers VALUES (18446744073709551615, 'Ada', 'old', '2026-01-01 00:00:00.000001', "
+    "'2026-02-03 04:05:06.789', '{\"a\": 1}'), (2, 'São', NULL, NULL, NULL, NULL)",
+    "INSERT INTO till_orders VALUES (1, 10, 0.10, x'00ff'), (1, 11, -9999999999.99, NULL)",
+    "INSERT INTO till_emptied VALUES (1), (2)",
+)
+CHANGED = (
+    "UPDATE till_customers SET name = 'Ada L.', kind = 'new' WHERE id = 18446744073709551615",
+    "UPDATE till_customers SET id = 3 WHERE id = 2",
+    "DELETE FROM till_orders WHERE id = 10",
+    "INSERT INTO till_orders VALUES (2, 10, 5, NULL), (2, 11, 6, NULL)",
+    "UPDATE till_orders SET total = total + 1 WHERE shop = 2",
+    "INSERT INTO till_orders VALUES (1, 10, 7, NULL)",
+    "TRUNCATE TABLE till_emptied",
+    "INSERT INTO till_emptied VALUES (2), (3)",
+    "ALTER TABLE till_orders ADD COLUMN note varchar(20)",
+    "INSERT INTO till_orders VALUES (3, 1, 8, NULL, 'gift')",
+    "CREATE TABLE till_items (id int PRIMARY KEY, number int)",
+    "INSERT INTO till_items VALUES (100, 1), (101, 2)",
+    "UPDATE till_items SET id = 102, number = 3 WHERE id = 101",
+)
+
+
+def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_columns_and_tables(
+    spark: SparkSession, broker: Any, connect: Any, mariadb: Database, tmp_path: Path
+) -> None:
+    target = Target(
+        "till",
+        lake=str(tmp_path / "lake"),
+        checkpoints=str(tmp_path / "checkpoints"),
+        kafka={"bootstrap.servers": broker.bootstrap},
+        databases={"till": mariadb},
+        connect=KafkaConnect(connect.url, secrets=secrets(LocalStack(connect.home).place("connect"))),
+    )
+    worker = worker_of(target, "till")
+    flow = mirror(CdcSettings(CAPTURE, path="till", trigger=AvailableNow()))
+
+    def mirrored(*statements: str) -> dict[str, tuple[int, object]]:
+        """Run statements and the flow; return, by table, its rows and what differs from them."""
+        with mysql.session(mariadb) as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+        tables = begin(CAPTURE, mariadb, worker)
+        await_topics(CAPTURE, tables, target)
+        await_position(CAPTURE, mariadb, ConnectClient(worker.url), position_now(mariadb))
+        assert Application(spark, target, [flow]).run()[flow.name].error is None
+        found = {
+            table.name: compare(spark, mariadb, table, target.table(f"till/{table.name}"))
+            for table in read_tables(mariadb, CAPTURE.chosen)
+        }
+        return {name: (each.rows, each.equal or each.as_dict()) for name, each in found.items()}
+
+    try:
+        assert mirrored(*OPENED) == {
+            "till_customers": (2, True),
+            "till_emptied": (2, True),
+            "till_orders": (2, True),
+        }
+        assert mirrored(*CHANGED) == {
+            "till_customers": (2, True),
+            "till_emptied": (2, True),
+            "till_items": (2, True),
+            "till_orders": (5, True),
+        }
+    finally:
+        forget(CAPTURE, mariadb, worker)

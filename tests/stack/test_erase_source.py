@@ -1,0 +1,56 @@
+"""What an erasure asks of real parts: whether a source holds a row, and how long topics keep records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace.clients import mysql
+from headrace.clients.catalogue import read_tables
+from headrace.clients.postgres import connect
+from headrace.clients.source_row import holds_row
+from headrace.clients.topic_retention import retention
+from headrace.clients.topics import create_topics
+from headrace.flow.capture import Tables
+from headrace.flow.target import Database
+
+if TYPE_CHECKING:
+    from conftest import Broker
+
+pytestmark = pytest.mark.stack
+
+COLUMNS = '(tenant integer, "id" bigint, mail varchar(40), PRIMARY KEY (tenant, "id"))'
+
+
+def test_postgres_says_whether_it_holds_a_row(postgres: Database):
+    with connect(postgres) as connection:
+        connection.execute(f"CREATE TABLE erase_people {COLUMNS}")
+        connection.execute("INSERT INTO erase_people VALUES (7, 42, 'a@example.org')")
+    (table,) = read_tables(postgres, Tables(("public.erase_people",)))
+
+    assert table.key == ("tenant", "id")
+    assert holds_row(postgres, table, {"tenant": "7", "id": "42"})
+    assert not holds_row(postgres, table, {"tenant": "7", "id": "43"})
+    assert not holds_row(postgres, table, {"tenant": "7", "id": "no number"})
+
+
+def test_mariadb_says_whether_it_holds_a_row(mariadb: Database):
+    with mysql.session(mariadb) as cursor:
+        cursor.execute(f"CREATE TABLE erase_people {COLUMNS.replace(chr(34), chr(96))}")
+        cursor.execute("INSERT INTO erase_people VALUES (7, 42, 'a@example.org')")
+    (table,) = read_tables(mariadb, Tables(pattern=r".*\.erase_people"))
+
+    assert holds_row(mariadb, table, {"tenant": "7", "id": "42"})
+    assert not holds_row(mariadb, table, {"tenant": "7", "id": "43"})
+
+
+def test_a_broker_says_how_long_topics_keep_records(broker: Broker):
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    create_topics(kafka, {"erase.days": 1}, {"retention.ms": "172800000"})
+    create_topics(kafka, {"erase.keys": 1}, {"cleanup.policy": "compact"})
+
+    told = retention(kafka, lambda name: name.startswith("erase."))
+
+    assert told["erase.days"] == "kept for 2 day(s)"
+    assert told["erase.keys"].startswith("compacted: a record without a value")

@@ -1,0 +1,94 @@
+"""What a capture's connector is told to do, what its traces mean, and which gaps of a log are seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.clients.capture_guard import Slot, _binlog, _log_of_postgres
+from headrace.clients.captures import _one_schema
+from headrace.clients.connect import ConnectClient, ConnectorStatus
+from headrace.clients.debezium import settings
+from headrace.errors import DataError, PartUnavailable
+from headrace.flow.capture import Capture
+from headrace.flow.secret import Secret
+from headrace.flow.target import Database
+
+SHOP = Capture("shop", (r"public.orders",), retained_max=1000)
+FINE = Slot("reserved", "", 100, 10)
+
+
+def test_the_settings_of_a_connector_hold_a_reference_and_no_password():
+    database = Database("jdbc:postgresql://db/shop", "u", Secret("${env:X}", "hunter2"))
+    reference = "${file:/s/shop.properties:password}"
+    made = settings(SHOP, database, password=reference, bootstrap="b:1")
+    assert made["database.password"] == reference
+    assert "hunter2" not in json.dumps(made)
+    assert (made["slot.name"], made["topic.prefix"]) == ("headrace_shop", "shop")
+    assert made["table.include.list"] == r"public\.orders"
+
+
+def test_a_comma_in_a_pattern_does_not_end_it():
+    database = Database("jdbc:mariadb://db/shop", "u")
+    made = settings(Capture("shop", r"shop\.t\d{1,2}"), database, password="", bootstrap="b:1")
+    assert made["table.include.list"] == r"shop\.t\d{1\,2}"
+    assert made["database.ssl.mode"] == "verify-full"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "schema"),
+    [(r"public\..*", "public"), (r"public\.a|other\.b", None), (r".*\.orders", None), (r"(a|b)\..*", None)],
+)
+def test_a_publication_covers_one_schema_where_the_pattern_names_one(pattern: str, schema: str | None):
+    assert _one_schema(Capture("shop", pattern)) == schema
+
+
+def test_the_deepest_cause_with_words_tells_a_failure():
+    trace = (
+        "org.apache.kafka.connect.errors.ConnectException: It failed.\n\tat a.B.c(B.java:1)\n"
+        "Caused by: io.debezium.DebeziumException: The slot is busy.\n\t... 10 more\nCaused by: java.lang.Exception\n"
+    )
+    assert ConnectorStatus("FAILED", 1, trace).cause == "DebeziumException: The slot is busy"
+
+
+@pytest.mark.parametrize(
+    ("slot", "says"),
+    [
+        (None, "is gone"),
+        (Slot("lost", "", 100, 10), "given up"),
+        (Slot("reserved", "idle_timeout", 100, 10), "idle_timeout"),
+        (Slot("reserved", "", 101, 10), "somebody moved the slot"),
+    ],
+)
+def test_a_slot_that_cannot_go_on_where_it_was_is_hr_522_and_says_snapshot(slot: Slot | None, says: str):
+    with pytest.raises(DataError, match=says) as told:
+        _log_of_postgres(SHOP, slot, {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100})
+    assert told.value.code == "HR-522"
+    assert "snapshot again" in told.value.remedy
+
+
+def test_a_slot_that_holds_back_more_than_its_limit_is_warned_of():
+    saved: dict[str, object] = {"lsn_commit": 100, "lsn": 100}
+    assert _log_of_postgres(SHOP, FINE, saved).warning == ""
+    assert "2 MB" in _log_of_postgres(SHOP, Slot("extended", "", 100, 2_000_000), saved).warning
+    assert "any moment" in _log_of_postgres(SHOP, Slot("unreserved", "", 100, 10), saved).warning
+
+
+def test_before_its_first_position_a_capture_is_in_its_snapshot():
+    assert _log_of_postgres(SHOP, None, {}).in_snapshot
+    assert _binlog(SHOP, [("binlog.000001", 10)], {}).in_snapshot
+
+
+def test_a_binlog_that_was_removed_is_hr_522():
+    files = [("binlog.000002", 100), ("binlog.000003", 50)]
+    assert _binlog(SHOP, files, {"file": "binlog.000002", "pos": 40}).retained_bytes == 110
+    with pytest.raises(DataError, match=r"binlog\.000001") as told:
+        _binlog(SHOP, files, {"file": "binlog.000001", "pos": 40})
+    assert told.value.code == "HR-522"
+
+
+def test_a_worker_that_is_not_there_is_transient():
+    with pytest.raises(PartUnavailable) as silent:
+        ConnectClient("http://127.0.0.1:1").names()
+    assert silent.value.code == "HR-613"

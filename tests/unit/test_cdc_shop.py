@@ -1,0 +1,75 @@
+"""The shop of the CDC demo: its history repeats itself, never contradicts itself, and holds what mirrors are bad at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from headrace.patterns.cdc.generator import OPENING, Change, Shop, Transaction
+from headrace.patterns.cdc.model import differences, replayed, unrelated
+
+
+def history(length: int, seed: int = 7) -> list[Transaction]:
+    return list(islice(Shop(seed).history(), length))
+
+
+def test_the_same_seed_gives_the_same_history_and_another_one_another() -> None:
+    assert history(400) == history(400)
+    assert history(400) != history(400, seed=8)
+
+
+def test_orders_belong_to_customers_and_items_to_orders_after_every_transaction() -> None:
+    lived = history(1_200)
+    for end in (OPENING, OPENING + 1, 400, 1_200):
+        tables = replayed(lived[:end])
+        assert unrelated(tables) == []
+        for (order,), row in tables["orders"].items():
+            items = [each for key, each in tables["items"].items() if key[0] == order]
+            assert row["total"] == sum(each["quantity"] * each["price"] for each in items)  # type: ignore[operator, misc]
+
+
+def test_a_history_holds_every_kind_of_change_that_is_hard_to_mirror() -> None:
+    lived = [change for transaction in history(2_000)[OPENING:] for change in transaction.changes]
+
+    assert set(Counter(change.kind for change in lived)) == {"insert", "update", "delete", "key change"}
+    deleted, back = set(), 0
+    for change in lived:
+        if change.op == "delete":
+            deleted.add((change.table, change.key))
+        back += change.op == "insert" and (change.table, change.key) in deleted
+    assert back > 10
+    assert any(len(str(change.values.get("note") or "")) > 8_000 for change in lived)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [Change("update", "customers", (1,), {"name": "x"})],
+        [Change("delete", "customers", (1,))],
+        [Change("insert", "customers", (1,), {"id": 1}), Change("insert", "customers", (1,), {"id": 1})],
+        [
+            *(Change("insert", "customers", (key,), {"id": key}) for key in (1, 2)),
+            Change("update", "customers", (1,), {"id": 2}),
+        ],
+    ],
+)
+def test_a_history_that_contradicts_itself_is_no_model(changes: list[Change]) -> None:
+    with pytest.raises(ValueError, match="there"):
+        replayed([Transaction(0, tuple(changes))])
+
+
+def test_rows_that_are_missing_too_many_or_different_are_told() -> None:
+    expected = replayed(history(OPENING))
+    held = {table: {key: dict(row) for key, row in rows.items()} for table, rows in expected.items()}
+    assert differences(expected, held) == []  # type: ignore[arg-type]
+
+    del held["customers"][(1,)]
+    held["orders"][(0,)] = {}
+    held["items"][(1, 1)]["quantity"] = 0
+    assert differences(expected, held) == [  # type: ignore[arg-type]
+        "customers (1,) is not there",
+        "items (1, 1) differs in quantity",
+        "orders (0,) should not be there",
+    ]

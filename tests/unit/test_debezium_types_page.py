@@ -1,0 +1,35 @@
+"""The page of types holds exactly the rules of the code, and the rules name each type once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.flow.catalogue import Family
+from headrace.transforms.debezium_types import rules
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cdc" / "types.md").read_text()
+HEADINGS: dict[Family, str] = {"postgres": "## Postgres\n", "mysql": "## MySQL and MariaDB\n"}
+
+
+@pytest.mark.parametrize("family", ["postgres", "mysql"])
+def test_the_page_lists_the_rules_in_their_order(family: Family) -> None:
+    section = PAGE.partition(HEADINGS[family])[2].partition("\n## ")[0]
+    listed = [line for line in section.splitlines() if line.startswith("| `")]
+
+    assert listed == [
+        f"| {', '.join(f'`{name}`' for name in rule.names)} | {rule.shown} | {rule.note} |" for rule in rules(family)
+    ]
+
+
+@pytest.mark.parametrize("family", ["postgres", "mysql"])
+def test_each_type_has_one_rule_that_gives_what_the_page_shows(family: Family) -> None:
+    names = [name for rule in rules(family) for name in rule.names]
+
+    assert len(names) == len(set(names))
+    for rule in rules(family):
+        arguments = (12, 2) if rule.shown == "decimal(p,s)" else ()
+        given = rule.reading(arguments).spark.simpleString()
+        shown = rule.shown.replace("(p,s)", "(12,2)")
+        assert given in shown.split(", ") or given == shown

@@ -1,0 +1,267 @@
+"""Whom an erasure is about, where that row is looked for, and how: without Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.clients.filesystem import LocalFiles
+from headrace.clients.topic_retention import in_words
+from headrace.errors import ConfigError, DataError, HeadraceError
+from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.target import Target
+from headrace.operate import erase_report
+from headrace.operate.erase import Request, subject_of
+from headrace.operate.erase_beyond import Source
+from headrace.operate.erase_places import Column, Lake, Table, involved, known
+from headrace.operate.erase_plan import Place
+from headrace.operate.erase_scan import Signs, Traces, texts_of, traces
+from headrace.operate.erase_subject import Subject, Texts, singular, telling
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sources.delta import DeltaSource
+from headrace.sources.rate import Rate
+
+CUSTOMER = Subject("customers", {"id": "42"}, {"gold/vip": "member"})
+
+
+def table(path: str, *columns: str) -> Table:
+    kind = "filed" if path.startswith("_headrace") else "table"
+    held = tuple(Column(name, name, "string", name) for name in columns)
+    return Table(path, f"/lake/{path}", kind, held, ())
+
+
+@pytest.mark.parametrize(
+    ("path", "columns", "known_by"),
+    [
+        ("silver/shop/customers", ["id", "email"], ["id"]),
+        ("silver/shop/_tombstones/customers", ["id"], ["id"]),
+        ("gold/orders", ["id", "customer_id"], ["customer_id"]),
+        ("gold/orders", ["id", "customerId", "customers_id"], ["customerId", "customers_id"]),
+        ("gold/orders", ["id", "customer", "custom_id"], []),
+        ("gold/vip", ["member", "id"], ["member"]),
+        ("bronze/customers", ["key", "key.id", "after", "after.id", "after.no"], ["key.id", "after.id"]),
+        ("gold/orders", ["id", "buyer", "buyer.customer_id"], ["buyer.customer_id"]),
+    ],
+)
+def test_rows_are_known_by_the_key_or_by_a_column_named_after_the_table(
+    path: str, columns: list[str], known_by: list[str]
+):
+    assert CUSTOMER.known_by(path, columns) == tuple({name: "42"} for name in known_by)
+
+
+def test_a_key_of_several_columns_is_known_in_tables_of_the_same_name_only():
+    subject = Subject("customers", {"tenant": "7", "id": "42"}, {})
+
+    assert subject.known_by("silver/customers", ["id", "tenant", "email"]) == ({"tenant": "7", "id": "42"},)
+    assert subject.known_by("gold/orders", ["customer_id", "tenant", "id"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "one"), [("customers", "customer"), ("categories", "category"), ("addresses", "address"), ("news", "new")]
+)
+def test_a_row_of_a_table_has_a_name(name: str, one: str):
+    assert singular(name) == one
+
+
+@pytest.mark.parametrize(
+    ("payload", "own", "is_found"),
+    [
+        ('{"id":42}', True, True),
+        ('{"id":42}', False, False),
+        ('{"after":{"id": "42","email":"a"}}', True, True),
+        ('{"id":421,"n":42}', True, False),
+        ('{"order":{"customer_id":42}}', False, True),
+        ('{"customerId": 42 }', False, True),
+        ('{"customer_id":142}', False, False),
+    ],
+)
+def test_a_payload_holds_the_key_under_a_name_that_means_it(payload: str, own: bool, is_found: bool):
+    pattern = CUSTOMER.in_payloads(own=own)
+
+    assert pattern is not None
+    assert (re.search(pattern, payload) is not None) is is_found
+
+
+@pytest.mark.parametrize(
+    ("text", "is_telling"),
+    [("anna@example.org", True), ("Ann", False), ("123456", False), ("2026-03-02", False), ("0170 1234567", True)],
+)
+def test_short_texts_and_numbers_tell_nothing(text: str, is_telling: bool):
+    assert telling(text) is is_telling
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'plain \xc3\x84nna "Z"',
+        json.dumps({"name": 'Änna "Z"'}).encode(),
+        json.dumps({"stats": json.dumps({"name": 'Änna "Z"'}, ensure_ascii=False)}, ensure_ascii=False).encode(),
+        json.dumps({"stats": json.dumps({"name": 'Änna "Z"'})}).encode(),
+    ],
+)
+def test_a_text_is_found_as_it_is_and_as_json_writes_it(content: bytes):
+    pattern = Texts(('Änna "Z"',)).pattern()
+
+    assert pattern is not None
+    assert pattern.search(content)
+
+
+def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Path):
+    long = "a text that is longer than statistics keep of it"
+    pq.write_table(
+        pa.table({"id": [41, 42, 42], "who": [{"mail": ["x"]}, {"mail": [long]}, None]}), tmp_path / "a.parquet"
+    )
+    pq.write_table(pa.table({"id": ["42"], "note": [b"none"]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"other": [42]}), tmp_path / "c.parquet")
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    stats = json.dumps({"minValues": {"id": 41, "mail": long[:32]}, "maxValues": {"id": 421}})
+    (log / "0.json").write_text(json.dumps({"add": {"stats": stats}}))
+    (log / "1.json").write_text(json.dumps({"add": {"stats": json.dumps({"minValues": {"id": 42}})}}))
+    (log / "2.json").write_text(json.dumps({"commitInfo": {"operationParameters": {"predicate": '["(id#1L = 42)"]'}}}))
+    (log / "3.json").write_text(json.dumps({"add": {"stats": json.dumps({"minValues": {"id": 421, "n": 42}})}}))
+    (tmp_path / "1.changelog").write_bytes(b"\x00")
+    (tmp_path / "empty").touch()
+    paths = sorted(LocalFiles().sizes(str(tmp_path)))
+    signs = Signs(({"id": "42"},), (), CUSTOMER.in_logs(["id"]), Texts((long,)))
+
+    found = traces(LocalFiles(), str(tmp_path), paths, signs)
+
+    assert found == Traces(files=9, rows=3, found=2, log=3, closed=1)
+    assert set(texts_of(LocalFiles(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
+
+
+def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp_path: Path):
+    rows = [
+        {"op": "u", "transaction": "transaction 7", "key": {"id": 42}, "after": {"id": 42, "mail": "anna@example.org"}},
+        {"op": "d", "transaction": "transaction 7", "key": {"id": 43}, "after": None},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    ways = CUSTOMER.known_by("bronze/customers", ["op", "key", "key.id", "after", "after.id"])
+
+    assert traces(LocalFiles(), str(tmp_path), ["a.parquet"], Signs(ways)).rows == 1
+    found = set(texts_of(LocalFiles(), str(tmp_path), ["a.parquet"], ways))
+    assert found == {("after", "anna@example.org")}
+
+
+def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
+    rows = {"topic": ["shop.public.customers", "orders"], "value": [b'{"id":42}\xff', b'{"id":42}']}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    own = CUSTOMER.in_payloads(own=True)
+    assert own is not None
+
+    found = traces(LocalFiles(), str(tmp_path), ["a.parquet"], Signs(payloads=((r"^shop\.[^.]+\.customers$", own),)))
+
+    assert found.rows == 1
+
+
+def test_flows_that_write_read_or_file_must_not_run_and_others_may():
+    target = Target("dev", lake="/lake", checkpoints="unused")
+
+    def flow(name: str, source: Rate | DeltaSource, path: str) -> Flow:
+        return Flow(name, Input(source), lambda rows: rows, DeltaAppend(path))
+
+    flows = [
+        flow("writes", Rate(1), "silver/customers"),
+        flow("reads", DeltaSource("silver/customers", 1), "gold/apart"),
+        flow("files", Rate(1), "gold/more"),
+        flow("apart", Rate(1), "gold/customers_else"),
+    ]
+    tables = [table("silver/customers", "id"), table("gold/customers_else", "id"), table("_headrace/files/late", "row")]
+
+    found = involved(flows, target, known(Lake(tuple(tables), {}), CUSTOMER, flows))
+
+    assert [each.name for each in found] == ["writes", "reads", "files"]
+
+
+def source(*key: str) -> list[Source]:
+    columns = tuple(SourceColumn(name, "text", True) for name in ("tenant", "id", "email"))
+    return [Source("shop", SourceTable("public", "customers", columns, key, "postgres"))]
+
+
+@pytest.mark.parametrize(
+    ("key", "columns", "expected"),
+    [
+        (("42",), ("id",), {"id": "42"}),
+        (("id=42",), ("id",), {"id": "42"}),
+        (("a=b",), ("id",), {"id": "a=b"}),
+        (("tenant=7", "id=42"), ("tenant", "id"), {"tenant": "7", "id": "42"}),
+    ],
+)
+def test_a_key_is_of_the_columns_that_the_source_names(
+    key: tuple[str, ...], columns: tuple[str, ...], expected: dict[str, str]
+):
+    assert subject_of(Request("public.customers", key), Lake((), {}), source(*columns)).key == expected
+
+
+def test_without_a_source_the_tombstones_say_the_key():
+    graves = table("silver/_tombstones/customers", "number", "_headrace_position")
+
+    assert subject_of(Request("customers", ("42",)), Lake((graves,), {}), []).key == {"number": "42"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "found", "error", "code"),
+    [
+        (Request("customers", ("42",)), source("tenant", "id"), ConfigError, "HR-136"),
+        (Request("customers", ("id=42",)), source("tenant", "id"), ConfigError, "HR-136"),
+        (Request("custmers", ("42",)), [], DataError, "HR-532"),
+        (Request("customers", ("42",), ("gold/orders=buyer",)), [], ConfigError, "HR-137"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(request_: Request, found: list[Source], error: type[HeadraceError], code: str):
+    lake = Lake((table("silver/customers", "id"), table("gold/orders", "id", "customer_id")), {})
+
+    with pytest.raises(error) as refused:
+        subject_of(request_, lake, found)
+
+    assert refused.value.code == code
+
+
+def test_a_file_that_is_no_report_cannot_be_verified(tmp_path: Path):
+    (tmp_path / "x.json").write_text("{}")
+
+    with pytest.raises(ConfigError) as refused:
+        erase_report.verify(tmp_path / "x.json")
+
+    assert refused.value.code == "HR-138"
+
+
+@pytest.mark.parametrize("words", [["--table", "customers"], ["--key", "42"], ["--table", "t", "--key", "1", "--json"]])
+def test_an_erasure_names_a_table_and_a_key_and_a_machine_says_yes(words: list[str]):
+    assert CliRunner().invoke(app, ["erase", *words]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "retention_ms", "words"),
+    [("delete", 604800000, "kept for 7 day(s)"), ("delete", -1, "kept for ever"), ("compact", -1, "compacted: ")],
+)
+def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: int, words: str):
+    assert in_words(policy, retention_ms).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "erased", "after", "outcome"),
+    [
+        ("table", True, Traces(files=3), "clean"),
+        ("table", True, Traces(files=3, log=1), "left"),
+        ("tombstones", False, Traces(files=3, rows=1, found=1), "kept"),
+        ("checkpoint", False, Traces(files=3, closed=2), "unproven"),
+    ],
+)
+def test_a_place_is_clean_when_nothing_was_found_and_everything_was_looked_into(
+    kind: str, erased: bool, after: Traces, outcome: str
+):
+    place = Place("there", kind, erased, Traces(files=3, rows=1, found=1), after=after)
+
+    assert place.outcome == outcome
+    assert bool(place.remedy) == (outcome != "clean")
