@@ -123,6 +123,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
     parser.add_argument("--batch", type=int, default=10_000, help="changes of a batch")
     parser.add_argument("--rounds", type=int, default=5, help="batches that count")
+    parser.add_argument("--warm-up", type=int, default=3, help="batches before those")
     parser.add_argument("--only", choices=("merge", "growth"), help="one part of the two")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     given = parser.parse_args()
@@ -140,7 +141,7 @@ def main() -> int:
                 merged(plain, target, whole, NAIVE),
                 merged(hand, target, whole, TUNED),
             ]
-            taken(tables, Path(folder), warm_up=2, rounds=given.rounds)
+            taken(tables, Path(folder), warm_up=given.warm_up, rounds=given.rounds)
             _same(tables, target)
             figures["merge"] = found = {each.name: round(each.seconds, 2) for each in tables}
             ratios = [other.wall / own.wall for own, other in zip(tables[0].runs, tables[1].runs, strict=True)]
@@ -150,7 +151,7 @@ def main() -> int:
         if given.only != "merge":
             small = Orders(given.rows // GROWN, given.batch)
             tables = [mirror(spark, target, small, "small"), mirror(spark, target, whole, "large")]
-            taken(tables, Path(folder) / "growth", warm_up=2, rounds=given.rounds)
+            taken(tables, Path(folder) / "growth", warm_up=given.warm_up, rounds=given.rounds)
             growth = [large.wall / little.wall for little, large in zip(tables[0].runs, tables[1].runs, strict=True)]
             figures["growth"] = [round(each, 3) for each in growth]
             reached &= statistics.median(growth) <= GROWTH

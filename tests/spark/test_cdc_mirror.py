@@ -60,7 +60,7 @@ def test_a_crash_between_tombstones_and_rows_is_made_good_by_the_next_attempt(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Mirror, "_execute", dies)
+        patched.setattr(Mirror, "_write", dies)
         with pytest.raises(KeyboardInterrupt):
             Mirror().apply(frame(spark, second, 10), into(tmp_path, 1))
     assert sorted(held(spark, tmp_path)) == [1, 2]

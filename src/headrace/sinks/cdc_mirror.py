@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.sinks import cdc_ranges, cdc_tombstones
+from headrace.sinks import cdc_ranges, cdc_replace, cdc_tombstones
 from headrace.sinks.at_once import meanwhile
 from headrace.sinks.cdc_moved import with_moved
 from headrace.sinks.cdc_reduce import Counts, counts, filled, lacks_value, reduced, unreadable
@@ -27,6 +27,7 @@ from headrace.sinks.cdc_table import (
     settings,
     text,
 )
+from headrace.sinks.cdc_tombstones import Graves
 from headrace.sinks.kept import pinned
 
 if TYPE_CHECKING:
@@ -94,27 +95,47 @@ class Mirror:
 
     def _merge(self, last: DataFrame, found: Counts, into: Into) -> None:
         session = last.sparkSession
-        ranges = cdc_ranges.ranges_of(last, found.spans, found.keys)
         before = cdc_tombstones.known(session, into)
-        # 1. What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
+        # What is gone is written at the same time as the rows: either alone is not the batch yet.
+        gone = F.col("_op").isin("d", "t") if self.deletes == "hard" else F.col("_op") == "t"
+        buries = found.truncated is not None or (found.deletes and self.deletes == "hard")
+        with into.commit(session), meanwhile(session, buries, lambda: cdc_tombstones.bury(last.where(gone), into)):
+            try:
+                self._write(last, found, before, into)
+            except (PySparkException, Py4JJavaError) as error:
+                if _LACKS in str(error):
+                    raise lacks_value(into) from error
+                raise
+        cdc_replace.remember(session, into, str(found.last))
+        if buries:
+            cdc_tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
+
+    def _write(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> None:
+        """Append the rows, replace those of their keys or merge them: the first of these that does."""
+        if self._can_replace(last, found, before, into) and cdc_replace.replace(
+            last, self._rows(last.where(F.col("_op") != "d")), into
+        ):
+            return
+        ranges = cdc_ranges.ranges_of(last, found.spans, found.keys)
+        # What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
         rows = last.where(F.col("_op") != "t")
         for truncated in (before.truncated, found.truncated):
             rows = rows if truncated is None else rows.where(F.col("_position") >= truncated)
         if before.newest is not None and str(found.first) <= before.newest:
             rows = cdc_tombstones.without_gone(rows, into, cdc_ranges.within(ranges, "old"))
-        # 2. What is gone, at the same time as the rows: either alone is not the batch yet.
-        gone = F.col("_op").isin("d", "t") if self.deletes == "hard" else F.col("_op") == "t"
-        buries = found.truncated is not None or (found.deletes and self.deletes == "hard")
-        with into.commit(session), meanwhile(session, buries, lambda: cdc_tombstones.bury(last.where(gone), into)):
-            try:
-                if not self._appended(rows, found, into, ranges):
-                    self._execute(rows, found, into, ranges)
-            except (PySparkException, Py4JJavaError) as error:
-                if _LACKS in str(error):
-                    raise lacks_value(into) from error
-                raise
-        if buries:
-            cdc_tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
+        if not self._appended(rows, found, into, ranges):
+            self._execute(rows, found, into, ranges)
+
+    def _can_replace(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> bool:
+        """Return whether every change of a batch is newer than all that is known, and holds its whole row."""
+        first, key = str(found.first), fields(last, "_key")
+        needs_old_row = found.missing or (found.deletes and self.deletes == "soft")
+        if needs_old_row or found.truncated is not None or not cdc_replace.can_be_named(key, found.keys):
+            return False
+        if not (found.deletes or found.updates) or (before.newest is not None and first <= before.newest):
+            return False
+        session, columns = last.sparkSession, self.columns(key, fields(last, "_after")).names
+        return cdc_replace.has_columns(session, into, columns) and cdc_replace.is_newer(session, into, first)
 
     def _appended(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[cdc_ranges.Range]]) -> bool:
         """Append a batch of nothing but new rows, where none of its keys is in the table. Says whether it did.
@@ -131,11 +152,15 @@ class Mirror:
         held = session.read.format("delta").load(into.location).alias("old").where(cdc_ranges.within(ranges, "old"))
         if not held.join(told, keys, "left_semi").isEmpty():
             return False
-        new = rows.select("_after.*", F.col("_position").alias(POSITION))
+        self._rows(rows).write.format("delta").mode("append").save(into.location)
+        return True
+
+    def _rows(self, changes: DataFrame) -> DataFrame:
+        """Return the rows that changes end in."""
+        new = changes.select("_after.*", F.col("_position").alias(POSITION))
         if self.deletes == "soft":
             new = new.withColumns({DELETED: F.lit(False), DELETED_AT: F.lit(None).cast("timestamp")})
-        new.write.format("delta").mode("append").save(into.location)
-        return True
+        return new
 
     def _execute(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[cdc_ranges.Range]]) -> None:
         names = fields(rows, "_after").names

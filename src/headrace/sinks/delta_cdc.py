@@ -18,7 +18,7 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks import cdc_tombstones
+from headrace.sinks import cdc_replace, cdc_tombstones
 from headrace.sinks.at_once import at_once
 from headrace.sinks.cdc_columns import Dropped, Policy, follow
 from headrace.sinks.cdc_history import History
@@ -177,7 +177,8 @@ class DeltaCdc:
             known = before.get(into.table)
             # A table that was never cleaned has nothing old.
             cleaned = known.cleaned if known is not None and known.cleaned is not None else now
-            self.upkeep.compact(session, into.location)
+            if self.upkeep.compact(session, into.location):
+                cdc_replace.remember(session, into)
             if self.upkeep.clean(session, into, cleaned, now):
                 cleaned = now
             rows.append(Row(into.table, into.location, version(session, into.location), batch.id, cleaned))

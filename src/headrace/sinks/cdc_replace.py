@@ -1,0 +1,105 @@
+"""Rows of a mirror replaced by key: what a MERGE does for changes that are all newer than the table, without its join.
+
+One commit removes the rows of a batch's keys and adds those that the batch ends in. Which row is newer need not be
+asked for each key: the batch's first change is later in the source's log than every change that the table shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.sinks.cdc_ranges import Range, cut
+from headrace.sinks.cdc_table import POSITION, Into, quoted, settings, snapshot, text, version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Key = tuple[int | str, ...]
+
+# How SQL writes a number of each type: one of another type would be cast, and files no longer left out by it.
+_SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
+# So many keys are a condition of half a megabyte, which is read in a moment.
+_MOST_KEYS = 50_000
+_UNCHECKED = {
+    # The rows are those of the keys in the condition. Delta would look at each again.
+    "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
+}
+
+# The greatest position of a table at one of its versions: a version never changes.
+_seen: dict[str, tuple[int, str]] = {}
+
+
+def is_newer(session: SparkSession, into: Into, first: str) -> bool:
+    """Return whether changes from this position on are all newer than every row of the table.
+
+    Reads the positions of a table once, and again after another's commit.
+    """
+    now = version(session, into.location)
+    seen = _seen.get(into.location)
+    if seen is None or seen[0] != now:
+        row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
+        seen = _seen[into.location] = (now, (row and row[0]) or "")
+    return first > seen[1]
+
+
+def remember(session: SparkSession, into: Into, last: str = "") -> None:
+    """Keep what is known of the positions, after one commit of this batch's changes, or of one that only moves rows.
+
+    More than one commit may be another's: the next batch looks for itself.
+    """
+    seen, now = _seen.pop(into.location, None), version(session, into.location)
+    if seen is not None and now <= seen[0] + 1:
+        _seen[into.location] = (now, max(seen[1], last))
+
+
+def can_be_named(key: T.StructType, keys: int) -> bool:
+    """Return whether a condition can name the keys of a batch."""
+    return keys <= _MOST_KEYS and all(type(each.dataType) in (*_SUFFIX, T.StringType) for each in key)
+
+
+def has_columns(session: SparkSession, into: Into, columns: Sequence[str]) -> bool:
+    """Return whether the table has these columns and no other: one that its source dropped keeps its values."""
+    return set(snapshot(session, into.location).schema().fieldNames()) == set(columns)
+
+
+def replace(rows: DataFrame, new: DataFrame, into: Into) -> bool:
+    """Replace the rows that have the keys of changes, in one commit. Says whether it did: some keys cannot be named."""
+    key = rows.schema["_key"].dataType
+    assert isinstance(key, T.StructType)  # noqa: S101 - the frame of changes says so
+    keys: list[Key] = [tuple(row) for row in rows.select("_key.*").collect()]
+    # `${...}` in a condition is read as the name of a setting.
+    if any(part is None or (isinstance(part, str) and "${" in part) for each in keys for part in each):
+        return False
+    if keys:
+        with settings(rows.sparkSession, _UNCHECKED):
+            write = new.write.format("delta").mode("overwrite").option("replaceWhere", condition(key, keys))
+            write.save(into.location)
+    return True
+
+
+def condition(key: T.StructType, keys: Sequence[Key]) -> str:
+    """Return the condition that a row has one of these keys. Files are left out by the ranges that it begins with."""
+    columns = [quoted(name) for name in key.names]
+    kinds = [type(each.dataType) for each in key]
+    within = " OR ".join(
+        f"{columns[0]} BETWEEN {_literal(low, kinds[0])} AND {_literal(high, kinds[0])}"
+        for low, high in _ranges(sorted({each[0] for each in keys}))
+    )
+    told = [[_literal(part, kind) for part, kind in zip(each, kinds, strict=True)] for each in keys]
+    return f"({within}) AND {_row(columns)} IN ({', '.join(map(_row, told))})"
+
+
+def _ranges(values: Sequence[int | str]) -> Sequence[Range]:
+    return cut([(each, each) for each in values]) if isinstance(values[0], int) else [(values[0], values[-1])]
+
+
+def _row(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _literal(value: object, kind: type[T.DataType]) -> str:
+    return text(value) if isinstance(value, str) else f"{value}{_SUFFIX[kind]}"

@@ -1,0 +1,101 @@
+"""Rows of a mirror replaced by key, where every change is newer than the table, and merged where one is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import types as T
+
+from cdc_changes import BEGAN, frame, into, row
+from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.cdc_replace import condition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def held(spark: SparkSession, folder: Path) -> set[tuple[object, ...]]:
+    rows = spark.read.format("delta").load(str(folder / "orders"))
+    return {tuple(each) for each in rows.select("id", "pieces", "note").collect()}
+
+
+def done_by(spark: SparkSession, folder: Path) -> str:
+    last = DeltaTable.forPath(spark, str(folder / "orders")).history(1).first()
+    assert last is not None
+    return "REPLACE" if "predicate" in last.operationParameters and last.operation == "WRITE" else str(last.operation)
+
+
+def test_rows_are_replaced_while_changes_come_in_the_logs_order_and_merged_where_one_is_late(
+    spark: SparkSession, tmp_path: Path
+):
+    def apply(number: int, *changes: object) -> str:
+        Mirror().apply(frame(spark, list(changes), 100 * number), into(tmp_path, number))  # type: ignore[arg-type]
+        return done_by(spark, tmp_path)
+
+    assert apply(0, *(row("c", key, key, key, "first") for key in range(1, 8))) == "WRITE"
+    changes = [row("u", 10, 1, 10), row("u", 11, 1, 11), row("d", 12, 2), row("c", 13, 20, 13), row("d", 14, 99)]
+    assert apply(1, *changes) == "REPLACE"
+    now = {(1, 11, None), (20, 13, None), *((key, key, "first") for key in range(3, 8))}
+    assert held(spark, tmp_path) == now
+
+    # The same batch again, as after a crash, and one with a change that is older than a row and than a tombstone.
+    apply(1, *changes)
+    assert held(spark, tmp_path) == now
+    assert apply(2, row("u", 9, 1, 9), row("u", 11, 2, 9), row("u", 15, 3, 15)) == "MERGE"
+    now = (now - {(3, 3, "first")}) | {(3, 15, None)}
+    assert held(spark, tmp_path) == now
+
+    # A large value that the log left out is in the table only.
+    assert apply(3, row("u", 16, 4, 16, None, "note")) == "MERGE"
+    now = (now - {(4, 4, "first")}) | {(4, 16, "first")}
+    assert held(spark, tmp_path) == now
+
+    # Another's commit, by which a row is newer than the changes that are on their way.
+    orders = DeltaTable.forPath(spark, str(tmp_path / "orders"))
+    orders.update("id = 5", {"pieces": "50", "_headrace_position": f"'{30:020d}'"})  # type: ignore[dict-item]
+    assert apply(4, row("u", 20, 5, 20), row("u", 21, 6, 21)) == "MERGE"
+    now = (now - {(5, 5, "first"), (6, 6, "first")}) | {(5, 50, "first"), (6, 21, None)}
+    assert held(spark, tmp_path) == now
+    assert apply(5, row("u", 31, 5, 31), row("d", 32, 6)) == "REPLACE"
+    assert held(spark, tmp_path) == (now - {(5, 50, "first"), (6, 21, None)}) | {(5, 31, None)}
+
+
+def test_keys_of_several_columns_and_of_texts_are_named_whatever_they_hold(spark: SparkSession, tmp_path: Path):
+    schema = """
+    _op string, _position string, _partition int, _offset bigint, _commit_time timestamp, _transaction string,
+    _key struct<a: string, n: int>, _after struct<a: string, n: int, value: int>, _unavailable array<string>
+    """
+
+    def apply(number: int, *changes: tuple[str, str, int, int]) -> str:
+        rows = [
+            (op, f"{at:020d}", 0, at, BEGAN, None, (text, n), None if op == "d" else (text, n, at), [])
+            for op, text, n, at in changes
+        ]
+        Mirror().apply(spark.createDataFrame(rows, schema).coalesce(1), into(tmp_path, number))
+        return done_by(spark, tmp_path)
+
+    texts = ["it's", "back\\slash", 'quo"te', "é\n", "%_", ""]
+    apply(0, *(("c", each, n, n) for n, each in enumerate(texts)), ("c", "${user}", 0, 9))
+    assert apply(1, *(("u", each, n, 100 + n) for n, each in enumerate(texts[:3])), ("d", "é\n", 3, 110)) == "REPLACE"
+    # A text that would be read as the name of a setting.
+    assert apply(2, ("u", "${user}", 0, 200)) == "MERGE"
+
+    rows = spark.read.format("delta").load(str(tmp_path / "orders")).select("a", "n", "value").collect()
+    assert {tuple(each) for each in rows} == {
+        *((each, n, 100 + n) for n, each in enumerate(texts[:3])),
+        *((each, n, n) for n, each in enumerate(texts) if n > 3),
+        ("${user}", 0, 200),
+    }
+
+
+def test_a_condition_begins_with_the_ranges_of_the_keys():
+    key = T.StructType([T.StructField("id", T.LongType()), T.StructField("no", T.StringType())])
+
+    told = condition(key, [(2, "b"), (1, "a"), (900, "c")])
+    ranges = "`id` BETWEEN 1L AND 1L OR `id` BETWEEN 2L AND 2L OR `id` BETWEEN 900L AND 900L"
+    assert told == f"({ranges}) AND (`id`, `no`) IN ((2L, 'b'), (1L, 'a'), (900L, 'c'))"
