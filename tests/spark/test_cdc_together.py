@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 RECORDS = """
 topic string, partition int, offset bigint, key string, op string, before map<string,string>, after map<string,string>,
 source struct<lsn: bigint, file: string, pos: bigint, row: int>, ts_ms bigint, transaction struct<id: string>,
-status string, id string, event_count bigint
+status string, id string, event_count bigint,
+data_collections array<struct<data_collection: string, event_count: bigint>>
 """
 Record = tuple[object, ...]
 
@@ -31,12 +32,14 @@ def change(table: str, offset: int, transaction: int, key: str, order: str) -> R
     lsn = transaction * 100 + offset
     columns = {"id": key, "order": order}
     told = (lsn, None, None, None)
-    return (table, 0, offset, key, "c", None, columns, told, 1, (f"{transaction}:{lsn}",), None, None, None)
+    return (table, 0, offset, key, "c", None, columns, told, 1, (f"{transaction}:{lsn}",), *(None,) * 4)
 
 
-def end(offset: int, transaction: int, changes: int, told_ms: int = 1) -> Record:
-    nothing = (None,) * 6
-    return ("transaction", 0, offset, *nothing[:5], told_ms, None, "END", f"{transaction}:9{transaction}", changes)
+def end(offset: int, transaction: int, changes: int, told_ms: int = 1, messages: int = 0) -> Record:
+    """The end of a transaction. The connector counts its messages with its changes, under a name of their own."""
+    parts = [("public.orders", changes), ("LOGICAL_DECODING_MESSAGE", messages)]
+    counted = (changes + messages, [part for part in parts if part[1]])
+    return ("transaction", 0, offset, *(None,) * 5, told_ms, None, "END", f"{transaction}:9{transaction}", *counted)
 
 
 def table(name: str) -> SourceTable:
@@ -108,9 +111,13 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
     write(spark, sink, target, 3, change("orders", 2, 3, "c", "c"))
     assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b", "c"], ["a", "a"])
 
+    # A transaction with two messages in the log beside its change, and one of a message alone, keep nothing waiting.
+    write(spark, sink, target, 4, change("orders", 3, 4, "d", "d"), end(4, 4, 1, messages=2), end(5, 5, 0, messages=1))
+    assert orders(spark, target, "orders") == ["a", "b", "c", "d"]
+
     # One whose rest never comes is named, and not waited for in silence.
-    with pytest.raises(DataError, match="Transaction 4 of the source lacks changes") as refused:
-        write(spark, sink, target, 4, end(4, 4, 2, told_ms=1), end(5, 5, 1, told_ms=601_000))
+    with pytest.raises(DataError, match="Transaction 6 of the source lacks changes") as refused:
+        write(spark, sink, target, 5, end(6, 6, 2, told_ms=1), end(7, 7, 1, told_ms=601_000))
     assert refused.value.code == "HR-548"
 
 

@@ -6,7 +6,9 @@ that is not, and keeps the others for the next batch:
 
     LAKE/INTO/_pending     changes that wait for the rest of their transaction; the ends of transactions that wait
 
-The connector tells with the end of a transaction how many changes it has. Rows of a snapshot belong to none, and pass.
+The connector tells with the end of a transaction how many changes it has, by table. Messages that the transaction wrote
+into the log (`pg_logical_emit_message`) are counted by it too, as a table of their own; they are in a topic that is not
+read, so they are not waited for. Rows of a snapshot belong to none, and pass.
 After a crash the connector sends again what it had not noted as sent, and that may be a part of a transaction only:
 transactions that were applied are remembered, and their changes pass at once.
 """
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 PENDING = "_pending"
 _BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
+# What the connector calls all messages of the log, in the place of a table's name; those have a dot.
+_MESSAGES = "LOGICAL_DECODING_MESSAGE"
 # More than a connector sends again: it notes every minute what it has sent.
 _REMEMBERED = 20_000
 # The end of a transaction is sent after its changes. One that lacks some for so long will lack them for ever.
@@ -52,8 +56,9 @@ class End:
 def whole(rows: DataFrame, location: str, batch: Batch) -> Iterator[DataFrame]:
     """Give the changes of transactions that are whole, and keep the others at a location for the next batch.
 
-    `rows` are envelopes and the records of the topic of transactions, which have `status`, `id` and `event_count`. An
-    attempt that is made again finds what the first one found: what an earlier batch kept stays until this one is done.
+    `rows` are envelopes and the records of the topic of transactions, which have `status`, `id`, `event_count` and
+    `data_collections`. An attempt that is made again finds what the first one found: what an earlier batch kept stays
+    until this one is done.
     """
     session = rows.sparkSession
     before = _before(session, location, batch)
@@ -100,15 +105,22 @@ def _seen(once: DataFrame) -> Mapping[str, int]:
     """Count the changes of each transaction; one that was sent twice counts once."""
     source = F.col("source")
     place = F.struct("topic", source["lsn"], source["file"], source["pos"], source["row"], "op", "key")
-    told = once.where(F.col("op").isNotNull() & F.col("transaction")["id"].isNotNull())
+    told = once.where((F.col("op") != "m") & F.col("transaction")["id"].isNotNull())
     found = told.groupBy(_transaction().alias("id")).agg(F.count_distinct(place).alias("changes"))
     return Counter({row.id: row.changes for row in found.collect()})
 
 
 def _ends(once: DataFrame) -> list[End]:
-    told = once.where(F.col("status") == "END").select("offset", _of_end().alias("id"), "event_count", "ts_ms")
+    told = once.where(F.col("status") == "END").select("offset", _of_end().alias("id"), _changes(), "ts_ms")
     found = sorted(told.collect(), key=lambda row: row.offset)
-    return [End(row.offset, row.id, row.event_count or 0, row.ts_ms or 0) for row in found]
+    return [End(row.offset, row.id, row.changes or 0, row.ts_ms or 0) for row in found]
+
+
+def _changes() -> Column:
+    """Return how many changes of rows an end tells of: everything but messages."""
+    messages = F.filter("data_collections", lambda each: each["data_collection"] == _MESSAGES)
+    counted = F.aggregate(messages, F.lit(0).cast("long"), lambda sum_, each: sum_ + each["event_count"])
+    return (F.col("event_count") - F.coalesce(counted, F.lit(0))).alias("changes")
 
 
 def _before(session: SparkSession, location: str, batch: Batch) -> int | None:

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from headrace.errors import FlowError
 from headrace.flow.catalogue import SourceColumn, SourceTable
@@ -74,6 +74,9 @@ ENVELOPE = StructType(
     ]
 )
 
+# Changes by table; messages of the log under a name of their own.
+_COUNTS = ArrayType(StructType([StructField("data_collection", StringType()), StructField("event_count", LongType())]))
+
 # What the connector tells in the topic of transactions, with the end of each.
 TRANSACTION = StructType(
     [
@@ -81,6 +84,7 @@ TRANSACTION = StructType(
         StructField("id", StringType(), nullable=False),
         StructField("ts_ms", LongType()),
         StructField("event_count", LongType()),
+        StructField("data_collections", _COUNTS),
     ]
 )
 
