@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import psycopg
@@ -22,10 +26,18 @@ from headrace.clients.postgres import address
 from headrace.clients.postgres import connect as open_postgres
 from headrace.errors import DataError, HeadraceError
 from headrace.flow.capture import Capture
-from headrace.flow.target import Database, Target
+from headrace.flow.flow import Flow
+from headrace.flow.levers import Every
+from headrace.flow.target import Database, KafkaConnect, Target
+from headrace.operate.run import Application
+from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.runtime.events import BatchCommitted, Event, FlowFailed
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.stack
 
@@ -67,6 +79,70 @@ def moved(home, source: Database) -> Database:  # type: ignore[no-untyped-def]
     return elsewhere
 
 
+def captured(folder: Path, broker, source: Database, worker: Worker) -> Target:  # type: ignore[no-untyped-def]
+    return Target(
+        "cdc",
+        lake=str(folder / "lake"),
+        checkpoints=str(folder / "checkpoints"),
+        kafka={"bootstrap.servers": broker.bootstrap},
+        databases={"shop": source},
+        connect=KafkaConnect(worker.url),
+    )
+
+
+def settings(capture: Capture) -> CdcSettings:
+    return CdcSettings(capture, path="shop", trigger=Every("1 second"))
+
+
+class Running:
+    """A flow that runs beside the test, and what is heard of it."""
+
+    def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
+        self.target, self.flow = target, flow
+        self.events: list[Event] = []
+        self._news = threading.Condition()
+        self._application = Application(spark, target, [flow])
+        self._application.bus.subscribe(self._hear)
+        self._ended: HeadraceError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def heard(self, kind: type[Event], seconds: float = 60.0) -> None:
+        """Return when an event of a kind has come."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(isinstance(each, kind) for each in self.events), seconds)
+
+    def end(self, seconds: float = 60.0) -> HeadraceError | None:
+        """Wait until the flow has ended by itself; return what it ended with."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the flow runs on"
+        return self._ended
+
+    def _run(self) -> None:
+        self._ended = self._application.run()[self.flow.name].error
+
+    def _hear(self, event: Event) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+
+def refused(code: str, ask: Callable[[], object]) -> None:
+    """Ask what has to be refused, with the way to a new snapshot."""
+    with pytest.raises(DataError) as told:
+        ask()
+    assert told.value.code == code
+    assert "`headrace capture forget FLOW --topics`" in told.value.remedy
+
+
+def ends_at_the_gap(running: Running) -> None:
+    ended = running.end()
+    assert isinstance(ended, DataError)
+    assert ended.code == "HR-522"
+    assert "snapshot again" in ended.remedy
+    assert [event.retry_in for event in running.events if isinstance(event, FlowFailed)] == [None]
+
+
 def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float = 60.0) -> Captured:
     """Ask the guard until what is transient has passed."""
     deadline = time.monotonic() + seconds
@@ -80,7 +156,7 @@ def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float 
 
 
 def test_changes_survive_a_kill_of_connect_and_of_postgres_and_a_lost_slot_is_told(
-    broker, source: Database, worker: Worker
+    broker, source: Database, worker: Worker, spark: SparkSession, tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]
     capture = Capture("shop", r"sold\..*", prefix="sold", heartbeat="1 second")
     run(source, "CREATE SCHEMA sold", "CREATE TABLE sold.orders (id int PRIMARY KEY, note text)")
@@ -130,20 +206,21 @@ def test_changes_survive_a_kill_of_connect_and_of_postgres_and_a_lost_slot_is_to
 
         # Beginning again changes nothing. The slot is dropped: told, by the guard and at the next start, never jumped.
         begin(capture, source, worker)
+        running = Running(spark, captured(tmp_path, broker, source, worker), mirror(settings(capture)))
+        running.heard(BatchCommitted)
         _drop_slot(source, capture)
         run(source, "INSERT INTO sold.orders VALUES (6, 'in the gap')")
-        for ask in (lambda: look(capture, source, ConnectClient(worker.url)), lambda: begin(capture, source, worker)):
-            with pytest.raises(DataError) as told:
-                ask()
-            assert told.value.code == "HR-522"
-            assert "snapshot again" in str(told.value)
+        # A flow that runs, and to which nothing comes, ends with it. So does one that is started.
+        ends_at_the_gap(running)
+        ends_at_the_gap(Running(spark, running.target, running.flow))
+        refused("HR-522", lambda: look(capture, source, ConnectClient(worker.url)))
+        refused("HR-522", lambda: begin(capture, source, worker))
 
         # Forgotten and begun anew, a snapshot follows, with everything that is in the table.
         forget(capture, source, worker)
         assert read_slot(capture, source) is None
         begin(capture, source, worker)
-        again = until(("r", 2), ("r", 3), ("r", 4), ("r", 5), ("r", 6))
-        assert ("c", 6) not in again
+        assert ("c", 6) not in until(("r", 2), ("r", 3), ("r", 4), ("r", 5), ("r", 6))
     forget(capture, source, worker)
 
 

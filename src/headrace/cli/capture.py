@@ -16,8 +16,7 @@ from headrace.clients.connect import ConnectClient
 from headrace.clients.postgres import database_of
 from headrace.errors import ConfigError, HeadraceError
 from headrace.flow.capture import Capture
-from headrace.flow.flow import Flow
-from headrace.flow.sink import Captured, leaves
+from headrace.flow.sink import captures
 from headrace.flow.target import KafkaConnect, Target
 
 capture_app = typer.Typer(help="Begin, watch and forget the captures that flows read.", no_args_is_help=True)
@@ -43,9 +42,9 @@ def begin_command(
     json: JsonOption = False,
 ) -> None:
     """Bring every capture to run. One that runs already goes on where it is."""
-    chosen, captures = _found(project, target, flows, connect, password)
+    chosen, found = _found(project, target, flows, connect, password)
     done = {}
-    for capture, worker in captures:
+    for capture, worker in found:
         tables = begin(capture, database_of(chosen, capture.database), worker)
         done[capture.prefix] = [str(table) for table in tables]
         if not json:
@@ -63,12 +62,12 @@ def look_command(
     json: JsonOption = False,
 ) -> None:
     """Say how far every capture is, or what stops it."""
-    chosen, captures = _found(project, target, flows, connect, None)
+    chosen, found = _found(project, target, flows, connect, None)
     seen = {
         capture.prefix: look(capture, database_of(chosen, capture.database), ConnectClient(worker.url))
-        for capture, worker in captures
+        for capture, worker in found
     }
-    passed_over = {capture.prefix: _messages(capture, chosen) for capture, _ in captures}
+    passed_over = {capture.prefix: _messages(capture, chosen) for capture, _ in found}
     warned = any(each.warning for each in seen.values())
     if json:
         told = {name: {**vars(each), "messages": passed_over[name]} for name, each in seen.items()}
@@ -94,8 +93,8 @@ def forget_command(
     json: JsonOption = False,
 ) -> None:
     """Remove connectors, their positions, slots and publications. Topics and tables stay."""
-    chosen, captures = _found(project, target, flows, connect, None)
-    names = ", ".join(capture.prefix for capture, _ in captures)
+    chosen, found = _found(project, target, flows, connect, None)
+    names = ", ".join(capture.prefix for capture, _ in found)
     if json and not yes:
         emit({"ok": False, "error": "`capture forget --json` removes captures and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
@@ -103,10 +102,10 @@ def forget_command(
         err.print(f"Removes the captures {names}: changes from now on are captured by nobody. Topics and tables stay.")
         if not typer.confirm("Forget them?", default=False, err=True):
             raise typer.Exit(OK)
-    for capture, worker in captures:
+    for capture, worker in found:
         forget(capture, database_of(chosen, capture.database), worker)
     if json:
-        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in captures]})
+        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in found]})
     else:
         out.print(f"Forgotten: {names}", markup=False)
 
@@ -124,8 +123,8 @@ def _found(
 ) -> tuple[Target, list[tuple[Capture, Worker]]]:
     """Return the target, and the captures of the flows, each with the Kafka Connect that runs it."""
     _, chosen, flows = opened(folder, target, names)
-    captures = list(dict.fromkeys(capture for flow in flows for capture in _captures(flow)))
-    if not captures:
+    found = list(dict.fromkeys(capture for flow in flows for capture in captures(flow.sink)))
+    if not found:
         raise ConfigError(
             "None of the flows reads a capture.",
             why=f"Of {', '.join(flow.name for flow in flows) or 'no flow'} none has a sink for captured changes.",
@@ -137,11 +136,7 @@ def _found(
         named = chosen.connect or KafkaConnect(connect)
         # The folder of secrets is one that the local workers read.
         chosen = replace(chosen, connect=replace(named, url=connect, secrets=None))
-    workers = [worker_of(chosen, capture.database) for capture in captures]
+    workers = [worker_of(chosen, capture.database) for capture in found]
     if password is not None:
         workers = [replace(worker, password=password) for worker in workers]
-    return chosen, list(zip(captures, workers, strict=True))
-
-
-def _captures(flow: Flow) -> list[Capture]:
-    return [sink.capture for _, sink in leaves(flow.sink) if isinstance(sink, Captured) and sink.capture is not None]
+    return chosen, list(zip(found, workers, strict=True))

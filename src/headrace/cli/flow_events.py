@@ -14,6 +14,7 @@ from headrace.runtime.events import (
     AuditFailed,
     BatchCommitted,
     BoundFitted,
+    CaptureTroubled,
     Event,
     FlowFailed,
     FlowStarted,
@@ -51,10 +52,13 @@ def told(event: Event) -> None:
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (frozen, "yellow")))
         case StateNearBudget():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {_near_budget(event)}", "yellow")))
-        case FlowFailed():
+        case CaptureTroubled():
+            error = event.error
+            line = f" {error.code} {error.what} What the topics hold is read meanwhile."
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))
+            err.print(Text.assemble(("  why  ", "dim"), error.why, "\n", ("  do   ", "dim"), error.remedy))
+        case FlowFailed() | AuditFailed():
             _tell_failure(event)
-        case AuditFailed():
-            _tell_failure(FlowFailed(event.flow, event.error, retry_in=None))
         case LateUnexplained():
             number = "an unknown number of" if event.dropped is None else f"{event.dropped:,}"
             line = f" batch {event.batch_id}: {number} late rows dropped and not in the ledger: {event.why}"
@@ -117,9 +121,9 @@ def _figures(event: BatchCommitted) -> str:
     return ", ".join(words)
 
 
-def _tell_failure(event: FlowFailed) -> None:
-    error = event.error
+def _tell_failure(event: FlowFailed | AuditFailed) -> None:
+    error, retry_in = event.error, event.retry_in if isinstance(event, FlowFailed) else None
     err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {error.code} ", "bold red"), error.what))
-    then = f"Starting again in {event.retry_in:.0f} s." if event.retry_in is not None else error.remedy
+    then = f"Starting again in {retry_in:.0f} s." if retry_in is not None else error.remedy
     for label, sentence in (("why", error.why), ("data", error.state), ("do", then)):
         err.print(Text.assemble((f"  {label:<5}", "dim"), sentence))

@@ -178,8 +178,9 @@ def gap(capture: Capture, why: str) -> DataError:
         f"Changes of the database '{capture.database}' are missing between what was captured and what can be read now.",
         why=f"{why}.",
         state="What was captured before is kept. Nothing behind the gap may be applied: rows could differ for ever.",
-        remedy="Take the snapshot again: forget the capture, and begin it anew with an empty target or under another "
-        "prefix.",
+        remedy="Take the snapshot again: stop the flows that read the capture and run `headrace capture forget FLOW "
+        "--topics`; give each of them another `name` and `path`, or delete its checkpoint and its tables; then run "
+        "`headrace capture begin FLOW`.",
         code="HR-522",
     )
 

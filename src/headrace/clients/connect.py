@@ -17,6 +17,9 @@ from headrace.errors import ConfigError, PartUnavailable
 # A worker that just got a connector answers 409 while it hands out the work anew: a second or two on an idle machine.
 _RETRIES = Retry(total=8, connect=2, backoff_factor=0.2, backoff_max=4, status_forcelist=(409,), allowed_methods=None)
 _TIMEOUT = Timeout(connect=5.0, read=60.0)
+# For whoever only looks, and will look again.
+_QUICK_RETRIES = Retry(total=3, connect=1, read=0, backoff_factor=0.2, status_forcelist=(409,), allowed_methods=None)
+_QUICK_TIMEOUT = Timeout(connect=3.0, read=10.0)
 
 # How much of a trace is looked at, and how long the sentence out of it may be.
 _SENTENCE = 300
@@ -48,15 +51,28 @@ class ConnectorStatus:
 
 
 class ConnectClient:
-    """One worker, or a cluster of them behind one address. Every call raises HR-613, transient, without an answer."""
+    """One worker, or a cluster of them behind one address. Every call raises HR-613, transient, without an answer.
 
-    def __init__(self, url: str) -> None:
+    A `quick` one gives up within seconds, where others wait for minutes.
+    """
+
+    def __init__(self, url: str, *, quick: bool = False) -> None:
         self.url = url.rstrip("/")
-        self._pool = PoolManager(timeout=_TIMEOUT, retries=_RETRIES)
+        self._pool = PoolManager(
+            timeout=_QUICK_TIMEOUT if quick else _TIMEOUT, retries=_QUICK_RETRIES if quick else _RETRIES
+        )
 
     def put(self, name: str, settings: Mapping[str, str]) -> None:
         """Make a connector, or give it other settings: it is started again if they differ. Raises HR-133."""
         self._asked("PUT", f"/connectors/{quote(name)}/config", dict(settings))
+
+    def put_stopped(self, name: str, settings: Mapping[str, str]) -> None:
+        """Make a connector that does not run: it can be asked for a position that an earlier one of its name saved."""
+        self._asked("POST", "/connectors", {"name": name, "config": dict(settings), "initial_state": "STOPPED"})
+
+    def resume(self, name: str) -> None:
+        """Let a connector run that was stopped. One that runs goes on."""
+        self._asked("PUT", f"/connectors/{quote(name)}/resume")
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all connectors."""

@@ -175,6 +175,12 @@ class Sink(Protocol):
         ...
 
 
+def captures(sink: Sink) -> tuple[Capture, ...]:
+    """Return the captures whose changes a sink takes, each once, as far as the declaration says it."""
+    found = (each.capture for _, each in leaves(sink) if isinstance(each, Captured))
+    return tuple(dict.fromkeys(capture for capture in found if capture is not None))
+
+
 def leaves(sink: Sink, step: str = "0") -> Iterator[tuple[str, Sink]]:
     """Yield the sinks that rows end in, each with its step: a fan-out's `sinks` in order, a condition's `sink`."""
     within: tuple[Sink, ...] = getattr(sink, "sinks", ())

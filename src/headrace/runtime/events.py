@@ -103,6 +103,18 @@ class StateNearBudget:
 
 
 @dataclass(frozen=True)
+class CaptureTroubled:
+    """A capture that a flow reads is not well, and the flow goes on. Told once, until it is well or something else.
+
+    `capture` is its prefix.
+    """
+
+    flow: str
+    capture: str
+    error: HeadraceError
+
+
+@dataclass(frozen=True)
 class FlowFailed:
     """A query ended with an error. `retry_in` is None when it will not be started again."""
 
@@ -144,6 +156,7 @@ Event = (
     | OffsetsLost
     | SettingFrozen
     | StateNearBudget
+    | CaptureTroubled
     | FlowFailed
     | FlowStopped
     | AuditFailed

@@ -34,6 +34,7 @@ from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Eve
 from headrace.flow.operators import Plan
 from headrace.flow.sink import Batch, Native
 from headrace.flow.target import Target
+from headrace.runtime.capture_watch import CaptureWatch
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.counters import as_event, count_results
@@ -89,6 +90,7 @@ class RunningQuery:
         self._committed, self._started = threading.Event(), threading.Event()
         self._unfinished = checkpoint.unfinished()
         self._guard = SourceGuard(flow, target, checkpoint, hear)
+        self._captures = CaptureWatch(flow, target, hear)
         self._manifest = Manifest(checkpoint)
         self._digests: dict[int, str] = {}
         self._memory_mb = memory_mb
@@ -98,8 +100,9 @@ class RunningQuery:
         self._order: tuple[Place, ...] = ()
         self._over_budget: HeadraceError | None = None
         self._query: StreamingQuery
-        # Of a flow without batches: who looks at its commits, and what was found wrong with its topics meanwhile.
+        # Of a flow without batches: who looks at its commits.
         self._epochs: Epochs | None = None
+        # What was found wrong with its topics or its captures meanwhile.
         self._found_wrong: HeadraceError | None = None
 
     def start(self, application: SparkSession) -> None:
@@ -112,6 +115,7 @@ class RunningQuery:
         kept = require_same_store(self.flow, self._checkpoint)
         self._watch.begin()
         self._guard.begin()
+        self._captures.begin()
         note_beginning(self.flow, self._target, self._checkpoint)
         session = flow_session(application, self.flow, self._memory_mb)
         declared = session.conf.get(PARTITIONS)
@@ -138,6 +142,7 @@ class RunningQuery:
             self._holding.when_lost(self._query.stop)
             if self._epochs is not None:
                 self._epochs.start(self._query.stop)
+            self._captures.start(self._end_behind_it)
         except PySparkException as error:
             raise mapped(self.flow.name, error) from error
 
@@ -150,6 +155,7 @@ class RunningQuery:
             failure = error
         if self._epochs is not None:
             self._epochs.close()
+        self._captures.close()
         # The listener's thread may not have told of the last batches yet; the query itself knows them.
         for progress in self._query.recentProgress:
             self._on_progress(progress)
@@ -175,6 +181,11 @@ class RunningQuery:
         """Stop as soon as no batch is under way. The first batch may be committed before the start has returned."""
         self._started.wait()
         self.drain(_PATIENCE_SECONDS)
+
+    def _end_behind_it(self, error: HeadraceError) -> None:
+        """End with an error as soon as no batch is under way."""
+        self._found_wrong = error
+        self._stop_behind_it()
 
     def _writer(self, rows: DataFrame) -> DataStreamWriter:
         if is_unbatched(self.flow):

@@ -1,0 +1,99 @@
+"""What a flow does about its captures: it ends at a gap of the source's log, and tells of everything else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from headrace.cli.flow_events import told
+from headrace.clients.capture_guard import Captured, gap
+from headrace.errors import DataError, HeadraceError, PartUnavailable
+from headrace.flow.capture import Capture
+from headrace.flow.target import Database, KafkaConnect, Target
+from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.runtime import capture_watch
+from headrace.runtime.capture_watch import CaptureWatch
+from headrace.runtime.events import CaptureTroubled
+
+SHOP = Capture("shop", ("public.orders",), heartbeat="1 second")
+FLOW = mirror(CdcSettings(SHOP))
+TARGET = Target(
+    "t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")}, connect=None
+)
+WELL = Captured("00000000000000000001", in_snapshot=False)
+SILENT = PartUnavailable("Connect is silent.", why="w.", state="s.", remedy="r.", code="HR-613")
+BROKEN = DataError("It failed.", why="w.", state="s.", remedy="r.", code="HR-523")
+LOST = gap(SHOP, "The slot is gone")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set what the looks find, one after the other; the last one for ever."""
+
+    def given(*found: Captured | HeadraceError) -> None:
+        rest = list(found)
+
+        def look(*_words: object, **_named: object) -> Captured:
+            answer = rest.pop(0) if len(rest) > 1 else rest[0]
+            if isinstance(answer, HeadraceError):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(capture_watch, "look", look)
+
+    return given
+
+
+def watch(heard: list[CaptureTroubled]) -> CaptureWatch:
+    connected = Target("t", "", "", databases=TARGET.databases, connect=KafkaConnect("http://127.0.0.1:1"))
+    return CaptureWatch(FLOW, connected, heard.append)
+
+
+def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Callable[..., None]) -> None:
+    answers(SILENT, SILENT, BROKEN, WELL, WELL, BROKEN)
+    heard: list[CaptureTroubled] = []
+    watching = watch(heard)
+    for _ in range(6):
+        watching.begin()
+    assert [each.error.code for each in heard] == ["HR-613", "HR-523", "HR-523"]
+    assert {(each.flow, each.capture) for each in heard} == {("cdc_shop", "shop")}
+
+
+def test_a_gap_is_raised_when_it_is_seen_twice(answers: Callable[..., None]) -> None:
+    answers(LOST, WELL, LOST)
+    watching = watch([])
+    watching.begin()
+    with pytest.raises(DataError, match="Flow 'cdc_shop' has stopped") as ended:
+        watching.begin()
+    assert ended.value.code == "HR-522"
+    assert "snapshot again" in ended.value.remedy
+
+
+def test_a_gap_that_comes_later_ends_the_flow_once_and_a_closed_watch_does_not(answers: Callable[..., None]) -> None:
+    answers(WELL, LOST)
+    ends: list[str] = []
+    called = threading.Event()
+
+    def end(error: HeadraceError) -> None:
+        ends.append(error.code)
+        called.set()
+
+    closed, watching = watch([]), watch([])
+    closed.close()
+    closed.start(lambda error: ends.append(f"closed {error.code}"))
+    watching.start(end)
+    assert called.wait(30)
+    assert ends == ["HR-522"]
+
+
+def test_a_target_without_connect_is_not_watched(answers: Callable[..., None]) -> None:
+    answers(LOST)
+    CaptureWatch(FLOW, TARGET, lambda event: pytest.fail(str(event))).begin()
+
+
+def test_a_capture_in_trouble_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    told(CaptureTroubled("cdc_shop", "shop", SILENT))
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == "cdc_shop HR-613 Connect is silent. What the topics hold is read meanwhile. why w. do r."
