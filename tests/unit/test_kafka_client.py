@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import socket
 import threading
 
 import pytest
+from confluent_kafka import KafkaError
 
 from headrace import Kafka, KafkaExactlyOnce, KafkaTopic, Target
 from headrace.clients import kafka as client
@@ -69,6 +71,27 @@ def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_
             client.require_topics(target(**login(address, secret)), ["rides"])
     assert refused.value.code == "HR-601"
     assert "canary-77aa" not in str(refused.value)
+
+
+def test_of_several_complaints_the_one_of_the_handshake_is_told_whichever_came_first() -> None:
+    down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+    broken = KafkaError(KafkaError._TRANSPORT, "sasl_ssl://a:1/bootstrap: Disconnected (after 2ms in state CONNECT)")
+    plain = KafkaError(KafkaError._TRANSPORT, "SSL handshake failed: Disconnected: connecting to a PLAINTEXT listener?")
+    reset = KafkaError(KafkaError._TRANSPORT, "SSL handshake failed: Connection reset by peer (after 1ms)")
+    trust = KafkaError(KafkaError._SSL, "SSL handshake failed: certificate verify failed")
+    alert = KafkaError(KafkaError._TRANSPORT, "Receive failed: SSL alert number 116: certificate required")
+    login = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Invalid credentials")
+    # Each line from what says most to what says least.
+    for told in (
+        [plain, reset, broken, down],
+        [trust, broken, down],
+        [alert, trust, broken],
+        [login, trust, broken, down],
+    ):
+        for order in itertools.permutations(told):
+            assert client.most_telling(order) is told[0]
+    assert client.most_telling([alert, login]) is alert
+    assert client.most_telling([login, alert]) is login
 
 
 def test_an_address_that_is_a_secret_is_used_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

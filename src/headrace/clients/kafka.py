@@ -25,6 +25,9 @@ _NOT_LET_IN = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTH
 # How librdkafka speaks of a broker that refuses the client's certificate, and of an address where nobody listens.
 _ALERT = "SSL alert"
 _NO_WAY = "Connect to "
+# And of a handshake, whatever code the complaint has: some end in a guess at what is wrong, some with the socket.
+_GUESSES = ("security.protocol", "listener")
+_OF_A_HANDSHAKE = ("handshake", "SASL", "SSL")
 _NO_LEADER_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 # Enough records to know their size within a few percent, and few enough to be read in milliseconds.
@@ -54,12 +57,13 @@ def admin(kafka: Settings, hear: Callable[[KafkaError], None] = lambda _error: N
         raise unusable("No client can be made with the settings of Kafka.", why) from error
 
 
-def reached(kafka: Settings, patience: float = _ANSWER_WITHIN_SECONDS) -> tuple[AdminClient, ClusterMetadata]:
+def reached(kafka: Settings, patience: float | None = None) -> tuple[AdminClient, ClusterMetadata]:
     """Return an admin client that has got an answer from the broker, and the answer.
 
-    Raises HR-114 when the broker refuses the login or the TLS handshake, as soon as it does; after `patience` seconds
-    HR-605 when it hangs up and HR-601 when nobody answers.
+    Raises HR-114 when the broker refuses the login or the TLS handshake, as soon as it does; after `patience` seconds,
+    ten unless told otherwise, HR-605 when it hangs up and HR-601 when nobody answers.
     """
+    patience = _ANSWER_WITHIN_SECONDS if patience is None else patience
     heard: list[KafkaError] = []
     client = admin(kafka, heard.append)
     deadline = time.monotonic() + patience
@@ -70,15 +74,37 @@ def reached(kafka: Settings, patience: float = _ANSWER_WITHIN_SECONDS) -> tuple[
             # The call itself only says that its time is over. Why, the client tells on the side.
             client.poll(0)
             address = str(kafka["bootstrap.servers"])
-            refused = next((each for each in heard if each.code() in _NOT_LET_IN or _ALERT in each.str()), None)
-            if refused is not None:
-                raise _not_let_in(address, refused) from error
+            refused = [each for each in heard if each.code() in _NOT_LET_IN or _ALERT in each.str()]
+            if refused:
+                raise _not_let_in(address, most_telling(refused)) from error
             if time.monotonic() >= deadline:
                 # Every address was tried, and none of them failed before it was connected.
                 hung_up = heard and not any(
                     each.code() == KafkaError._RESOLVE or _NO_WAY in each.str() for each in heard
                 )
-                raise (_hung_up(address, heard[0]) if hung_up else no_broker(address, error.args[0])) from error
+                raise (
+                    _hung_up(address, most_telling(heard)) if hung_up else no_broker(address, error.args[0])
+                ) from error
+
+
+def most_telling(heard: Sequence[KafkaError]) -> KafkaError:
+    """Return the complaint that says most: of the peer's own alert, of the handshake, of a connection, of no broker.
+
+    The client tries again all the time, and a connection may break off before the peer has said why.
+    """
+
+    def says_little(error: KafkaError) -> int:
+        said = error.str()
+        if _ALERT in said or error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED):
+            return 0
+        if error.code() == KafkaError._SSL or any(word in said for word in _GUESSES):
+            return 1
+        if any(word in said for word in _OF_A_HANDSHAKE):
+            return 2
+        return 4 if error.code() == KafkaError._ALL_BROKERS_DOWN else 3
+
+    # Of several that say as much, the first: what follows may be its consequence.
+    return min(heard, key=says_little)
 
 
 def list_topics(target: Target) -> dict[str, int]:
