@@ -54,8 +54,8 @@ class Mirror:
     Changes have the columns and types that the table was made with. A row under a new primary key that lacks a large
     value takes that of the row under the old key; one that is nowhere known is refused (HR-541).
 
-    A batch is two commits, of tombstones and of rows, each of which records the batch. A crash between the two is made
-    good by the batch that is run again: it passes over the one that is in and makes the other.
+    A batch is two commits, of tombstones and of rows, the second of which records the batch. A crash between the two is
+    made good by the batch that is run again.
     """
 
     deletes: Literal["hard", "soft"] = "hard"

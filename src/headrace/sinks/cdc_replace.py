@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.sinks.cdc_ranges import Range, cut
-from headrace.sinks.cdc_table import POSITION, Into, quoted, settings, snapshot, text, version
+from headrace.sinks.cdc_table import POSITION, Into, quoted, snapshot, text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,13 +24,9 @@ Key = tuple[int | str, ...]
 _SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
 # So many keys are a condition of half a megabyte, which is read in a moment.
 _MOST_KEYS = 50_000
-_UNCHECKED = {
-    # The rows are those of the keys in the condition. Delta would look at each again.
-    "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
-}
 
 # The greatest position of a table at one of its versions: a version never changes.
-_seen: dict[str, tuple[int, str]] = {}
+_seen: dict[str, tuple[tuple[str, int], str]] = {}
 
 
 def is_newer(session: SparkSession, into: Into, first: str) -> bool:
@@ -38,7 +34,7 @@ def is_newer(session: SparkSession, into: Into, first: str) -> bool:
 
     Reads the positions of a table once, and again after another's commit.
     """
-    now = version(session, into.location)
+    now = _now(session, into)
     seen = _seen.get(into.location)
     if seen is None or seen[0] != now:
         row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
@@ -51,9 +47,15 @@ def remember(session: SparkSession, into: Into, last: str = "") -> None:
 
     More than one commit may be another's: the next batch looks for itself.
     """
-    seen, now = _seen.pop(into.location, None), version(session, into.location)
-    if seen is not None and now <= seen[0] + 1:
-        _seen[into.location] = (now, max(seen[1], last))
+    seen, (table, now) = _seen.pop(into.location, None), _now(session, into)
+    if seen is not None and seen[0] in ((table, now), (table, now - 1)):
+        _seen[into.location] = ((table, now), max(seen[1], last))
+
+
+def _now(session: SparkSession, into: Into) -> tuple[str, int]:
+    """Return which table is there, and its version."""
+    found = snapshot(session, into.location)
+    return str(found.metadata().id()), int(found.version())
 
 
 def can_be_named(key: T.StructType, keys: int) -> bool:
@@ -75,9 +77,8 @@ def replace(rows: DataFrame, new: DataFrame, into: Into) -> bool:
     if any(part is None or (isinstance(part, str) and "${" in part) for each in keys for part in each):
         return False
     if keys:
-        with settings(rows.sparkSession, _UNCHECKED):
-            write = new.write.format("delta").mode("overwrite").option("replaceWhere", condition(key, keys))
-            write.save(into.location)
+        write = new.write.format("delta").mode("overwrite").option("replaceWhere", condition(key, keys))
+        write.save(into.location)
     return True
 
 

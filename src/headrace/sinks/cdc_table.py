@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
-    from pyspark.sql import DataFrame, SparkSession
 
 # The place in the source's log of the change that a row shows.
 POSITION = "_headrace_position"
@@ -38,6 +38,8 @@ QUICK = {
     "spark.sql.adaptive.enabled": "false",
     # Which batches are in stands beside each version; otherwise every commit reads the whole log to find out.
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
+    # Rows that replace others are those of the keys that the condition names. Delta would look at each again.
+    "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
 }
 
 
@@ -73,6 +75,21 @@ class Into:
 def identity(app_id: str, batch_id: int) -> dict[str, str]:
     """Return the settings under which Delta records a batch with a commit."""
     return dict(zip(_IDENTITY, (app_id, str(batch_id)), strict=True))
+
+
+def without_identity(rows: DataFrame) -> DataFrame:
+    """Return the rows for a write that records no batch, whatever the session says at the moment.
+
+    Delta reads the whole log to find out whether it has a batch already. That is spared where a second write of the
+    same rows changes nothing.
+    """
+    jvm, own = rows.sparkSession._jvm, rows.sparkSession._jsparkSession.cloneSession()
+    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+    apart = SparkSession(rows.sparkSession.sparkContext, own)
+    for name in _IDENTITY:
+        apart.conf.unset(name)
+    same = jvm.org.apache.spark.sql.classic.Dataset.ofRows(own, rows._jdf.queryExecution().analyzed())
+    return DataFrame(same, apart)
 
 
 @contextmanager

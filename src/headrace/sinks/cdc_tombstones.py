@@ -2,6 +2,7 @@
 
 A tombstone is a key and the position of its delete. A truncate is one tombstone for every key: it has no key. They are
 appended in a commit of their own, beside the mirror's: the batch is done when both are in, and is run again otherwise.
+A tombstone that is there twice says what one does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.sinks.cdc_table import POSITION, Into, fields, make, quoted, version
+from headrace.sinks.cdc_table import POSITION, Into, fields, make, quoted, version, without_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,8 +59,7 @@ def bury(gone: DataFrame, into: Into) -> None:
         (F.col("_op") == "t").alias(EVERY_KEY),
     )
     # A batch rarely deletes much: one file, and not one per task.
-    with into.commit(session):
-        rows.coalesce(1).write.format("delta").mode("append").save(into.tombstones)
+    without_identity(rows.coalesce(1)).write.format("delta").mode("append").save(into.tombstones)
 
 
 def known(session: SparkSession, into: Into) -> Graves:
