@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 PENDING = "_pending"
 _BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
-# What the connector calls all messages of the log, in the place of a table's name; those have a dot.
-_MESSAGES = "LOGICAL_DECODING_MESSAGE"
+# What the connector calls the messages of the log where it names a table: an object of its own, as Java tells one.
+_MESSAGES = r"^(?:\S+[.$]LogicalDecodingMessageId@[0-9a-f]+|LOGICAL_DECODING_MESSAGE)$"
 # More than a connector sends again: it notes every minute what it has sent.
 _REMEMBERED = 20_000
 # The end of a transaction is sent after its changes. One that lacks some for so long will lack them for ever.
@@ -118,7 +118,7 @@ def _ends(once: DataFrame) -> list[End]:
 
 def _changes() -> Column:
     """Return how many changes of rows an end tells of: everything but messages."""
-    messages = F.filter("data_collections", lambda each: each["data_collection"] == _MESSAGES)
+    messages = F.filter("data_collections", lambda each: each["data_collection"].rlike(_MESSAGES))
     counted = F.aggregate(messages, F.lit(0).cast("long"), lambda sum_, each: sum_ + each["event_count"])
     return (F.col("event_count") - F.coalesce(counted, F.lit(0))).alias("changes")
 
