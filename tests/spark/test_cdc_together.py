@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks.cdc_together import End, complete
+from headrace.sinks.cdc_upkeep import Upkeep
 from headrace.sinks.delta_cdc import DeltaCdc
 
 if TYPE_CHECKING:
@@ -110,7 +113,14 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
 
     # A part of the first transaction is sent again after a crash of the connector: it waits for nothing.
     write(spark, sink, target, 2, change("items", 2, 1, "a2", "a"), end(2, 1, 3), end(3, 3, 1))
-    write(spark, sink, target, 3, change("orders", 2, 3, "c", "c"))
+    # A batch that cleans its tables cleans what it notes beside them, too.
+    left = [Path(target.lake, "shop", name, "part-00000-killed.snappy.parquet") for name in ("_published", "_pending")]
+    for file in left:
+        file.write_bytes(b"PAR1")
+        os.utime(file, (0, 0))
+    cleaning = replace(sink, upkeep=Upkeep(clean_every="1 second", keep="1 hour"))
+    write(spark, cleaning, target, 3, change("orders", 2, 3, "c", "c"))
+    assert [file for file in left if file.exists()] == []
     assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b", "c"], ["a", "a"])
 
     # A transaction with two messages in the log beside its change, and one of a message alone, keep nothing waiting.

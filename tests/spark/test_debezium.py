@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from debezium_records import Record, record, rows
 from headrace.errors import FlowError
 from headrace.flow.catalogue import SourceColumn, SourceTable
-from headrace.transforms.debezium import PLACEHOLDER, changes, columns_seen, messages
+from headrace.transforms.debezium import PLACEHOLDER, changes
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -145,11 +145,10 @@ def test_an_update_of_the_same_key_stays_one(spark: SparkSession) -> None:
     assert (found._op, found._key.id, found._after.note) == ("u", 1, "y")
 
 
-def test_messages_of_the_log_are_left_out_and_counted(spark: SparkSession) -> None:
+def test_messages_of_the_log_are_left_out(spark: SparkSession) -> None:
     given_rows = rows(spark, [record(change("m"), {"prefix": "note"}), record(change("c", EMPTY), {"id": 1}, 1)])
 
     assert [each._op for each in changes(given_rows, ITEMS).collect()] == ["c"]
-    assert given_rows.select(messages().alias("messages")).first() == (1,)
 
 
 def test_positions_of_postgres_sort_as_numbers(spark: SparkSession) -> None:
@@ -276,22 +275,6 @@ def test_a_text_that_does_not_fit_its_type_is_named_and_never_a_silent_null(spar
     )
 
     assert [each._unreadable for each in found] == [[column] for column, _ in UNFIT]
-
-
-def test_the_columns_that_rows_hold_are_seen_by_topic(spark: SparkSession) -> None:
-    seen = columns_seen(
-        rows(
-            spark,
-            [
-                record(change("c", {"id": 1, "a": 1}), {"id": 1}, topic="one"),
-                record(change("c", {"id": 1, "b": None}), {"id": 1}, topic="one"),
-                record(change("d", None, {"id": 1, "c": 1}), {"id": 1}, topic="one"),
-                record(change("c", {"x": 1}), {"id": 1}, topic="two"),
-            ],
-        )
-    )
-
-    assert {each.topic: each.columns for each in seen.collect()} == {"one": ["a", "b", "id"], "two": ["x"]}
 
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)

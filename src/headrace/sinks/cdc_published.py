@@ -41,7 +41,7 @@ _seen: dict[str, tuple[tuple[str, int], dict[str, Row]]] = {}
 def publish(session: SparkSession, location: str, tables: Iterable[Row], batch: Batch) -> None:
     """Record the versions that the tables of the batch now have. The commit is the batch's: once it is in, all is."""
     rows = published(session, location, batch) | {each.table: each for each in tables}
-    told = sorted(((each.table, each.path, each.version, each.batch, each.cleaned) for each in rows.values()), key=str)
+    told = [(each.table, each.path, each.version, each.batch, each.cleaned) for _, each in sorted(rows.items())]
     with settings(session, identity(batch.app_id, batch.id)):
         session.createDataFrame(told, _COLUMNS).coalesce(1).write.format("delta").mode("overwrite").save(location)
     _seen[location] = ((batch.app_id, version(session, location)), rows)

@@ -7,6 +7,7 @@ no upkeep ever conflicts with a batch, and none needs a process of its own.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,21 +85,26 @@ class Upkeep:
         _settled[location] = _files(session, location)[0]
         return True
 
-    def clean(self, session: SparkSession, into: Into, last: dt.datetime | None, now: dt.datetime) -> bool:
+    def clean(self, session: SparkSession, into: Into, last: dt.datetime, now: dt.datetime) -> bool:
         """Remove old files and old tombstones, when it is time. Says whether it did."""
-        if last is not None and now - last < dt.timedelta(milliseconds=Duration.parse(self.clean_every).ms):
+        if now - last < dt.timedelta(milliseconds=Duration.parse(self.clean_every).ms):
             return False
         buried = version(session, into.tombstones) >= 0
         if buried and self.tombstones is not None:
             old = now - dt.timedelta(milliseconds=Duration.parse(self.tombstones).ms)
             graves = DeltaTable.forPath(session, into.tombstones)
             graves.delete((F.col(DELETED_AT) < F.lit(old)) & F.col(POSITION).isNotNull())
-        if self.keep is not None:
-            hours = Duration.parse(self.keep).ms / 3_600_000
-            with settings(session, _VACUUM):
-                for each in (into.location, into.tombstones) if buried else (into.location,):
-                    DeltaTable.forPath(session, each).vacuum(hours)
+        self.vacuum(session, (into.location, into.tombstones) if buried else (into.location,))
         return True
+
+    def vacuum(self, session: SparkSession, locations: Iterable[str]) -> None:
+        """Remove the files of tables that no version needs which is still kept."""
+        if self.keep is None:
+            return
+        hours = Duration.parse(self.keep).ms / 3_600_000
+        with settings(session, _VACUUM):
+            for each in locations:
+                DeltaTable.forPath(session, each).vacuum(hours)
 
 
 # How many files a table had right after it was compacted: those did not get fewer by it.

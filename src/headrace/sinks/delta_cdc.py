@@ -171,8 +171,8 @@ class DeltaCdc:
 
     def _publish(self, session: SparkSession, tables: Sequence[Into], batch: Batch) -> None:
         """Look after the tables of a batch, and say which versions belong together."""
-        location, now = f"{self.folder(batch.target)}/{PUBLISHED}", dt.datetime.now(dt.UTC)
-        before, rows = published(session, location, batch), list[Row]()
+        location, pending = (f"{self.folder(batch.target)}/{name}" for name in (PUBLISHED, PENDING))
+        before, now, rows, cleans = published(session, location, batch), dt.datetime.now(dt.UTC), list[Row](), False
         for into in tables:
             known = before.get(into.table)
             # A table that was never cleaned has nothing old.
@@ -180,8 +180,11 @@ class DeltaCdc:
             if self.upkeep.compact(session, into.location):
                 cdc_replace.remember(session, into)
             if self.upkeep.clean(session, into, cleaned, now):
-                cleaned = now
+                cleaned, cleans = now, True
             rows.append(Row(into.table, into.location, version(session, into.location), batch.id, cleaned))
+        if cleans:
+            # Both are written anew by every batch, and leave a file behind each time.
+            self.upkeep.vacuum(session, [each for each in (location, pending) if version(session, each) >= 0])
         publish(session, location, rows, batch)
 
     def _into(self, table: SourceTable, batch: Batch) -> Into:

@@ -108,8 +108,7 @@ def changes(
     """Return the changes of one table, in the frame that the module describes.
 
     `rows` are envelopes of this table's topic, with `partition`, `offset` and `key` of Kafka beside them. Works on
-    batches and streams. Messages of the log (`m`) are left out: `messages` counts them. Raises what `require_whole`
-    raises.
+    batches and streams. Messages of the log (`m`) are left out. Raises what `require_whole` raises.
 
     With `cleared`, a `t` stands before the last row of a snapshot, at its place: what is older was there when an
     earlier snapshot was taken that broke off, and is gone.
@@ -153,21 +152,6 @@ def changes(
         unread.alias("_unreadable"),
         *(("_before",) if before else ()),
     )
-
-
-def messages() -> Column:
-    """Return the count of records that are messages of the log and no changes, for `observe` or an aggregate."""
-    return F.count_if(F.col("op") == "m")
-
-
-def columns_seen(rows: DataFrame) -> DataFrame:
-    """Return `topic` and `columns`, the names that rows of the topic hold in this batch, sorted.
-
-    A name that the table has not was added at the source; deletes say nothing, and are not asked.
-    """
-    told = rows.where(F.col("after").isNotNull())
-    each = told.groupBy("topic").agg(F.collect_set(F.map_keys("after")).alias("found"))
-    return each.select("topic", F.array_sort(F.array_distinct(F.flatten("found"))).alias("columns"))
 
 
 def require_key(table: SourceTable) -> None:
