@@ -110,8 +110,8 @@ def changes(
     `rows` are envelopes of this table's topic, with `partition`, `offset` and `key` of Kafka beside them. Works on
     batches and streams. Messages of the log (`m`) are left out. Raises what `require_whole` raises.
 
-    With `cleared`, a `t` stands before the last row of a snapshot, at its place: what is older was there when an
-    earlier snapshot was taken that broke off, and is gone.
+    With `cleared`, a `t` comes with the last row of a snapshot, and stands right before the place that all its rows
+    have: what is older was there when an earlier snapshot was taken that broke off, and is gone.
 
     The columns within `_after` say in their metadata (`headrace.told`) how texts are read that another column of the
     same Spark type has otherwise: a time in milliseconds, for instance.
@@ -206,24 +206,26 @@ def _told(rows: DataFrame) -> DataFrame:
         F.col("before").alias(_OLD),
         F.col("after").alias(_NEW),
         source["snapshot"].alias(_SNAPSHOT),
+        position(source, before=1).alias(_BEFORE),
     )
 
 
-def position(source: Column) -> Column:
+def position(source: Column, *, before: int = 0) -> Column:
     """Return the place in the log as text that sorts as the log does; null where the source tells none.
+
+    With `before`, the place so many bytes earlier: no change begins there.
 
     Postgres: the LSN. MySQL and MariaDB: the number of the binlog file, the position in it, the row of the event.
 
     Rows of a snapshot of Postgres begin with `-` and so stand before every change. A transaction that was open when the
     snapshot was taken is not in it, and has changes at lower places of the log than the snapshot's own.
     """
-    log = F.when(F.col("op") == "r", F.concat(F.lit("-"), _digits(source["lsn"], 19))).otherwise(
-        _digits(source["lsn"], 20)
-    )
+    lsn = source["lsn"] - before
+    log = F.when(F.col("op") == "r", F.concat(F.lit("-"), _digits(lsn, 19))).otherwise(_digits(lsn, 20))
     number = F.regexp_extract(source["file"], r"\.(\d+)$", 1)
     binlog = F.concat(
         F.when(F.length(number) > 0, F.lpad(number, 10, "0")),
-        _digits(source["pos"], 20),
+        _digits(source["pos"] - before, 20),
         _digits(F.coalesce(source["row"], F.lit(0)), 10),
     )
     return F.coalesce(log, binlog)
@@ -246,12 +248,14 @@ def _split(told: DataFrame, keys: list[SourceColumn], *, cleared: bool) -> DataF
     each = F.explode(F.coalesce(both, F.array("_op")))
     rest = [name for name in told.columns if name not in ("_op", _SNAPSHOT)]
     marked = told.select(F.col("_op").alias(_OP), each.alias("_op"), *rest)
+    clears = (F.col(_OP) == "r") & (F.col("_op") == "t")
+    marked = marked.withColumn("_position", F.when(clears, F.col(_BEFORE)).otherwise(F.col("_position"))).drop(_BEFORE)
     # The delete of a split update has its key in what was before; the record's own key is the new one.
     is_old = (F.col(_OP) == "u") & (F.col("_op") == "d")
     return marked.withColumn(_KEY, F.when(is_old, F.col(_OLD)).otherwise(F.col(_KEY))).drop(_OP)
 
 
-_OP, _SNAPSHOT = "_headrace_op", "_headrace_snapshot"
+_OP, _SNAPSHOT, _BEFORE = "_headrace_op", "_headrace_snapshot", "_headrace_before"
 _LAST_OF_SNAPSHOT = ("last", "last_in_data_collection")
 
 

@@ -70,7 +70,8 @@ def mirror(settings: CdcSettings) -> Flow:
         return _table_of(capture, topic, target)
 
     # Only a log tells the row before a change: reading it twice costs.
-    decode = partial(changes, before=isinstance(settings.keep, ChangeLog), cleared=isinstance(settings.keep, Mirror))
+    log = isinstance(settings.keep, ChangeLog)
+    decode = partial(changes, before=log, cleared=not log)
     changed = Input(
         Kafka(TopicPattern(capture.topics)),
         schema=ENVELOPE,
