@@ -89,25 +89,28 @@ def forget_command(
     project: ProjectOption = HERE,
     target: TargetOption = None,
     connect: ConnectOption = None,
+    topics: Annotated[bool, typer.Option("--topics", help="Delete the topics of the captures too.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove connectors, their positions, slots and publications. Topics and tables stay."""
+    """Remove connectors, their positions, slots and publications. Tables stay, and so do topics without --topics."""
     chosen, found = _found(project, target, flows, connect, None)
     names = ", ".join(capture.prefix for capture, _ in found)
     if json and not yes:
         emit({"ok": False, "error": "`capture forget --json` removes captures and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
     if not yes:
-        err.print(f"Removes the captures {names}: changes from now on are captured by nobody. Topics and tables stay.")
+        stays = "Their topics are deleted. Tables stay." if topics else "Topics and tables stay."
+        err.print(f"Removes the captures {names}: changes from now on are captured by nobody. {stays}", markup=False)
         if not typer.confirm("Forget them?", default=False, err=True):
             raise typer.Exit(OK)
+    deleted = list[str]()
     for capture, worker in found:
-        forget(capture, database_of(chosen, capture.database), worker)
+        deleted += forget(capture, database_of(chosen, capture.database), worker, topics=topics)
     if json:
-        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in found]})
+        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in found], "topics": deleted})
     else:
-        out.print(f"Forgotten: {names}", markup=False)
+        out.print(f"Forgotten: {names}" + (f". Deleted: {', '.join(deleted)}" if deleted else ""), markup=False)
 
 
 def _messages(capture: Capture, target: Target) -> int | None:

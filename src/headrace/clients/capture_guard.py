@@ -1,7 +1,8 @@
 """Whether a capture is whole: its connector runs, and the source still has everything that was not captured yet.
 
-Whoever reads the topics of a capture asks here at the start and from time to time, and stops on what is raised. A slot
-that was moved on by hand is seen only until the connector saves its next position: it goes on behind the gap by itself.
+A flow that reads the topics of a capture asks here when it starts and from time to time: it stops at HR-522, and tells
+of the rest (`runtime.capture_watch`). A slot that was moved on by hand is seen only until the connector saves its next
+position: it goes on behind the gap by itself.
 
 | what is seen                                                             | told as           |
 |--------------------------------------------------------------------------|-------------------|

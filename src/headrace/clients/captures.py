@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from psycopg import Connection, sql
 
 from headrace.clients import mysql, postgres
 from headrace.clients.capture_guard import failed, look
+from headrace.clients.capture_topics import delete_topics, old_records, written
 from headrace.clients.catalogue import family, read_tables
 from headrace.clients.connect import ConnectClient
 from headrace.clients.debezium import settings
@@ -43,12 +44,19 @@ class Worker:
     | bootstrap | the broker, as the worker reaches it                                                           |
     | secrets   | a folder that the worker reads passwords from; a file for each capture is put there            |
     | password  | instead: a reference that the worker resolves by a provider of its own, `${vault:shop:password}` |
+    | target    | whose broker has the topics, as it is reached from here; without one it is at `bootstrap`      |
     """
 
     url: str
     bootstrap: str
     secrets: Path | None = None
     password: str | None = None
+    target: Target | None = None
+
+    @property
+    def broker(self) -> Target:
+        """The target whose broker has the topics."""
+        return self.target or Target("connect", lake="", checkpoints="", kafka={"bootstrap.servers": self.bootstrap})
 
 
 def worker_of(target: Target, database: str) -> Worker:
@@ -63,35 +71,53 @@ def worker_of(target: Target, database: str) -> Worker:
             code="HR-135",
         )
     bootstrap = connect.bootstrap or revealed(target.kafka.get("bootstrap.servers", ""))
-    return Worker(connect.url, bootstrap, connect.secrets, connect.passwords.get(database))
+    return Worker(connect.url, bootstrap, connect.secrets, connect.passwords.get(database), target)
 
 
 def begin(capture: Capture, database: Database, worker: Worker) -> tuple[SourceTable, ...]:
     """Bring a capture to run, and return its tables.
 
     1. Read the tables, and refuse what could not be captured whole (HR-520, HR-521, HR-524).
-    2. Look at a capture that was begun before: a gap in the log stops here (HR-522).
-    3. Postgres: make the publication.
-    4. Hand the connector to Kafka Connect, and wait until it runs.
+    2. Refuse a snapshot into topics that an earlier capture wrote (HR-527).
+    3. Look at a capture that was begun before: a gap in the log stops here (HR-522).
+    4. Postgres: make the publication.
+    5. Hand the connector to Kafka Connect, and wait until it runs.
     """
     connect = ConnectClient(worker.url)
     tables = read_tables(database, capture.chosen)
-    before = connect.status(capture.connector) is not None
-    if family(database) == "mysql":
-        _require_binlog(database)
-    else:
-        with postgres.session(database) as connection:
-            _require_logical(connection)
-            _require_identities(_published(capture, database))
-            _publish(connection, capture, tables, begun=before)
-    wanted = settings(capture, database, password=_reference(capture, database, worker), bootstrap=worker.bootstrap)
-    same = wanted.items() <= (connect.settings(capture.connector) or {}).items()
+    _require_log(capture, database)
+    wanted = _wanted(capture, database, worker)
+    # Settings say whether it is there: the state of one that was removed is told for a moment longer.
+    known = connect.settings(capture.connector)
+    before = known is not None or _goes_on(capture, connect, wanted, worker)
+    same = known is not None and wanted.items() <= known.items()
     if before:
         # One with other settings need not run: they may be what it failed of, such as an old address of the source.
         look(capture, database, connect, running=same)
+    if family(database) == "postgres":
+        with postgres.session(database) as connection:
+            _publish(connection, capture, tables, begun=before)
     connect.put(capture.connector, wanted)
+    if before:
+        connect.resume(capture.connector)
     _await_running(capture, connect, old_failures=0.0 if same else _SETTLED_SECONDS)
     return tables
+
+
+def _goes_on(capture: Capture, connect: ConnectClient, wanted: Mapping[str, str], worker: Worker) -> bool:
+    """Return whether a connector that is not there would go on where one of its name was, and make it, stopped.
+
+    Kafka Connect keeps the position of a connector that is gone, and tells it of one that is there only. Raises HR-527
+    where there is none, and the topics were written before.
+    """
+    old = written(capture, worker.broker)
+    if not old:
+        return False
+    connect.put_stopped(capture.connector, wanted)
+    if connect.position(capture.connector):
+        return True
+    connect.delete(capture.connector)
+    raise old_records(capture, old)
 
 
 def messages(capture: Capture, target: Target) -> int:
@@ -101,10 +127,17 @@ def messages(capture: Capture, target: Target) -> int:
     return sum(end - first[each] for each, end in end_offsets(target, partitions).items())
 
 
-def forget(capture: Capture, database: Database, worker: Worker) -> None:
-    """Remove a capture: connector, position, slot, publication, password. Topics and tables stay. May be repeated."""
+def forget(capture: Capture, database: Database, worker: Worker, *, topics: bool = False) -> tuple[str, ...]:
+    """Remove a capture: connector, position, slot, publication, password. May be repeated.
+
+    Tables stay, and so do topics, unless they are to go, too. Returns the topics that are gone.
+    """
     connect = ConnectClient(worker.url)
-    if connect.status(capture.connector) is not None:
+    there = connect.settings(capture.connector) is not None
+    if not there and topics:
+        # A position outlives its connector, and can be deleted of one that is there only.
+        connect.put_stopped(capture.connector, _wanted(capture, database, worker))
+    if there or topics:
         connect.stop(capture.connector)
         deadline = time.monotonic() + START_SECONDS
         while (status := connect.status(capture.connector)) and status.state != "STOPPED":
@@ -119,6 +152,7 @@ def forget(capture: Capture, database: Database, worker: Worker) -> None:
             connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(capture.slot)))
     if worker.secrets is not None:
         _secret(capture, worker.secrets).unlink(missing_ok=True)
+    return delete_topics(capture, worker.broker) if topics else ()
 
 
 def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: float) -> None:
@@ -141,6 +175,10 @@ def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: fl
     )
 
 
+def _wanted(capture: Capture, database: Database, worker: Worker) -> dict[str, str]:
+    return settings(capture, database, password=_reference(capture, database, worker), bootstrap=worker.bootstrap)
+
+
 def _reference(capture: Capture, database: Database, worker: Worker) -> str:
     """Return the reference by which the worker finds the password, after putting it where the worker looks."""
     if worker.password is not None or worker.secrets is None or database.password is None:
@@ -158,6 +196,16 @@ def _reference(capture: Capture, database: Database, worker: Worker) -> str:
 
 def _secret(capture: Capture, folder: Path) -> Path:
     return folder / f"{capture.connector}.properties"
+
+
+def _require_log(capture: Capture, database: Database) -> None:
+    """Raise unless the source writes a log of all that is to be captured. Raises HR-521 or HR-524."""
+    if family(database) == "mysql":
+        _require_binlog(database)
+        return
+    with postgres.session(database) as connection:
+        _require_logical(connection)
+    _require_identities(_published(capture, database))
 
 
 def _require_logical(connection: Connection) -> None:

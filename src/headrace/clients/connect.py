@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, PartUnavailable
 _RETRIES = Retry(total=8, connect=2, backoff_factor=0.2, backoff_max=4, status_forcelist=(409,), allowed_methods=None)
 _TIMEOUT = Timeout(connect=5.0, read=60.0)
 # For whoever only looks, and will look again.
-_QUICK_RETRIES = Retry(total=3, connect=1, read=0, backoff_factor=0.2, status_forcelist=(409,), allowed_methods=None)
+_QUICK_RETRIES = Retry(total=3, connect=0, read=0, backoff_factor=0.2, status_forcelist=(409,), allowed_methods=None)
 _QUICK_TIMEOUT = Timeout(connect=3.0, read=10.0)
 
 # How much of a trace is looked at, and how long the sentence out of it may be.

@@ -103,7 +103,7 @@ def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, st
         # On the own machine nobody listens in between; elsewhere the server has to prove who it is.
         "database.ssl.mode": _tls(where.host, maria=maria),
         "schema.history.internal.kafka.bootstrap.servers": bootstrap,
-        "schema.history.internal.kafka.topic": f"{capture.prefix}.schema-history",
+        "schema.history.internal.kafka.topic": capture.schema_history,
         "schema.history.internal.store.only.captured.tables.ddl": "true",
         "include.schema.changes": "false",
         "bigint.unsigned.handling.mode": "precise",

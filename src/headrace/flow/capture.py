@@ -113,6 +113,17 @@ class Capture:
         return f"{self.prefix}.message"
 
     @property
+    def schema_history(self) -> str:
+        """The topic in which a connector of a binlog keeps the tables' columns, for itself."""
+        return f"{self.prefix}.schema-history"
+
+    @property
+    def topics_beside(self) -> tuple[str, ...]:
+        """The capture's own topics: none of them is that of a table."""
+        heartbeats = f"__debezium-heartbeat.{self.prefix}"
+        return self.transactions, self.messages, self.schema_history, heartbeats
+
+    @property
     def topics(self) -> str:
         """A pattern for the topics of all tables, those that are made later included.
 
