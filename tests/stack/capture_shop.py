@@ -1,0 +1,297 @@
+"""A shop in Postgres that is captured and kept in two ways, and what can happen to the parts between."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import functions as F
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.clients.capture_guard import Captured, look, read_slot
+from headrace.clients.capture_wait import await_position
+from headrace.clients.captures import Worker
+from headrace.clients.catalogue import position_now
+from headrace.clients.connect import ConnectClient
+from headrace.clients.kafka import read_topic
+from headrace.clients.postgres import address
+from headrace.clients.postgres import connect as open_postgres
+from headrace.errors import HeadraceError
+from headrace.flow.capture import Capture
+from headrace.flow.flow import Flow
+from headrace.flow.levers import AvailableNow, Trigger
+from headrace.flow.target import Database, KafkaConnect, Target
+from headrace.operate.run import Application
+from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.runtime.events import CaptureTroubled, Event
+from headrace.sinks.cdc_history import History
+from headrace.stack.connect import secrets
+from headrace.stack.local import LocalStack
+from headrace.stack.postgres import database
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from conftest import Broker
+
+CAPTURE = Capture("shop", r"sold\..*", prefix="sold", heartbeat="1 second")
+FLOWS = """
+from headrace.flow.capture import Capture
+from headrace.patterns.cdc.flows import CdcSettings, mirror
+
+sold = mirror(CdcSettings(Capture("shop", r"sold\\..*", prefix="sold", heartbeat="1 second")))
+"""
+
+
+def run(where: Database, *statements: str) -> None:
+    with open_postgres(where) as link:
+        for statement in statements:
+            link.execute(statement)
+
+
+def pid_of(home: Path, part: str) -> int:
+    return next(each.pid for each in LocalStack(home).ps() if each.name == part and each.pid)
+
+
+def moved(home: Path, source: Database) -> Database:
+    """Stop Postgres, and start it while somebody else has its port."""
+    stack = LocalStack(home)
+    stack.down(parts=["postgres"])
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", address(source).port))
+        taken.listen()
+        stack.up(("postgres",))
+    elsewhere = database(stack.place("postgres"))
+    assert elsewhere.url != source.url
+    return elsewhere
+
+
+class Running:
+    """A flow that runs beside the test, and what is heard of it."""
+
+    def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
+        self.target, self.flow = target, flow
+        self.events: list[Event] = []
+        self._news = threading.Condition()
+        self._application = Application(spark, target, [flow])
+        self._application.bus.subscribe(self._hear)
+        self._ended: HeadraceError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def heard(self, kind: type[Event], seconds: float = 120.0) -> None:
+        """Return when an event of a kind has come."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(isinstance(each, kind) for each in self.events), seconds)
+
+    def end(self, seconds: float = 120.0) -> HeadraceError | None:
+        """Wait until the flow has ended by itself; return what it ended with."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the flow runs on"
+        return self._ended
+
+    def _run(self) -> None:
+        self._ended = self._application.run()[self.flow.name].error
+
+    def _hear(self, event: Event) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+
+def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float = 60.0) -> Captured:
+    """Ask the guard until what is transient has passed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return look(capture, where, ConnectClient(worker.url))
+        except HeadraceError as error:
+            if not error.code.startswith("HR-6") or time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)
+
+
+def drop_slot(where: Database, capture: Capture) -> None:
+    """Drop a slot that a connector holds: its connection is ended until the slot is free for a moment."""
+    with open_postgres(where) as link:
+        for _ in range(200):
+            link.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active",
+                (capture.slot,),
+            )
+            try:
+                link.execute("SELECT pg_drop_replication_slot(%s)", (capture.slot,))
+                return
+            except psycopg.Error:
+                time.sleep(0.02)
+    pytest.fail("the slot was never free")
+
+
+class Shop:
+    """Orders and their payments under change, and what is kept of them: a mirror by whole transactions, a history."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, source: Database, worker: Worker, lake: Path) -> None:
+        self.capture = CAPTURE
+        self.worker, self.home = worker, broker.home
+        self._spark, self._bootstrap, self._lake = spark, broker.bootstrap, lake
+        self.source, self.kept, self._changed = source, "first", 0
+        run(
+            source,
+            "CREATE SCHEMA sold",
+            "CREATE TABLE sold.orders (id int PRIMARY KEY, note text, total numeric(12,2))",
+            "CREATE TABLE sold.payments (id int PRIMARY KEY, order_id int)",
+            "INSERT INTO sold.orders SELECT n, 'opened', n / 4.0 FROM generate_series(1, 500) n",
+            "INSERT INTO sold.payments SELECT n, n FROM generate_series(1, 50) n",
+        )
+
+    @property
+    def target(self) -> Target:
+        return Target(
+            "cdc",
+            lake=str(self._lake / "lake"),
+            checkpoints=str(self._lake / "checkpoints"),
+            kafka={"bootstrap.servers": self._bootstrap},
+            databases={"shop": self.source},
+            connect=KafkaConnect(self.worker.url),
+        )
+
+    def flows(self, trigger: Trigger) -> list[Flow]:
+        kept = partial(CdcSettings, self.capture, trigger=trigger)
+        return [
+            mirror(kept(path=f"{self.kept}/mirror", name=f"{self.kept}_mirror", together=True)),
+            mirror(kept(path=f"{self.kept}/history", name=f"{self.kept}_history", keep=History())),
+        ]
+
+    def change(self) -> None:
+        """Open, pay, alter, move and delete orders, in transactions over both tables, one with a message in the log."""
+        self._changed += 1
+        n, new = self._changed, 1000 + 10 * self._changed
+        with open_postgres(self.source) as link:
+            with link.transaction():
+                link.execute(f"INSERT INTO sold.orders SELECT {new} + n, 'new', n FROM generate_series(0, 5) n")  # noqa: S608
+                link.execute("INSERT INTO sold.payments VALUES (%s, %s), (%s, %s)", (new, new, new + 1, new + 1))
+            with link.transaction():
+                link.execute("UPDATE sold.orders SET note = %s WHERE id %% 7 = %s", (f"step {n}", n))
+                link.execute("SELECT pg_logical_emit_message(true, 'audit', 'who did it')")
+                link.execute("DELETE FROM sold.payments WHERE order_id = %s", (n,))
+            link.execute("UPDATE sold.orders SET id = id + 50000 WHERE id = %s", (new + 2,))
+            link.execute("DELETE FROM sold.orders WHERE id IN (%s, %s)", (n, new + 3))
+            # A key that was deleted in the step before comes back.
+            link.execute("INSERT INTO sold.orders VALUES (%s, 'again', 1) ON CONFLICT DO NOTHING", (n - 1,))
+
+    def apply(self) -> list[Event]:
+        """Let the flows read what the topics hold. Returns what was told of the capture."""
+        application = Application(self._spark, self.target, self.flows(AvailableNow()))
+        told: list[Event] = []
+        application.bus.subscribe(lambda event: told.append(event) if isinstance(event, CaptureTroubled) else None)
+        assert {name: each.error for name, each in application.run().items() if each.error} == {}
+        return told
+
+    def require_equal(self) -> None:
+        """Wait until everything is captured, apply it, and compare both with the source."""
+        looked_at(self.capture, self.source, self.worker)
+        await_position(self.capture, self.source, ConnectClient(self.worker.url), position_now(self.source))
+        self.apply()
+        for table in ("orders", "payments"):
+            with open_postgres(self.source) as link:
+                wanted = set(link.execute(f"SELECT * FROM sold.{table}").fetchall())  # noqa: S608
+            assert wanted
+            assert self._mirrored(table) == wanted
+            assert self._current(table) == wanted
+
+    def _mirrored(self, table: str) -> set[tuple[object, ...]]:
+        """The rows of the version that is published."""
+        published = self._spark.read.format("delta").load(self.target.table(f"{self.kept}/mirror/_published"))
+        (row,) = published.where(F.col("table") == f"sold.{table}").collect()
+        return self._rows(self._spark.read.format("delta").option("versionAsOf", row.version).load(row.path))
+
+    def _current(self, table: str) -> set[tuple[object, ...]]:
+        versions = self._spark.read.format("delta").load(self.target.table(f"{self.kept}/history/{table}"))
+        return self._rows(versions.where("is_current"))
+
+    def _rows(self, found: DataFrame) -> set[tuple[object, ...]]:
+        names = [name for name in ("id", "note", "total", "order_id") if name in found.columns]
+        rows = [tuple(row) for row in found.select(*names).collect()]
+        assert len(set(rows)) == len(rows)
+        return set(rows)
+
+    def command(self, *words: str) -> dict[str, Any]:
+        """Run `headrace capture` for the mirror, in a project of its own; return the one JSON object."""
+        folder, told = self._lake / "project", self.target
+        folder.mkdir(exist_ok=True)
+        assert self.source.password is not None
+        password = f"${{file:{secrets(LocalStack(self.home).place('connect')) / 'sold.properties'}:password}}"
+        places = {
+            "lake": told.lake,
+            "checkpoints": told.checkpoints,
+            "kafka": dict(told.kafka),
+            "databases": {"shop": {"url": self.source.url, "user": self.source.user, "password": "${env:SOLD}"}},
+            "connect": {"url": self.worker.url, "passwords": {"shop": password}},
+        }
+        (folder / "headrace.yml").write_text(json.dumps({"name": "sold", "targets": {"dev": places}}))
+        (folder / "flows.py").write_text(FLOWS)
+        done = CliRunner().invoke(
+            app,
+            ["capture", *words, "--project", str(folder), "--json"],
+            env={"SOLD": self.source.password.reveal()},
+        )
+        assert done.exit_code == 0, (done.output, done.exception)
+        return json.loads(done.stdout)
+
+    def send_again(self) -> None:
+        """Send every record of the topics twice more, in another order."""
+        chance, producer = random.Random(11), Producer({"bootstrap.servers": self._bootstrap})  # noqa: S311
+        for topic in ("sold.sold.orders", "sold.sold.payments", "sold.transaction"):
+            records = [(each.key(), each.value()) for each in read_topic(self.target, topic)] * 2
+            chance.shuffle(records)
+            for key, value in records:
+                producer.produce(topic, value, key)
+        assert producer.flush(60) == 0
+
+
+def kill(home: Path, part: str, how: signal.Signals = signal.SIGKILL) -> None:
+    process = psutil.Process(pid_of(home, part))
+    os.kill(process.pid, how)
+    process.wait(timeout=30)
+
+
+@contextmanager
+def stalled(where: Database, capture: Capture, table: str) -> Iterator[None]:
+    """Hold a snapshot up at a table: it is locked as soon as the slot is made, which waits for open transactions."""
+    done, locked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with open_postgres(where) as link:
+            while not done.is_set():
+                slot = read_slot(capture, where)
+                if slot is not None and slot.confirmed:
+                    break
+            with link.transaction():
+                link.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+                locked.set()
+                done.wait(120)
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    try:
+        yield
+        assert locked.is_set()
+    finally:
+        done.set()
+        holder.join(30)
