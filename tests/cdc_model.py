@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc_changes import Change, Key, Value, row
 
@@ -37,11 +37,10 @@ def _order(change: Change) -> tuple[str, int]:
 
 def history(changes: Iterable[Change], *, marks: bool = False) -> set[Version]:
     """Every version; with `marks` also one without values for each time in which a row that had been was not there."""
-    log = sorted(set(changes), key=_order)
+    log = _whole(sorted(set(changes), key=_order))
     found: set[Version] = set()
     for key in {each.key for each in log if each.key is not None}:
         mine = [each for each in log if each.key in (key, None)]
-        held: Values = {}
         for at, change in enumerate(mine):
             after = mine[at + 1 :]
             if change.op in "dt":
@@ -50,11 +49,27 @@ def history(changes: Iterable[Change], *, marks: bool = False) -> set[Version]:
                 after = [each for each in after if each.op not in "dt"]
                 told = None
             else:
-                held = {name: held[name] if name in change.unavailable else value for name, value in change.values}
-                told = tuple(held.items())
+                told = change.values
             until = after[0] if after else None
             ends = (until.text, until.op) if until else (None, None)
             found.add(Version(key, told, change.op, change.text, *ends))
+    return found
+
+
+def _whole(log: Iterable[Change]) -> list[Change]:
+    """The log with the values that it left out: those of the row before, under its old key where it moved."""
+    held: dict[Key | None, Values] = {}
+    left: dict[str, Values] = {}
+    found = []
+    for each in log:
+        if each.op == "d":
+            left[each.text] = held.pop(each.key, {})
+        elif each.op != "t":
+            before = left.get(each.text, {}) if each.op == "c" else held.get(each.key, {})
+            values = {name: before[name] if name in each.unavailable else value for name, value in each.values}
+            held[each.key] = values
+            each = replace(each, values=tuple(values.items()))  # noqa: PLW2901 - the same change, told in full
+        found.append(each)
     return found
 
 
@@ -106,7 +121,9 @@ class Source:
         other = self.chance.choice([each for each in range(self.keys + 5) if each not in self.rows and each != key])
         if what == "move":
             self.rows[other] = pieces_and_note
-            self.log.append(row("c", self.place, other, *pieces_and_note))
+            lacks = self.large and self.chance.random() < 0.5
+            told = (pieces_and_note[0], None, "note") if lacks else pieces_and_note
+            self.log.append(row("c", self.place, other, *told))
 
     def _update(self, key: Key) -> None:
         pieces, note = self._values()
@@ -123,8 +140,12 @@ class Source:
 
 
 def batches(chance: random.Random, log: list[Change], count: int) -> list[list[Change]]:
-    """Cut a log into batches. After its first, each begins with something that came before, in another order."""
-    edges = [0, *sorted(chance.sample(range(1, len(log)), count - 1)), len(log)]
+    """Cut a log into batches. After its first, each begins with something that came before, in another order.
+
+    The two changes of a move stay together.
+    """
+    between = [at for at in range(1, len(log)) if log[at].text != log[at - 1].text]
+    edges = [0, *sorted(chance.sample(between, count - 1)), len(log)]
     cut = [log[edges[at] : edges[at + 1]] for at in range(count)]
     for at in range(1, count):
         again = chance.sample(log[: edges[at]], min(edges[at], len(cut[at]) // 2))

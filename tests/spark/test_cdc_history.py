@@ -106,11 +106,24 @@ def test_a_batch_that_breaks_off_and_comes_again_and_a_clock_that_went_back_leav
     assert sorted(map(tuple, seconds.collect())) == [(1, 1, 2, 2), (1, 2, 2, 5), (2, 5, 3, 6), (2, 6, 6, None)]
 
 
+def test_a_row_that_moves_takes_its_large_value_along_from_the_version_that_ended(spark: SparkSession, tmp_path: Path):
+    # Row 1 was another one before. It goes to 2 and on to 3, and the batch ends between the two halves of a move.
+    first = [row("c", 1, 1, 1, "other"), row("d", 2, 1), row("c", 3, 1, 1, "long"), row("u", 4, 1, 2, None, "note")]
+    second = [row("d", 5, 1), row("c", 5, 2, 2, None, "note"), row("d", 6, 2)]
+    third = [row("c", 6, 3, 4, None, "note"), row("u", 7, 3, 5, None, "note"), *second]
+    for number, batch in enumerate((first, second, third)):
+        History().apply(frame(spark, batch, 100 * number), into(tmp_path, number))
+
+    assert held(spark, tmp_path) == model.history([*first, *second, *third])
+    notes = {(each.key, each.position[-1]): dict(each.values or ())["note"] for each in held(spark, tmp_path)}
+    assert notes == {(1, "1"): "other", **dict.fromkeys(((1, "3"), (1, "4"), (2, "5"), (3, "6"), (3, "7")), "long")}
+
+
 def test_values_that_are_nowhere_known_and_columns_named_alike_are_refused(spark: SparkSession, tmp_path: Path):
     with pytest.raises(DataError, match="HR-541"):
         apply(spark, tmp_path, [row("u", 2, 2, 2, None, "note")])
     with pytest.raises(DataError, match="HR-541"):
-        apply(spark, tmp_path, [row("c", 1, 1, 1, "long"), row("d", 2, 1), row("c", 2, 3, 1, None, "note")])
+        apply(spark, tmp_path, [row("d", 4, 8), row("c", 4, 3, 1, None, "note")])
     alike = (
         frame(spark, [row("c", 1, 1)]).selectExpr("*", "struct(_after.*, 1 AS row_is_current) AS new").drop("_after")
     )

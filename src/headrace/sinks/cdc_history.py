@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from headrace.errors import FlowError
 from headrace.sinks import cdc_ranges, cdc_timeline, cdc_tombstones
 from headrace.sinks.cdc_mirror import DELETED
+from headrace.sinks.cdc_moved import with_moved
 from headrace.sinks.cdc_reduce import Counts, counts, lacks_value, unreadable
 from headrace.sinks.cdc_table import POSITION, QUICK, Into, fields, make, quoted, settings
 from headrace.sinks.kept import pinned
@@ -51,8 +52,8 @@ class History:
     begins no later than the one that follows it, even where the source's clock went back, or a snapshot was taken
     again after the first changes.
 
-    An update that lacks a large value takes that of the version before it; where there is none, it is refused (HR-541),
-    and so is a row under a new primary key that lacks one.
+    An update that lacks a large value takes that of the version before it, and a row under a new primary key that of
+    the version that ended under the old one; where there is none, it is refused (HR-541).
 
     A batch is two commits, ends and then versions, each of which records the batch. A crash between the two leaves ends
     whose versions are still open; the batch that is run again passes over the first and makes the second.
@@ -94,9 +95,13 @@ class History:
                 return
             key = fields(events, "_key")
             make(session, into.location, self.columns(key, after), key.names)
-            if found.moved:
-                raise lacks_value(into)
-            self._place(events, found, into)
+            if not found.moved:
+                self._place(events, found, into)
+                return
+            versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
+            gone_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
+            with pinned(cdc_timeline.events(with_moved(changes, versions, gone_at))) as moved:
+                self._place(moved, counts(moved), into)
 
     def _place(self, events: DataFrame, found: Counts, into: Into) -> None:
         session = events.sparkSession

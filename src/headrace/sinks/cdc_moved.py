@@ -24,15 +24,17 @@ _MOVES = 4
 _OLD, _FOUND, _ENDED = "_headrace_old", "_headrace_found", "_headrace_ended"
 
 
-def with_moved(changes: DataFrame, table: DataFrame) -> DataFrame:
+def with_moved(changes: DataFrame, table: DataFrame, gone_at: Column | None = None) -> DataFrame:
     """Return changes in which moved rows have the large values of the rows that they were, where those are known.
 
-    `table` is what the changes go into, as it is before them. Values that are nowhere known stay `_unavailable`.
+    `table` is what the changes go into, as it is before them. Values that are nowhere known stay `_unavailable`. A
+    table that keeps rows of the past says with `gone_at` at which place of the log each was deleted, or null.
     """
+    gone_at = F.lit(None).cast("string") if gone_at is None else gone_at
     for _ in range(_MOVES):
         if changes.where(_lacking()).isEmpty():
             break
-        changes = _filled(changes, table).localCheckpoint(eager=True)
+        changes = _filled(changes, table, gone_at).localCheckpoint(eager=True)
     return changes
 
 
@@ -40,17 +42,23 @@ def _lacking() -> Column:
     return (F.col("_op") == "c") & (F.size("_unavailable") > 0)
 
 
-def _filled(changes: DataFrame, table: DataFrame) -> DataFrame:
+def _filled(changes: DataFrame, table: DataFrame, gone_at: Column) -> DataFrame:
     names = fields(changes, "_after").names
+    known = _known(changes, table, names, gone_at)
     gone = changes.where(F.col("_op") == "d").select("_position", F.col("_key").alias(_OLD))
+    # The delete may have come with an earlier batch.
+    earlier = known.where(F.col("gone").isNotNull()).select(F.col("gone").alias("_position"), F.col("old").alias(_OLD))
+    gone = gone.union(earlier).distinct()
     moves = changes.where(_lacking()).select("_position", "_key").join(gone, "_position")
     moves = moves.where(F.col("_key") != F.col(_OLD))
     # A delete of the old key before the move ends what is known of it until then.
     deletes = gone.select(F.col("_position").alias("at"), F.col(_OLD).alias("old"))
     before = (F.col("old") == F.col(_OLD)) & (F.col("at") < F.col("_position"))
     moves = moves.join(deletes, before, "left").groupBy("_position", "_key", _OLD).agg(F.max("at").alias(_ENDED))
-    found = moves.join(_known(changes, table, names), F.col("old") == F.col(_OLD)).where(
-        (F.col("at") < F.col("_position")) & (F.col(_ENDED).isNull() | (F.col("at") > F.col(_ENDED)))
+    found = moves.join(known, F.col("old") == F.col(_OLD)).where(
+        (F.col("at") < F.col("_position"))
+        & (F.col(_ENDED).isNull() | (F.col("at") > F.col(_ENDED)))
+        & (F.col("gone").isNull() | (F.col("gone") >= F.col("_position")))
     )
     values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
     found = found.groupBy("_position", "_key").agg(*values)
@@ -59,8 +67,8 @@ def _filled(changes: DataFrame, table: DataFrame) -> DataFrame:
     return _with_values(joined, names).select(*changes.columns)
 
 
-def _known(changes: DataFrame, table: DataFrame, names: list[str]) -> DataFrame:
-    """Return what the batch and the table say of each key, and at which place of the log."""
+def _known(changes: DataFrame, table: DataFrame, names: list[str], gone_at: Column) -> DataFrame:
+    """Return what the batch and the table say of each key, and from which place of the log on, up to which."""
     keys = fields(changes, "_key").names
     told = changes.where(F.col("_after").isNotNull()).select(
         F.col("_key").alias("old"),
@@ -68,6 +76,7 @@ def _known(changes: DataFrame, table: DataFrame, names: list[str]) -> DataFrame:
         log_order().alias("order"),
         F.col("_after").alias("row"),
         F.col("_unavailable").alias("lacks"),
+        F.lit(None).cast("string").alias("gone"),
     )
     held = table.select(
         F.struct(*(F.col(quoted(name)) for name in keys)).alias("old"),
@@ -77,6 +86,7 @@ def _known(changes: DataFrame, table: DataFrame, names: list[str]) -> DataFrame:
         ),
         F.struct(*(F.col(quoted(name)) for name in names)).alias("row"),
         F.array().cast("array<string>").alias("lacks"),
+        gone_at.alias("gone"),
     )
     return told.union(held)
 

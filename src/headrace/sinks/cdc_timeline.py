@@ -85,9 +85,11 @@ def resolved(timeline: DataFrame) -> DataFrame:
     stored, before = F.col("_old").isNotNull(), F.lag("_rank").over(log)
     # Before the first row of a timeline nothing has changed: what the table says there is right.
     alone = before.isNull() | (before == END)
+    # What stands before a new row under its key was another row.
+    other = alone | (F.col("_op") == "c")
     placed = timeline.withColumns(
         {
-            "_lacks": is_version() & (F.size("_missing") > 0) & alone & ~stored,
+            "_lacks": is_version() & (F.size("_missing") > 0) & other & ~stored,
             "_ends": ~is_version() & F.coalesce(before != END, stored),
             "_holds": is_version() & alone & stored,
         }
