@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from headrace.errors import DataError
@@ -20,7 +21,7 @@ from headrace.sinks.cdc_history import History
 from headrace.sinks.cdc_log import ChangeLog
 from headrace.sinks.cdc_mirror import Mirror
 from headrace.sinks.delta_cdc import DeltaCdc, Kept
-from headrace.transforms.debezium import ENVELOPE, changes
+from headrace.transforms.debezium import ENVELOPE, changes, doubted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -167,6 +168,9 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
         return re.findall(r"((?:ALTER|UPDATE) [^;]*);", raised.value.remedy)
 
     write(0, qty="1", at="1000000")
+    # Known from the first batch on.
+    (told,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{tmp_path}/shop/orders` ('headrace.told')").collect()
+    assert json.loads(told.value) == {"at": "microseconds"}
 
     # Another name: the first two of the statements say that it is one column.
     source.now = table(id="integer", amount="bigint", at="timestamp(6)_without_time_zone")
@@ -192,15 +196,59 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
         (key, key + 1, "1970-01-01 00:00:01") for key in range(4)
     }
 
+    # The same under a running flow: the first time of more digits has the catalogue asked, and no time before it.
+    asked, running = source.asked, DeltaCdc("shop", source, changes, doubted=doubted)
+    for number, at in ((4, "1000"), (5, "1700000000123")):
+        row = ("c", None, {"id": str(number), "amount": str(number + 1), "at": at})
+        running.write(source.batches(spark, row), Batch("shop", "q1", number, target))
+    assert source.asked == asked + 1
+    source.now = table(id="integer", amount="integer", at="timestamp(6)_without_time_zone")
+    row = ("c", None, {"id": "6", "amount": "7", "at": "1700000000123456"})
+    with pytest.raises(DataError, match="HR-542"):
+        running.write(source.batches(spark, row), Batch("shop", "q1", 6, target))
+    source.now = table(id="integer", amount="integer", at="timestamp(3)_without_time_zone")
+
     # No type of the source has this text.
     with pytest.raises(DataError, match="HR-540"):
-        write(4, amount="many", at="1000")
+        write(6, amount="many", at="1000")
 
     # Kept in another way.
     with pytest.raises(DataError, match="HR-543"):
         DeltaCdc("shop", source, changes, Mirror("soft")).write(
-            source.batches(spark, ("d", {"id": "1"}, None)), Batch("shop", "q1", 4, target)
+            source.batches(spark, ("d", {"id": "1"}, None)), Batch("shop", "q1", 6, target)
         )
+
+
+HOUR, DAY = 3_600_000, 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("column", "other", "safe"),
+    [
+        # A type, how many the other unit counts in a second, and texts that are no reason to ask.
+        ("timestamp(3) without time zone", 1_000_000, ["0", "4102444800000", "-8000000000000", None]),
+        ("timestamp without time zone", 1_000, ["0", "4102444800000000", "-8000000000000000", None]),
+        ("time(0) without time zone", 1_000_000, ["0", str(DAY), str(HOUR)]),
+        ("time(6) without time zone", 1_000, ["0", str(DAY * 1_000), str(HOUR * 1_000)]),
+    ],
+)
+def test_a_time_in_another_unit_than_its_type_has_is_doubted(
+    spark: SparkSession, column: str, other: int, safe: list[str | None]
+):
+    of = SourceTable("public", "orders", (SourceColumn("at", column, True),), ("at",), "postgres")
+    is_clock = column.startswith("time(")
+    # Noon, one o'clock; days of 1800, 1930, 1975, 2024 and 2200.
+    seconds = (
+        (43_200, 3_600) if is_clock else (-5_364_662_400, -1_262_304_000, 157_766_400, 1_704_067_200, 7_258_118_400)
+    )
+    doubtful = [str(each * other) for each in seconds]
+    rows = spark.createDataFrame([({"at": each},) for each in [*safe, *doubtful]], "after map<string,string>")
+    condition = doubted(of)
+    assert condition is not None
+
+    found = rows.withColumn("before", F.lit(None).cast("map<string,string>")).select(condition).collect()
+
+    assert [row[0] for row in found] == [False] * len(safe) + [True] * len(doubtful)
 
 
 def test_a_dropped_column_does_not_stand_in_the_way_of_a_new_one_and_comes_back_empty(

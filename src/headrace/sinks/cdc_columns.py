@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from pyspark.sql import types as T
 
 from headrace.errors import DataError
-from headrace.sinks.cdc_table import Into, quoted, snapshot, text
+from headrace.sinks.cdc_table import TOLD, Into, quoted, snapshot, text, told_of
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -37,8 +37,6 @@ Dropped = Literal["keep", "drop"]
 # A column, or one within a struct.
 Path = tuple[str, ...]
 
-# In the metadata of a column of changes: how its texts are to be read, where that is not plain from its type.
-TOLD = "headrace.told"
 _GONE = "headrace.gone"
 # Columns that are the table's own.
 _OWN = "_headrace_"
@@ -74,7 +72,7 @@ def follow(session: SparkSession, into: Into, location: str, wanted: T.StructTyp
     if int(now.version()) < 0:
         return
     held, source = _flat(T.StructType.fromJson(json.loads(now.schema().json()))), _flat(wanted)
-    known, told = {tuple(path) for path in json.loads(_property(now, _GONE) or "[]")}, _told(wanted)
+    known, told = {tuple(path) for path in json.loads(_property(now, _GONE) or "[]")}, told_of(wanted)
     before = json.loads(_property(now, TOLD) or "{}")
     _require_kind(into, location, held, source)
     _require_told(into, location, before, told)
@@ -137,17 +135,6 @@ def _flat(schema: T.StructType, within: Path = ()) -> dict[Path, T.DataType]:
     for field in schema:
         path = (*within, field.name)
         found |= _flat(field.dataType, path) if isinstance(field.dataType, T.StructType) else {path: field.dataType}
-    return found
-
-
-def _told(schema: T.StructType) -> dict[str, str]:
-    """Return how the texts of columns are read, where the columns say so."""
-    found: dict[str, str] = {}
-    for field in schema:
-        if isinstance(field.dataType, T.StructType):
-            found |= _told(field.dataType)
-        elif TOLD in (field.metadata or {}):
-            found[field.name] = str(field.metadata[TOLD])
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 # The place in the source's log of the change that a row shows.
 POSITION = "_headrace_position"
+# In the metadata of a column of changes, and then in a property of the table: how texts are to be read, where that is
+# not plain from the column's type.
+TOLD = "headrace.told"
 
 # Delta gathers the least and greatest value of so many columns per file. Keys behind them could not be pruned by.
 _WITH_STATISTICS = 32
@@ -136,6 +140,8 @@ def make(session: SparkSession, location: str, columns: T.StructType, key: Seque
     table = table.addColumns(T.StructType([T.StructField(each.name, each.dataType) for each in columns]))
     # Marked rows and wider types are features that not every reader knows: a table gets them when it needs them.
     table = table.property(_VECTORS, "false")
+    if told := told_of(columns):
+        table = table.property(TOLD, json.dumps(told))
     clustered = [name for name in key if not isinstance(columns[name].dataType, _MOVED_IN_FULL)][:_MOST_CLUSTERED]
     if any(columns.names.index(name) >= _WITH_STATISTICS for name in key):
         first = [*key, *(name for name in columns.names if name not in key)][:_WITH_STATISTICS]
@@ -143,6 +149,17 @@ def make(session: SparkSession, location: str, columns: T.StructType, key: Seque
     if clustered:
         table = table.clusterBy(*clustered)
     table.execute()
+
+
+def told_of(schema: T.StructType) -> dict[str, str]:
+    """Return how the texts of columns are read, where the columns say so."""
+    found: dict[str, str] = {}
+    for field in schema:
+        if isinstance(field.dataType, T.StructType):
+            found |= told_of(field.dataType)
+        elif TOLD in (field.metadata or {}):
+            found[field.name] = str(field.metadata[TOLD])
+    return found
 
 
 def mark_rows_where_it_pays(session: SparkSession, location: str) -> None:

@@ -33,7 +33,7 @@ from headrace.sinks.kept import kept
 from headrace.sinks.local_folder import require_writable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 PUBLISHED = "_published"
 Kept = Mirror | History | ChangeLog
@@ -66,6 +66,7 @@ class DeltaCdc:
     | capture | the capture that fills the topics, for `headrace capture`                                      |
     | dropped | whether a column that the source dropped stays (`keep`) or goes (`drop`)                       |
     | upkeep | when small files are joined, and old files and tombstones removed                               |
+    | doubted | whether an envelope has a value that the table as it is known may give a wrong meaning; None is never |
     | together | apply whole transactions only; rows then need those of the topic of transactions beside them  |
 
     Rows need `topic`, `partition`, `offset` and `key` of Kafka beside the envelope. The tables are written side by
@@ -83,6 +84,7 @@ class DeltaCdc:
     dropped: Dropped = "keep"
     upkeep: Upkeep = field(default_factory=Upkeep)
     together: bool = False
+    doubted: Callable[[SourceTable], Column | None] = field(default=lambda _table: None, repr=False)
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
     _known: dict[str, SourceTable] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -116,8 +118,8 @@ class DeltaCdc:
         session = rows.sparkSession
         with settings(session, QUICK), self._ready(rows, batch) as once:
             parts = list[_Part]()
-            for topic, shapes in _topics(once).items():
-                table = self._table(topic, shapes, batch.target)
+            for topic, (shapes, doubts) in _topics(once, self._doubts()).items():
+                table = self._table(topic, shapes, batch.target, again=doubts)
                 parts.append(_Part(topic, once.where(F.col("topic") == topic), table, self._into(table, batch)))
             unreadable = self._apply(session, parts)
             if unreadable:
@@ -191,17 +193,26 @@ class DeltaCdc:
         folder = self.folder(batch.target)
         return Into(str(table), f"{folder}/{table.name}", f"{folder}/_tombstones/{table.name}", batch.app_id, batch.id)
 
-    def _table(self, topic: str, shapes: frozenset[Shape], target: Target) -> SourceTable:
+    def _doubts(self) -> Column:
+        """Return whether an envelope has a doubtful value, by what is known of its table."""
+        found = F.lit(False)
+        for topic, table in self._known.items():
+            doubts = self.doubted(table)
+            found = found if doubts is None else found | ((F.col("topic") == topic) & doubts)
+        return found
+
+    def _table(self, topic: str, shapes: frozenset[Shape], target: Target, *, again: bool) -> SourceTable:
         """Return the table of a topic, as the source's catalogue has it now when the batch has rows of other columns.
 
-        Records from before a change of columns go on having the old ones: the source is asked once for each shape.
+        Records from before a change of columns go on having the old ones: the source is asked once for each shape. With
+        `again` it is asked in any case.
         """
         known, asked = self._known.get(topic), self._asked.setdefault(topic, set())
         shape = None if known is None else frozenset(column.name for column in known.columns)
         if shapes == {shape}:
             # What comes with other columns from here on was written after another change of them.
             asked.clear()
-        if known is None or not shapes <= {shape, *asked}:
+        if known is None or again or not shapes <= {shape, *asked}:
             known = self.lookup(topic, target)
             others = [str(each) for at, each in self._known.items() if at != topic and each.name == known.name]
             if others:
@@ -211,12 +222,15 @@ class DeltaCdc:
         return known
 
 
-def _topics(rows: DataFrame) -> dict[str, frozenset[Shape]]:
-    """Return the topics of a batch, each with the columns that its rows have. One pass over rows that are kept."""
-    told = rows.where(F.col("op") != "m")
-    found = told.groupBy("topic").agg(F.collect_set(F.array_sort(F.map_keys("after"))).alias("shapes")).collect()
-    ordered = sorted(found, key=lambda row: str(row.topic))
-    return {row.topic: frozenset(frozenset(shape) for shape in row.shapes) for row in ordered}
+def _topics(rows: DataFrame, doubts: Column) -> dict[str, tuple[frozenset[Shape], bool]]:
+    """Return the topics of a batch, each with the columns that its rows have and whether a value is doubtful.
+
+    One pass over rows that are kept.
+    """
+    told = rows.where(F.col("op") != "m").groupBy("topic")
+    shapes = F.collect_set(F.array_sort(F.map_keys("after"))).alias("shapes")
+    ordered = sorted(told.agg(shapes, F.max(doubts).alias("doubts")).collect(), key=lambda row: str(row.topic))
+    return {row.topic: (frozenset(frozenset(shape) for shape in row.shapes), row.doubts) for row in ordered}
 
 
 def _same_place(table: SourceTable, other: str) -> FlowError:

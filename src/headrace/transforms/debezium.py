@@ -30,6 +30,8 @@ itself; where one record tells both keys, it becomes two rows here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -152,6 +154,20 @@ def changes(
         unread.alias("_unreadable"),
         *(("_before",) if before else ()),
     )
+
+
+def doubted(table: SourceTable) -> Column | None:
+    """Return whether an envelope has a time that may be told in another unit than the table's type says.
+
+    A record does not say in which unit it was written, and a time that changes its digits at the source changes its
+    unit with them. Who finds such a value asks the source's catalogue again. None for a table without such columns.
+    """
+    conditions = []
+    for column in table.columns:
+        doubts = reading(column.type, table.family).doubted
+        if doubts is not None:
+            conditions += [F.coalesce(doubts(_text(of, column)), F.lit(False)) for of in ("after", "before")]
+    return reduce(or_, conditions) if conditions else None
 
 
 def require_key(table: SourceTable) -> None:

@@ -34,6 +34,9 @@ _INFINITE, _MINUS_INFINITE = 9_223_372_036_825_200_000, -9_223_372_036_832_400_0
 # What an array holds in the place of `-infinity`: a year that no timestamp has.
 _MINUS_INFINITE_ELEMENT = "+292269055-12-02T23:00:00"
 
+# The milliseconds of 292 years, which are the microseconds of 107 days, and those of a day.
+_CENTURIES, _DAY = 9_223_372_036_854, 86_400_000
+
 _INTEGER = r"^-?\d+$"
 _FLOAT = r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$"
 _MOMENT = r"^[+-]?\d{4,6}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z$"
@@ -178,6 +181,39 @@ def clock(per_second: int) -> Read:
         return F.when(number.isNotNull(), shown)
 
     return read
+
+
+def doubted_local(per_second: int) -> Read:
+    """Whether a number may be of the other unit: microseconds are a thousand times as many.
+
+    Milliseconds are doubted more than 292 years from 1970, microseconds within 107 days of it: one of the other unit
+    stands there, unless its time is just as far from where times are.
+    """
+
+    def read(text: Column) -> Column:
+        number = text.try_cast("bigint")
+        if per_second == 1_000_000:
+            return (F.abs(number) <= _CENTURIES) & (number != 0)
+        return (F.abs(number) > _CENTURIES) & ~number.isin(_INFINITE // 1_000, _MINUS_INFINITE // 1_000)
+
+    return read
+
+
+def doubted_clock(per_second: int) -> Read:
+    """Whether a time of day may be of the other unit: more than a day, or within its first minute and a half."""
+
+    def read(text: Column) -> Column:
+        number = text.try_cast("bigint")
+        if per_second == 1_000_000:
+            return (number <= _DAY) & (number != 0)
+        return number > _DAY
+
+    return read
+
+
+def any_element(doubted: Read) -> Read:
+    """Whether an element of an array is doubted."""
+    return lambda text: F.exists(F.from_json(text, "array<string>"), doubted)
 
 
 def array(element: Read) -> Read:

@@ -61,6 +61,8 @@ class Reading:
     hexadecimal: bool = False
     # What a text means, where a text of another column of the same Spark type may mean something else.
     told: str = ""
+    # Whether a text may have been written when the type was another one, and would then be read as a wrong value.
+    doubted: texts.Read | None = None
 
     def placeholders(self, placeholder: str) -> tuple[str, ...]:
         """Return the texts that stand for a value which is not in the log."""
@@ -114,7 +116,8 @@ def lost(source: str, family: Family, identity: str) -> str | None:
 def _reading(source: str, family: Family) -> Reading:
     if source.endswith("[]"):
         element = _reading(source.removesuffix("[]"), family)
-        return Reading(ArrayType(element.spark), texts.array(element.read), told=element.told)
+        doubted = texts.any_element(element.doubted) if element.doubted else None
+        return Reading(ArrayType(element.spark), texts.array(element.read), told=element.told, doubted=doubted)
     name, arguments = _parts(source)
     named = {each: rule for rule in rules(family) for each in rule.names}
     if name == "enum" and "," in source.replace("','", ""):
@@ -167,14 +170,14 @@ def _unit(per_second: int) -> str:
 def _local(without: int) -> Callable[[tuple[int, ...]], Reading]:
     def read(arguments: tuple[int, ...]) -> Reading:
         unit = _per_second(arguments, without)
-        return Reading(TimestampNTZType(), texts.local(unit), told=_unit(unit))
+        return Reading(TimestampNTZType(), texts.local(unit), told=_unit(unit), doubted=texts.doubted_local(unit))
 
     return read
 
 
 def _clock(arguments: tuple[int, ...]) -> Reading:
     unit = _per_second(arguments, 6)
-    return Reading(StringType(), texts.clock(unit), told=_unit(unit))
+    return Reading(StringType(), texts.clock(unit), told=_unit(unit), doubted=texts.doubted_clock(unit))
 
 
 def _bits(arguments: tuple[int, ...]) -> Reading:
@@ -253,7 +256,8 @@ _MYSQL = (
         ("time",),
         "string",
         "`12:34:56.123456`, from `-838:59:59.000000` to `838:59:59.000000`",
-        lambda _: _clock((6,)),
+        # Always in microseconds, whatever its digits.
+        lambda _: Reading(StringType(), texts.clock(1_000_000), told=_unit(1_000_000)),
     ),
     Rule(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "binary", "", _BINARY),
     Rule(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),

@@ -23,7 +23,7 @@ from headrace.sinks.cdc_upkeep import Upkeep
 from headrace.sinks.delta_cdc import DeltaCdc, Kept
 from headrace.sources.kafka import Kafka
 from headrace.sources.kafka_topics import TopicPattern
-from headrace.transforms.debezium import ENVELOPE, TRANSACTION, changes
+from headrace.transforms.debezium import ENVELOPE, TRANSACTION, changes, doubted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,6 +93,7 @@ def mirror(settings: CdcSettings) -> Flow:
             settings.dropped,
             settings.upkeep,
             settings.together,
+            doubted,
         ),
         trigger=settings.trigger,
         description=f"Mirrors of the tables of '{capture.database}' under {settings.path}.",
