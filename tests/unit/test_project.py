@@ -230,7 +230,7 @@ targets:
     )
     assert target.databases == {"shop": here["postgres"], "till": here["mariadb"], "gone": here["postgres"]}
     assert worker_of(target, "shop") == Worker(
-        "http://127.0.0.1:8083", "kafka:9092", tmp_path, "${vault:shop:password}"
+        "http://127.0.0.1:8083", "kafka:9092", tmp_path, "${vault:shop:password}", target
     )
     assert worker_of(target, "till").password is None
 
