@@ -20,8 +20,9 @@ from headrace.flow.target import Target
 from headrace.sinks.cdc_history import History
 from headrace.sinks.cdc_log import ChangeLog
 from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.cdc_table import quoted
 from headrace.sinks.delta_cdc import DeltaCdc, Kept
-from headrace.transforms.debezium import ENVELOPE, changes, doubted
+from headrace.transforms.debezium import ENVELOPE, PLACEHOLDER, changes, doubted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +61,7 @@ class Source:
         rows = []
         for op, before, after in told:
             self.place += 1
-            key = {"id": (after or before or {})["id"]}
+            key = {name: (after or before or {})[name] for name in self.now.key}
             source = {"ts_us": self.place * 1_000_000, "txId": "7", "lsn": self.place}
             envelope = {"op": op, "before": before, "after": after, "source": source}
             rows.append(
@@ -283,3 +284,53 @@ def test_a_dropped_column_does_not_stand_in_the_way_of_a_new_one_and_comes_back_
     write(5, table(id="integer", note="text"), note="new")
     rows = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
     assert {(row.id, row.note) for row in rows.collect()} == {(0, None), (1, None), (2, None), (4, None), (5, "new")}
+
+
+# A space, a dot, quotes of all kinds, and what Spark takes for the name of a setting.
+DAY_OF, WHO, NOTE = "day of.order", "it's `who`", 'a "${spark.app.name}", (note)'
+ODD = SourceTable(
+    "public",
+    "orders",
+    (SourceColumn(DAY_OF, "date", False), SourceColumn(WHO, "text", False), SourceColumn(NOTE, "text", True)),
+    (DAY_OF, WHO),
+    "postgres",
+)
+# Days since 1970: 31 December 999, 1 January 200, a day before the year 1 and one after the year 9999.
+OLD, OLDER, OLDEST, FAR = "-354286", "-646479", "-735602", "3673000"
+
+
+@pytest.mark.parametrize("keep", [Mirror(), History(), ChangeLog()], ids=["mirror", "history", "log"])
+def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
+    spark: SparkSession, tmp_path: Path, keep: Kept
+):
+    target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+    source = Source(ODD)
+    sink = DeltaCdc("shop", source, changes, keep)
+    who, note, other = "${spark.master} `'\\\"", "it's ${env:HOME}", "${spark.app.name}"
+
+    def told(op: str, day: str, who: str, note: str | None = None) -> tuple[str, Texts | None, Texts | None]:
+        row = {DAY_OF: day, WHO: who, NOTE: note}
+        return (op, row, None) if op == "d" else (op, None, row)
+
+    first = [told("c", OLD, who, note), told("c", OLDER, who, note), told("c", OLD, other, other), told("c", FAR, who)]
+    second = [told("u", OLDER, who, PLACEHOLDER), told("u", OLD, other, note), told("d", FAR, who)]
+    # A row that moves, with a large value; and a row of a day before the year 1.
+    third = [told("d", OLD, who), told("c", OLD, "moved", PLACEHOLDER), told("c", OLDEST, who, note)]
+    for number, batch in enumerate((first, second, third)):
+        rows = source.batches(spark, *batch)
+        if number == 2:
+            moved = F.when(F.col("offset") == 9, 8).otherwise(F.col("source.lsn"))
+            rows = rows.withColumn("source", F.col("source").withField("lsn", moved))
+        sink.write(rows, Batch("shop", "q1", number, target))
+
+    table = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
+    inside = "after." if isinstance(keep, ChangeLog) else ""
+    values = [F.col(f"{inside}{quoted(name)}") for name in (DAY_OF, WHO, NOTE)]
+    found = table.where("is_current") if isinstance(keep, History) else table
+    rows = found.select(F.unix_date(values[0]).cast("string"), *values[1:]).collect()
+    if isinstance(keep, ChangeLog):
+        assert len(rows) == 10
+    else:
+        expected = {(OLDER, who, note), (OLD, other, note), (OLD, "moved", note), (OLDEST, who, note)}
+        assert len(rows) == 4
+        assert {tuple(row) for row in rows} == expected

@@ -38,7 +38,11 @@ pytestmark = pytest.mark.spark
 
 SUBJECT = 42
 # Every text that the row ever held, and that no other row holds. The city is not among them: others live there.
-TEXTS = ["anna.first@example.org", "anna.second@example.org", 'Änna "Zwölf" Löwe of a name longer than statistics keep']
+TEXTS = [
+    "anna.first@example.org",
+    "anna.second@example.org",
+    'Änna "Zwölf" ${spark.app.name} Löwe of a name longer than statistics keep',
+]
 FLOWS = """
 from headrace import DeltaAppend, Flow, Input
 from headrace.flow.capture import Capture

@@ -155,14 +155,10 @@ def _all_equal(way: Columns, columns: dict[str, TableColumn]) -> Column:
     same = []
     for name, text in way.items():
         kind = columns[name].type
-        wanted = F.lit(text) if kind == "string" else F.expr(f"try_cast({_quoted_text(text)} AS {kind})")
+        wanted = F.lit(text) if kind == "string" else F.lit(text).try_cast(kind)
         same.append(F.col(columns[name].expression) == wanted)
     return reduce(lambda one, other: one & other, same)
 
 
 def _any(conditions: Iterable[Column]) -> Column:
     return reduce(lambda one, other: one | other, (F.coalesce(each, F.lit(False)) for each in conditions), F.lit(False))
-
-
-def _quoted_text(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -151,6 +151,8 @@ def repair(spark: SparkSession, found: Compared) -> None:
     identity = (f"headrace-reconcile/{found.table}/{found.position}/{sums[:16]}", "0")
     for name, value in zip(_IDENTITY, identity, strict=True):
         session.conf.set(name, value)
+    # A column may be named `${...}`: that is no setting.
+    session.conf.set("spark.sql.variable.substitute", "false")
     rows = pair.typed(session, found)
     keys = [f"old.{quoted(name)} = new.{quoted(name)}" for name in found.table.key]
     values: dict[str, str | Column] = {quoted(each.name): f"new.{quoted(each.name)}" for each in pair.columns}

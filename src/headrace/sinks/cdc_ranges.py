@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from headrace.sinks.cdc_table import quoted
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -59,10 +61,15 @@ def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[st
 def within(ranges: dict[str, list[Range]], table: str) -> Column:
     """Return the condition that a row of a table, known under an alias, may have a key of the batch."""
     conditions = [
-        reduce(or_, (F.col(f"{table}.`{name}`").between(F.lit(low), F.lit(high)) for low, high in found))
+        reduce(or_, (F.col(f"{table}.{quoted(name)}").between(_literal(low), _literal(high)) for low, high in found))
         for name, found in ranges.items()
     ]
     return reduce(and_, conditions, F.lit(True))
+
+
+def _literal(value: Value) -> Column:
+    # PySpark hands a date to Java as text, and without the zeros of a year before 1000.
+    return F.expr(f"DATE'{value.isoformat()}'") if isinstance(value, dt.date) else F.lit(value)
 
 
 def cut(buckets: Sequence[Range], most: int = _RANGES) -> list[Range]:

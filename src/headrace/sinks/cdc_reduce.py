@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from headrace.errors import DataError
 from headrace.sinks.cdc_ranges import Range, ordered
-from headrace.sinks.cdc_table import Into
+from headrace.sinks.cdc_table import Into, fields
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -107,12 +109,22 @@ def counts(rows: DataFrame) -> Counts:
         F.max("_unreadable"),
         F.min("_position"),
         F.max("_position"),
-        *(each for key in keys for each in (F.min(key), F.max(key))),
+        *(end for name, key in zip(names, keys, strict=True) for end in _ends(rows, name, key)),
     ).first()
     assert found is not None  # noqa: S101 - an aggregate without a group has one row
     ends = found[9:]
-    spans = {name: (ends[2 * n], ends[2 * n + 1]) for n, name in enumerate(names) if ends[2 * n] is not None}
+    spans = {
+        name: (ends[2 * n], ends[2 * n + 1]) for n, name in enumerate(names) if None not in ends[2 * n : 2 * n + 2]
+    }
     return Counts(spans, *found[:9])
+
+
+def _ends(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
+    """Return the least and the greatest value of a column of the key; null for a date that Python does not have."""
+    least, greatest = F.min(key), F.max(key)
+    if isinstance(fields(rows, "_key")[name].dataType, T.DateType):
+        return F.when(F.year(least) >= dt.MINYEAR, least), F.when(F.year(greatest) <= dt.MAXYEAR, greatest)
+    return least, greatest
 
 
 def filled(rows: DataFrame, changes: DataFrame) -> DataFrame:

@@ -69,12 +69,11 @@ def has_columns(session: SparkSession, into: Into, columns: Sequence[str]) -> bo
 
 
 def replace(rows: DataFrame, new: DataFrame, into: Into) -> bool:
-    """Replace the rows that have the keys of changes, in one commit. Says whether it did: some keys cannot be named."""
+    """Replace the rows that have the keys of changes, in one commit. Says whether it did: a key may hold a null."""
     key = rows.schema["_key"].dataType
     assert isinstance(key, T.StructType)  # noqa: S101 - the frame of changes says so
     keys: list[Key] = [tuple(row) for row in rows.select("_key.*").collect()]
-    # `${...}` in a condition is read as the name of a setting.
-    if any(part is None or (isinstance(part, str) and "${" in part) for each in keys for part in each):
+    if any(part is None for each in keys for part in each):
         return False
     if keys:
         write = new.write.format("delta").mode("overwrite").option("replaceWhere", condition(key, keys))

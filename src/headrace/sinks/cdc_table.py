@@ -27,6 +27,9 @@ _WITH_STATISTICS = 32
 _MOST_CLUSTERED = 4
 _MOVED_IN_FULL = (T.ArrayType, T.MapType, T.StructType, T.BooleanType, T.BinaryType, T.VariantType)
 
+# Files do not take these in the names of columns: they get names of their own.
+_NOT_IN_FILES = " ,;{}()\n\t="
+
 _IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _MERGE = {
     # What is merged is kept on the executors already: Delta would keep it a second time.
@@ -44,6 +47,8 @@ QUICK = {
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     # Rows that replace others are those of the keys that the condition names. Delta would look at each again.
     "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
+    # A column may be named `${...}`: that is no setting.
+    "spark.sql.variable.substitute": "false",
 }
 
 
@@ -145,10 +150,19 @@ def make(session: SparkSession, location: str, columns: T.StructType, key: Seque
     clustered = [name for name in key if not isinstance(columns[name].dataType, _MOVED_IN_FULL)][:_MOST_CLUSTERED]
     if any(columns.names.index(name) >= _WITH_STATISTICS for name in key):
         first = [*key, *(name for name in columns.names if name not in key)][:_WITH_STATISTICS]
-        table = table.property("delta.dataSkippingStatsColumns", ",".join(f"`{name}`" for name in first))
+        table = table.property("delta.dataSkippingStatsColumns", ",".join(map(quoted, first)))
     if clustered:
-        table = table.clusterBy(*clustered)
+        table = table.clusterBy(*map(quoted, clustered))
+    if any(letter in name for name in _every_name(columns) for letter in _NOT_IN_FILES):
+        table = table.property("delta.columnMapping.mode", "name")
     table.execute()
+
+
+def _every_name(columns: T.StructType) -> Iterator[str]:
+    for each in columns:
+        yield each.name
+        if isinstance(each.dataType, T.StructType):
+            yield from _every_name(each.dataType)
 
 
 def told_of(schema: T.StructType) -> dict[str, str]:
