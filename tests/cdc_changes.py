@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
 from headrace.sinks.cdc_table import Into
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.flow.catalogue import SourceTable
 
 Key = int
 Value = int | str | None
@@ -60,6 +64,23 @@ def frame(spark: SparkSession, changes: list[Change], first_offset: int = 0) -> 
         for number, each in enumerate(changes)
     ]
     return spark.createDataFrame(rows, SCHEMA).coalesce(1)
+
+
+def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
+    """Read envelopes with the key `id`: columns of type `bigint` as numbers, and all others as text."""
+    types = {each.name: "bigint" if each.type == "bigint" else "string" for each in table.columns}
+    after = F.struct(*(F.col("after")[name].cast(kind).alias(name) for name, kind in types.items()))
+    return rows.where("op <> 'm'").select(
+        F.col("op").alias("_op"),
+        F.lpad(F.col("source.lsn").cast("string"), 20, "0").alias("_position"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.timestamp_seconds("source.lsn").alias("_commit_time"),
+        F.lit(None).cast("string").alias("_transaction"),
+        F.struct(F.coalesce("after", "before")["id"].cast(types["id"]).alias("id")).alias("_key"),
+        F.when(F.col("after").isNotNull(), after).alias("_after"),
+        F.array().cast("array<string>").alias("_unavailable"),
+    )
 
 
 def into(folder: Path, batch: int, writer: str = "q1:shop:0") -> Into:

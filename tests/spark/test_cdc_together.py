@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import functions as F
 
+from cdc_changes import decode
 from headrace.errors import DataError
 from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.sink import Batch
@@ -20,7 +20,7 @@ from headrace.sinks.cdc_upkeep import Upkeep
 from headrace.sinks.delta_cdc import DeltaCdc
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 RECORDS = """
 topic string, partition int, offset bigint, key string, op string, before map<string,string>, after map<string,string>,
@@ -50,21 +50,6 @@ def end(offset: int, transaction: int, changes: int, told_ms: int = 1, messages:
 def table(name: str) -> SourceTable:
     columns = tuple(SourceColumn(each, "text", nullable=True) for each in ("id", "order"))
     return SourceTable("public", name, columns, ("id",), "postgres")
-
-
-def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
-    after = F.struct(*(F.col("after")[column.name].alias(column.name) for column in table.columns))
-    return rows.select(
-        F.col("op").alias("_op"),
-        F.lpad(F.col("source.lsn").cast("string"), 20, "0").alias("_position"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        F.timestamp_seconds("source.lsn").alias("_commit_time"),
-        F.lit(None).cast("string").alias("_transaction"),
-        F.struct(F.col("after")["id"].alias("id")).alias("_key"),
-        after.alias("_after"),
-        F.array().cast("array<string>").alias("_unavailable"),
-    )
 
 
 @pytest.fixture

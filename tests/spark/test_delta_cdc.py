@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import functions as F
 
+from cdc_changes import decode
 from headrace.errors import DataError, FlowError
 from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.sink import Accountable, Batch, InFolder, Sink
@@ -41,23 +41,6 @@ class Catalogue:
     def __call__(self, topic: str, _target: Target) -> SourceTable:
         self.asked.append(topic)
         return self.tables[topic]
-
-
-def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
-    """Read every column as text: types are another's concern."""
-    either = F.coalesce("after", "before")
-    after = F.struct(*(F.col("after")[column.name].alias(column.name) for column in table.columns))
-    return rows.where("op <> 'm'").select(
-        F.col("op").alias("_op"),
-        F.lpad(F.col("source.lsn").cast("string"), 20, "0").alias("_position"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        F.timestamp_seconds("source.lsn").alias("_commit_time"),
-        F.lit(None).cast("string").alias("_transaction"),
-        F.struct(either["id"].alias("id")).alias("_key"),
-        F.when(F.col("after").isNotNull(), after).alias("_after"),
-        F.array().cast("array<string>").alias("_unavailable"),
-    )
 
 
 def envelopes(spark: SparkSession, *rows: tuple[str, str, int, dict[str, str]]) -> DataFrame:

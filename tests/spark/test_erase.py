@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from pyspark.sql import functions as F
 from typer.testing import CliRunner, Result
 
+from cdc_changes import decode
 from headrace.cli import erase as cli
 from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
@@ -32,7 +32,7 @@ from headrace.sinks import cdc_table
 from headrace.sinks.delta_cdc import DeltaCdc
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -56,7 +56,7 @@ apart = Flow("apart", Input(Rate(1)), lambda rows: rows, DeltaAppend("gold/apart
 CUSTOMERS = SourceTable(
     "public",
     "customers",
-    tuple(SourceColumn(name, "text", True) for name in ("id", "email", "name", "city")),
+    (SourceColumn("id", "bigint", False), *(SourceColumn(each, "text", True) for each in ("email", "name", "city"))),
     ("id",),
     "postgres",
 )
@@ -77,25 +77,6 @@ ARROW = {
 }
 NOON = dt.datetime(2026, 3, 2, 12, tzinfo=dt.UTC)
 TOPIC = "shop.public.customers"
-
-
-def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
-    either = F.coalesce("after", "before")
-    after = [F.col("after")[each.name].cast("bigint" if each.name == "id" else "string") for each in table.columns]
-    return rows.select(
-        F.col("op").alias("_op"),
-        F.lpad(F.col("source.lsn").cast("string"), 20, "0").alias("_position"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        F.timestamp_seconds("source.lsn").alias("_commit_time"),
-        F.lit(None).cast("string").alias("_transaction"),
-        F.struct(either["id"].cast("bigint").alias("id")).alias("_key"),
-        F.when(
-            F.col("after").isNotNull(),
-            F.struct(*(value.alias(each.name) for value, each in zip(after, table.columns, strict=True))),
-        ).alias("_after"),
-        F.array().cast("array<string>").alias("_unavailable"),
-    )
 
 
 def customer(key: int, email: str, name: str, city: str = "Berlin") -> dict[str, str]:
