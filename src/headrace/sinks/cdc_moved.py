@@ -19,8 +19,6 @@ from headrace.sinks.cdc_table import POSITION, fields, quoted
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# A row may move twice in a batch: the second move finds what the first one has found.
-_MOVES = 4
 _OLD, _FOUND, _ENDED = "_headrace_old", "_headrace_found", "_headrace_ended"
 
 
@@ -31,11 +29,18 @@ def with_moved(changes: DataFrame, table: DataFrame, gone_at: Column | None = No
     table that keeps rows of the past says with `gone_at` at which place of the log each was deleted, or null.
     """
     gone_at = F.lit(None).cast("string") if gone_at is None else gone_at
-    for _ in range(_MOVES):
-        if changes.where(_lacking()).isEmpty():
-            break
+    # A row may move twice in a batch: the second move finds what the first one has found.
+    before, lacks = None, _count(changes)
+    while lacks and lacks != before:
         changes = _filled(changes, table, gone_at).localCheckpoint(eager=True)
+        before, lacks = lacks, _count(changes)
     return changes
+
+
+def _count(changes: DataFrame) -> int:
+    """Count the values that moved rows lack."""
+    found = changes.where(_lacking()).agg(F.sum(F.size("_unavailable"))).first()
+    return (found and found[0]) or 0
 
 
 def _lacking() -> Column:
