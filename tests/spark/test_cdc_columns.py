@@ -101,12 +101,15 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
         ("d", order("5", "5", "5.50", "e"), None),
     )
     # Wider types, with no other column to tell of it: a number that does not fit does.
-    source.now = WIDER
-    write(1, ("u", None, order("1", "5", "1.75", "a")), ("c", None, order("3000000000", "3000000001", "3.1234", "c")))
+    wider = (("u", None, order("1", "5", "1.75", "a")), ("c", None, order("3000000000", "3000000001", "3.1234", "c")))
+    source.now, alone = WIDER, isinstance(keep, Mirror)
+    if alone:
+        write(1, *wider)
     # A column more.
     source.now = LARGER
     write(
         2,
+        *(() if alone else wider),
         ("u", None, order("2", "6", "2.50", "b")),
         ("c", None, order("4", "4", "4", "d")),
         ("u", None, order("1", "7", "1.75", "a", extra="9")),
@@ -120,7 +123,7 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
         ("d", {"id": "2"}, None),
     )
 
-    assert source.asked == 4
+    assert source.asked == (4 if alone else 3)
     d = Decimal
     if isinstance(keep, Mirror):
         assert {tuple(row) for row in rows.drop("_headrace_position").collect()} == {
@@ -197,26 +200,25 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
         (key, key + 1, "1970-01-01 00:00:01") for key in range(4)
     }
 
-    # The same under a running flow: the first time of more digits has the catalogue asked, and no time before it.
+    # The same under a running flow: the first time of more digits has the catalogue asked.
     asked, running = source.asked, DeltaCdc("shop", source, changes, doubted=doubted)
-    for number, at in ((4, "1000"), (5, "1700000000123")):
-        row = ("c", None, {"id": str(number), "amount": str(number + 1), "at": at})
-        running.write(source.batches(spark, row), Batch("shop", "q1", number, target))
+    row = ("c", None, {"id": "4", "amount": "5", "at": "1700000000123"})
+    running.write(source.batches(spark, row), Batch("shop", "q1", 4, target))
     assert source.asked == asked + 1
     source.now = table(id="integer", amount="integer", at="timestamp(6)_without_time_zone")
-    row = ("c", None, {"id": "6", "amount": "7", "at": "1700000000123456"})
+    row = ("c", None, {"id": "5", "amount": "6", "at": "1700000000123456"})
     with pytest.raises(DataError, match="HR-542"):
-        running.write(source.batches(spark, row), Batch("shop", "q1", 6, target))
+        running.write(source.batches(spark, row), Batch("shop", "q1", 5, target))
     source.now = table(id="integer", amount="integer", at="timestamp(3)_without_time_zone")
 
     # No type of the source has this text.
     with pytest.raises(DataError, match="HR-540"):
-        write(6, amount="many", at="1000")
+        write(5, amount="many", at="1000")
 
     # Kept in another way.
     with pytest.raises(DataError, match="HR-543"):
         DeltaCdc("shop", source, changes, Mirror("soft")).write(
-            source.batches(spark, ("d", {"id": "1"}, None)), Batch("shop", "q1", 6, target)
+            source.batches(spark, ("d", {"id": "1"}, None)), Batch("shop", "q1", 5, target)
         )
 
 
@@ -312,15 +314,15 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
         row = {DAY_OF: day, WHO: who, NOTE: note}
         return (op, row, None) if op == "d" else (op, None, row)
 
-    first = [told("c", OLD, who, note), told("c", OLDER, who, note), told("c", OLD, other, other), told("c", FAR, who)]
-    second = [told("u", OLDER, who, PLACEHOLDER), told("u", OLD, other, note), told("d", FAR, who)]
-    # A row that moves, with a large value; and a row of a day before the year 1.
-    third = [told("d", OLD, who), told("c", OLD, "moved", PLACEHOLDER), told("c", OLDEST, who, note)]
-    for number, batch in enumerate((first, second, third)):
+    known = [told("c", OLD, who, note), told("c", OLDER, who, note), told("c", OLD, other, other)]
+    first = [*known, told("c", FAR, who), told("c", OLDEST, who, note)]
+    # Old days only, by which Delta leaves files out; the last two are a row that moves, without its large value.
+    second = [told("u", OLDER, who, PLACEHOLDER), told("u", OLD, other, note)]
+    second += [told("d", OLD, who), told("c", OLD, "moved", PLACEHOLDER)]
+    for number, batch in enumerate((first, second)):
         rows = source.batches(spark, *batch)
-        if number == 2:
-            moved = F.when(F.col("offset") == 9, 8).otherwise(F.col("source.lsn"))
-            rows = rows.withColumn("source", F.col("source").withField("lsn", moved))
+        move = F.when(F.col("offset") == 9, 8).otherwise(F.col("source.lsn"))
+        rows = rows.withColumn("source", F.col("source").withField("lsn", move))
         sink.write(rows, Batch("shop", "q1", number, target))
 
     table = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
@@ -329,8 +331,8 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
     found = table.where("is_current") if isinstance(keep, History) else table
     rows = found.select(F.unix_date(values[0]).cast("string"), *values[1:]).collect()
     if isinstance(keep, ChangeLog):
-        assert len(rows) == 10
+        assert len(rows) == 9
     else:
-        expected = {(OLDER, who, note), (OLD, other, note), (OLD, "moved", note), (OLDEST, who, note)}
-        assert len(rows) == 4
+        expected = {(OLDER, who, note), (OLD, other, note), (OLD, "moved", note), (OLDEST, who, note), (FAR, who, None)}
+        assert len(rows) == 5
         assert {tuple(row) for row in rows} == expected
