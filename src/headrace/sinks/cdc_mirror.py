@@ -135,7 +135,7 @@ class Mirror:
         if not (found.deletes or found.updates) or (before.newest is not None and first <= before.newest):
             return False
         session, columns = last.sparkSession, self.columns(key, fields(last, "_after")).names
-        return cdc_replace.has_columns(session, into, columns) and cdc_replace.is_newer(session, into, first)
+        return cdc_replace.takes_it(session, into, columns) and cdc_replace.is_newer(session, into, first)
 
     def _appended(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[cdc_ranges.Range]]) -> bool:
         """Append a batch of nothing but new rows, where none of its keys is in the table. Says whether it did.

@@ -63,9 +63,15 @@ def can_be_named(key: T.StructType, keys: int) -> bool:
     return keys <= _MOST_KEYS and all(type(each.dataType) in (*_SUFFIX, T.StringType) for each in key)
 
 
-def has_columns(session: SparkSession, into: Into, columns: Sequence[str]) -> bool:
-    """Return whether the table has these columns and no other: one that its source dropped keeps its values."""
-    return set(snapshot(session, into.location).schema().fieldNames()) == set(columns)
+def takes_it(session: SparkSession, into: Into, columns: Sequence[str]) -> bool:
+    """Return whether a table is one whose rows may be replaced.
+
+    It has these columns and no other: one that its source dropped keeps its values. And it has no change feed, in which
+    an update would be told as a delete and an insert.
+    """
+    now = snapshot(session, into.location)
+    feed = now.metadata().configuration().get("delta.enableChangeDataFeed").contains("true")
+    return not feed and set(now.schema().fieldNames()) == set(columns)
 
 
 def replace(rows: DataFrame, new: DataFrame, into: Into) -> bool:
