@@ -95,7 +95,7 @@ class Mirror:
 
     def _merge(self, last: DataFrame, found: Counts, into: Into) -> None:
         session = last.sparkSession
-        before = cdc_tombstones.known(session, into)
+        before, was = cdc_tombstones.known(session, into), cdc_replace.state(session, into)
         # What is gone is written at the same time as the rows: either alone is not the batch yet.
         gone = F.col("_op").isin("d", "t") if self.deletes == "hard" else F.col("_op") == "t"
         buries = found.truncated is not None or (found.deletes and self.deletes == "hard")
@@ -106,7 +106,7 @@ class Mirror:
                 if _LACKS in str(error):
                     raise lacks_value(into) from error
                 raise
-        cdc_replace.remember(session, into, str(found.last))
+        cdc_replace.remember(session, into, was, str(found.last))
         if buries:
             cdc_tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Key = tuple[int | str, ...]
+# Which table it is, and its version.
+State = tuple[str, int]
 
 # How SQL writes a number of each type: one of another type would be cast, and files no longer left out by it.
 _SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
@@ -26,7 +28,7 @@ _SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.Int
 _MOST_KEYS = 50_000
 
 # The greatest position of a table at one of its versions: a version never changes.
-_seen: dict[str, tuple[tuple[str, int], str]] = {}
+_seen: dict[str, tuple[State, str]] = {}
 
 
 def is_newer(session: SparkSession, into: Into, first: str) -> bool:
@@ -34,7 +36,7 @@ def is_newer(session: SparkSession, into: Into, first: str) -> bool:
 
     Reads the positions of a table once, and again after another's commit.
     """
-    now = _now(session, into)
+    now = state(session, into)
     seen = _seen.get(into.location)
     if seen is None or seen[0] != now:
         row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
@@ -42,17 +44,18 @@ def is_newer(session: SparkSession, into: Into, first: str) -> bool:
     return first > seen[1]
 
 
-def remember(session: SparkSession, into: Into, last: str = "") -> None:
+def remember(session: SparkSession, into: Into, before: State, last: str = "") -> None:
     """Keep what is known of the positions, after one commit of this batch's changes, or of one that only moves rows.
 
-    More than one commit may be another's: the next batch looks for itself.
+    `before` is what the table was right before it. What is known of another state does not hold for this one, and more
+    than one commit may be another's: the next batch looks for itself.
     """
-    seen, (table, now) = _seen.pop(into.location, None), _now(session, into)
-    if seen is not None and seen[0] in ((table, now), (table, now - 1)):
+    seen, (table, now) = _seen.pop(into.location, None), state(session, into)
+    if seen is not None and seen[0] == before and before in ((table, now), (table, now - 1)):
         _seen[into.location] = ((table, now), max(seen[1], last))
 
 
-def _now(session: SparkSession, into: Into) -> tuple[str, int]:
+def state(session: SparkSession, into: Into) -> State:
     """Return which table is there, and its version."""
     found = snapshot(session, into.location)
     return str(found.metadata().id()), int(found.version())

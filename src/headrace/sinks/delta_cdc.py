@@ -179,8 +179,9 @@ class DeltaCdc:
             known = before.get(into.table)
             # A table that was never cleaned has nothing old.
             cleaned = known.cleaned if known is not None and known.cleaned is not None else now
+            was = cdc_replace.state(session, into)
             if self.upkeep.compact(session, into.location):
-                cdc_replace.remember(session, into)
+                cdc_replace.remember(session, into, was)
             if self.upkeep.clean(session, into, cleaned, now):
                 cleaned, cleans = now, True
             rows.append(Row(into.table, into.location, version(session, into.location), batch.id, cleaned))
