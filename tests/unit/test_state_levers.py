@@ -378,11 +378,13 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
 
 
 def test_the_figures_of_a_run_fit_a_line_of_eighty_characters_and_rare_ones_are_shown_where_there_are_some() -> None:
-    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, bad={"malformed_json": 1_105})
+    kept, bad = (OperatorState(0, "dedupe", 51_123, 9_000_000, 0),), {"malformed_json": 1_105}
+    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, bad=bad, state=kept)
     console = Console(width=80, file=StringIO())
     console.print(figures_table("This run", {"driver_metrics": many}))
     assert all(each in console.file.getvalue() for each in ("driver_metrics", "220,123", "25,812", "1,105"))  # type: ignore[attr-defined]
     headings = [str(column.header) for column in figures_table("", {"a": many}).columns]
-    assert headings == ["flow", "rows in", "rows out", "batches", "late", "bad", "state"]
+    assert headings == ["flow", "rows in", "rows out", "batches", "late", "bad", "state rows", "state"]
+    assert all(each in console.file.getvalue() for each in ("51,123", *headings))  # type: ignore[attr-defined]
     aside = figures_table("", {"a": many, "b": FlowFigures(set_aside=1)})
     assert "set aside" in [column.header for column in aside.columns]

@@ -82,7 +82,7 @@ def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     }
     # A line has 80 characters on many a terminal: what is rare is shown where there is some.
     shown = {name: cells for name, cells in columns.items() if name not in _RARE or set(cells) != {"0"}}
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", padding=0)
     table.add_column("flow", no_wrap=True)
     for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
