@@ -11,6 +11,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,16 +26,21 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from headrace import (
     AvailableNow,
     DeltaSource,
+    EventTime,
     FileSource,
     Flow,
     InMemory,
     Input,
     Kafka,
+    Kept,
+    KeyedState,
     Memory,
     Noop,
     RocksDB,
     Target,
+    Timers,
     Watermark,
+    per_key,
 )
 from headrace.observe.flow_audit import late_table, unexplained_table
 from headrace.operate.run import Application, FlowFigures
@@ -192,6 +198,34 @@ def counting() -> StatefulProcessor:
         def close(self) -> None: ...
 
     return Counting()
+
+
+@dataclass
+class Seen:
+    who: str
+    n: int
+
+
+class Clicks(KeyedState[Seen, Seen]):
+    clock = EventTime("at")
+
+    def handle(self, key: Row, rows: list[Row], state: Kept[Seen], timers: Timers) -> Iterator[Seen]:
+        state.value = Seen(key.who, (state.value.n if state.value else 0) + len(rows))
+        yield state.value
+
+
+def test_late_rows_of_a_class_of_custom_state_are_filed(spark: SparkSession, tmp_path: Path):
+    def counted(rows: DataFrame) -> DataFrame:
+        return per_key(rows, Clicks(), "who")
+
+    memory = Memory()
+    custom = flow("custom", counted, output_mode="update", state=RocksDB(shuffle_partitions=1))
+    found = rehearse(custom, script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
+
+    late = expected(MINUTES, lambda minute: minute)
+    assert filed(found.late) == late
+    assert {row["operator"] for row in found.late} == {"custom state"}
+    assert max(row["n"] for row in memory.rows()) == sum(len(batch) for batch in MINUTES) - len(late)
 
 
 def test_late_rows_of_custom_state_are_filed(spark: SparkSession, tmp_path: Path):

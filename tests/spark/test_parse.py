@@ -15,8 +15,9 @@ from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, S
 
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
+from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.rides.flows import RIDE
-from headrace.patterns.rides.model import Bad, Consumed, judge
+from headrace.patterns.rides.model import judge
 from headrace.sources.kafka import Kafka
 from headrace.transforms.parse import good, judged, with_reason
 

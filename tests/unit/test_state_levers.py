@@ -34,7 +34,9 @@ from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import HeadraceError
 from headrace.flow.backpressure import Measured
+from headrace.flow.finding import Severity
 from headrace.flow.levers import State
+from headrace.flow.operators import Kind, Operator, Plan
 from headrace.flow.size import Size, said_bytes
 from headrace.operate.checkpoint_offsets import next_reads
 from headrace.operate.run import FlowFigures
@@ -152,6 +154,19 @@ def test_a_budget_is_compared_with_what_arrives_within_the_delay(rows: int, code
     given = flow(RocksDB(budget=StateBudget(rows=rows)))
     measured = {("rides", "rows"): Measured({"records": 1000.0})}
     assert [found.code for found in check([given], measured)] == codes
+
+
+def test_a_join_without_end_is_told_with_what_it_costs_in_an_hour() -> None:
+    two = flow(inputs={name: Input(Kafka(name), schema=SCHEMA) for name in ("a", "b")})
+    plans = {two.name: Plan((Operator(Kind.INNER_JOIN_UNBOUNDED),))}
+    measured = {(two.name, "a"): Measured({"records": 10.0}), (two.name, "b"): Measured({"records": 5.0})}
+    (found,) = (each for each in check([two], measured, plans) if each.code == "HRC-216")
+    assert found.severity is Severity.WARNING
+    # 15 records a second; a text of 24, a time of 8 and 48 beside them are 80 bytes each, 4,320,000 in all.
+    assert "54,000 more rows with every hour, about 4.1 MB" in found.reason
+    ended = {two.name: Plan((Operator(Kind.INNER_JOIN),))}
+    assert "HRC-216" not in {each.code for each in check([two], measured, ended)}
+    assert "HRC-216" not in {each.code for each in check([two], {}, plans)}
 
 
 # ---- what a checkpoint says ----

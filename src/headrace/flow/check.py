@@ -53,12 +53,12 @@ from headrace.flow.backpressure import Measured, suggestion, too_small
 from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.inputs import KEPT
+from headrace.flow.inputs import BROKER_TIME, KEPT
 from headrace.flow.levers import Continuous, OutputMode, RealTime
 from headrace.flow.operators import Plan, Unplanned
 from headrace.flow.sink import IntoTopic, leaves
 from headrace.flow.source import Bounded, OfTopics
-from headrace.flow.state_check import shared_memory, state_rules
+from headrace.flow.state_check import join_growth, shared_memory, state_rules
 
 FLOW_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
@@ -84,6 +84,7 @@ def check(
         plan = (plans or {}).get(flow.name)
         if plan is not None:
             findings.extend(judge.operators(flow, plan))
+            findings.extend(join_growth(flow, plan, measured or {}))
         if not isinstance(plan, Plan):
             findings.extend(_state_for_ever(flow))
     return by_severity(findings)
@@ -209,6 +210,9 @@ def _watermark_column(flow: Flow) -> Iterator[Finding]:
             continue
         place = f"flow '{flow.name}', input '{name}'"
         column = given.watermark.column
+        # The broker's own timestamp, where the input keeps it, is never missing.
+        if column == BROKER_TIME and column in given.keep:
+            continue
         fields = {each.name: each for each in given.schema.fields}
         if column not in fields or fields[column].dataType.typeName() != "timestamp":
             have = fields[column].dataType.simpleString() if column in fields else "not in the schema"

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
 from headrace.flow.levers import Watermark
+from headrace.flow.rules import Rule, require_own_names
 from headrace.flow.source import Source
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _RECORD = {
     "timestamp": "timestamp",
 }
 KEPT = tuple(_RECORD)
+# Which of them may be under a watermark: when the broker got the record.
+BROKER_TIME = "timestamp"
 
 # A JSON event is rarely over a few kilobytes. A record past this is parsed on one core while the rest of the
 # batch waits, so it is set aside; raise the limit where large records are the rule.
@@ -40,6 +43,7 @@ class Input:
     | max_bytes    | records larger than this are bad                                                          |
     | keep         | columns of the source that go on beside the fields of the payload: topic, offset ...      |
     | null_values  | what a record without a value is: `bad`, or `skip` for one that says nothing (a tombstone) |
+    | rules        | what else has to be true of a row, and what happens to one of which it is not: see `Rule`   |
 
     A bad row never reaches the transform and never moves the watermark. It is counted, and filed with topic,
     partition, offset and reason in the flow's quarantine table.
@@ -52,6 +56,11 @@ class Input:
     max_bytes: int = MAX_RECORD_BYTES
     keep: tuple[str, ...] = ()
     null_values: Literal["bad", "skip"] = "bad"
+    rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        require_own_names(self.rules)
 
     @property
     def columns(self) -> StructType | None:

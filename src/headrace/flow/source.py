@@ -124,6 +124,15 @@ class Positioned(Protocol):
 
 
 @runtime_checkable
+class Begun(Protocol):
+    """A source whose declaration says where a flow began, when its checkpoint does not."""
+
+    def beginning(self, end: str) -> str | None:
+        """Return the offset that a flow began at, given any later one of the offset log, or None when nobody knows."""
+        ...
+
+
+@runtime_checkable
 class ReadOnce(Protocol):
     """A source that can never give rows of an old batch again."""
 

@@ -6,6 +6,7 @@
 | HRC-210 | warning  | an `idle` that has no effect under the trigger                                     |
 | HRC-212 | info     | a source whose rows from the future are left out and counted, and cannot be filed   |
 | HRC-214 | info     | a state budget below the rows that arrive within the watermark's delay             |
+| HRC-216 | warning  | what a join that keeps every row costs in an hour, at the rates that were measured  |
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from headrace.flow.backpressure import Measured
 from headrace.flow.finding import Finding, Severity
 from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, Continuous, RealTime, RocksDB
-from headrace.flow.size import Size
+from headrace.flow.operators import Kind, Plan, Unplanned
+from headrace.flow.size import Size, said_bytes
 from headrace.flow.source import ReadOnce
 
 
@@ -94,3 +97,40 @@ def _expected(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Itera
             f"watermarks ({said}). Deduplication and joins keep a row for each; windows keep one per group.",
             "If each record is kept, raise the budget or shorten the delay.",
         )
+
+
+def join_growth(flow: Flow, plan: Plan | Unplanned, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
+    """Say what a join without end costs: every row of both sides stays in its state."""
+    if not isinstance(plan, Plan) or all(each.kind is not Kind.INNER_JOIN_UNBOUNDED for each in plan.operators):
+        return
+    rates = {
+        name: measured[flow.name, name].arrivals["records"]
+        for name in flow.named_inputs
+        if (flow.name, name) in measured and "records" in measured[flow.name, name].arrivals
+    }
+    rows = sum(rates.values()) * _HOUR
+    if not rows:
+        return
+    held = sum(rate * _HOUR * _kept_bytes(flow.named_inputs[name]) for name, rate in rates.items())
+    said = ", ".join(f"{name} {rate:,.1f} a second" for name, rate in rates.items())
+    yield Finding(
+        "HRC-216",
+        Severity.WARNING,
+        f"flow '{flow.name}'",
+        f"At the rates that were measured ({said}) the join keeps {rows:,.0f} more rows with every hour, about "
+        f"{said_bytes(round(held))}, and never gives one back.",
+        "Set watermark= on both inputs and join on a bound of their times; the state then stays at rate x (delay + "
+        "bound).",
+    )
+
+
+_HOUR = 3600.0
+# What a row takes in a store beside its fields: the key again, a number for each value of a key, lengths.
+_BESIDE = 48
+_FIELD, _TEXT = 8, 24
+
+
+def _kept_bytes(given: Input) -> int:
+    """Return about how many bytes a row of an input takes in the state: a text is taken for a short one."""
+    fields = given.columns.fields if given.columns is not None else []
+    return _BESIDE + sum(_TEXT if each.dataType.simpleString() in ("string", "binary") else _FIELD for each in fields)

@@ -1,4 +1,4 @@
-"""Rows from the future of inputs with columns of their own, found again for the quarantine."""
+"""Bad rows of inputs with columns of their own, found again for the quarantine: from the future, or against a rule."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pyspark.sql import functions as F
 from headrace.errors import DataError
 from headrace.flow.inputs import Input
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.transforms.ahead import IN_FUTURE, judged_by_clock
-from headrace.transforms.parse import BAD
+from headrace.transforms.ahead import judged_by_clock, with_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,12 +26,12 @@ def ahead_rows(
     checkpoint: Checkpoint,
     scan: Callable[[int, str], DataFrame | None],
 ) -> list[DataFrame]:
-    """Return the rows of an input that the clock of their batch left out, as the quarantine keeps them.
+    """Return the rows of an input that the clock of their batch or a rule left out, as the quarantine keeps them.
 
     `scan` reads a batch of an input again. A batch that cannot be read again is passed over: its rows are in the counts
     of the run, and stay in their source.
     """
-    if given.watermark is None:
+    if given.watermark is None and not given.rules:
         return []
     parts = []
     for number in batches:
@@ -46,7 +45,7 @@ def ahead_rows(
             continue
         columns = [F.col(f"`{each}`") for each in rows.columns if each != "batch_id"]
         clock = F.timestamp_millis(F.lit(checkpoint.entry(number).timestamp_ms))
-        ahead = judged_by_clock(rows, given.watermark, clock).where(F.col(BAD))
+        ahead = with_reason(judged_by_clock(rows, given, clock), given)
         parts.append(
             ahead.select(
                 F.lit(name).alias("input"),
@@ -54,7 +53,7 @@ def ahead_rows(
                 F.lit(None).cast("int").alias("partition"),
                 F.lit(None).cast("long").alias("offset"),
                 F.lit(None).cast("timestamp").alias("kafka_time"),
-                F.lit(IN_FUTURE).alias("reason"),
+                "reason",
                 F.lit(None).cast("binary").alias("key"),
                 F.to_json(F.struct(*columns)).cast("binary").alias("value"),
                 F.lit(number).cast("long").alias("batch_id"),

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
-from headrace.flow.source import OfFiles, Watched
+from headrace.flow.source import Begun, OfFiles, Source, Watched
 from headrace.flow.target import Target
 from headrace.observe.ahead_audit import ahead_rows
 from headrace.observe.late_audit import LateAudit, Unexplained
@@ -237,9 +237,9 @@ class FlowAudit:
             return None
         offsets = self._checkpoint.range(batch_id, index)
         source = self._flow.named_inputs[name].source
+        if offsets is None and self._checkpoint.lacks_beginning(batch_id, index):
+            offsets = self._from_beginning(batch_id, index, source)
         if offsets is None:
-            if self._checkpoint.lacks_beginning(batch_id, index):
-                raise not_again(source.name, f"The checkpoint does not say where batch {batch_id} begins.")
             return None
         if isinstance(source, Watched) and source.accept_loss is not None:
             # Such a source leaves out what is gone by now. That is no reason to stop, and none to be silent.
@@ -249,6 +249,14 @@ class FlowAudit:
         if isinstance(source, OfFiles):
             return source.rows_of(self._session, self._target, self._checkpoint.source_files(index, *offsets))
         return source.batch(self._session, self._target, *offsets)
+
+    def _from_beginning(self, batch_id: int, index: int, source: Source) -> tuple[str, str] | None:
+        """Return the range of a batch that the checkpoint knows the end of only; None when it is empty."""
+        end = self._checkpoint.entry(batch_id).offsets[index]
+        first = source.beginning(end) if isinstance(source, Begun) and end is not None else None
+        if first is None or end is None:
+            raise not_again(source.name, f"The checkpoint does not say where batch {batch_id} begins.")
+        return None if first == end else (first, end)
 
     def _table(self, location: str) -> DataFrame | None:
         return self._session.read.format("delta").load(location) if self._is_table(location) else None

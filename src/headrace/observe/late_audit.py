@@ -22,6 +22,7 @@ from headrace.flow.target import Target
 from headrace.observe.late_plan import LateFilter, LatePlan, as_input, late_plan, place
 from headrace.observe.lateness import late
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.transforms.ahead import in_time, judged_by_clock
 from headrace.transforms.parse import good, judged
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ class LateAudit:
         if scan is None:
             return self._empty(name, given)
         if given.columns is None:
-            return as_input(scan, name, given, scan.columns)
+            clock = F.timestamp_millis(F.lit(self._checkpoint.entry(batch_id).timestamp_ms))
+            rows = in_time(judged_by_clock(scan, given, clock), given) if given.rules else scan
+            return as_input(rows, name, given, scan.columns)
         return as_input(good(judged(scan, given), given, place()), name, given, given.columns.names)
 
     def _empty(self, name: str, given: Input) -> DataFrame:

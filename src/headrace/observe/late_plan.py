@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
 from headrace.observe import plan_tree as tree
+from headrace.transforms.per_key import STATE_INPUT, TIMED_STATE_INPUT
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
@@ -58,7 +59,7 @@ _KINDS = {
     "Deduplicate": "deduplication",
     "DeduplicateWithinWatermark": "deduplication",
     "GlobalLimit": "limit",
-    **dict.fromkeys((*_CUSTOM, *_CUSTOM_WITH_TIMEOUT), "custom state"),
+    **dict.fromkeys((*_CUSTOM, *_CUSTOM_WITH_TIMEOUT, STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
 }
 
 # Steps that hand on every column they are given; what a join or a union makes of a column is looked at afterwards.
@@ -163,8 +164,10 @@ class _Filtered:
 
 
 def _filters(number: int, node: JavaObject, needed: JavaObject, mode: OutputMode) -> Iterator[_Filtered]:
-    kind = tree.kind(node)
-    if kind == "GlobalLimit" or (kind in _CUSTOM_WITH_TIMEOUT and str(node.timeout()) != "EventTimeTimeout"):
+    kind = _kind(node)
+    if kind in ("GlobalLimit", STATE_INPUT) or (
+        kind in _CUSTOM_WITH_TIMEOUT and str(node.timeout()) != "EventTimeTimeout"
+    ):
         return
     if kind == "Aggregate":
         if mode is OutputMode.COMPLETE:
@@ -246,7 +249,7 @@ def _at(plan: JavaObject) -> JavaObject:
 
 def stateful(plan: JavaObject) -> Iterator[JavaObject]:
     """Yield the steps that keep state in a stream, from the result downwards, as Spark's progress lists them."""
-    kind = tree.kind(plan)
+    kind = _kind(plan)
     children = list(tree.each(plan.children()))
     if kind == "Join":
         if all(_has_input(child) for child in children):
@@ -255,6 +258,12 @@ def stateful(plan: JavaObject) -> Iterator[JavaObject]:
         yield plan
     for child in children:
         yield from stateful(child)
+
+
+def _kind(plan: JavaObject) -> str:
+    """Return what a step is; of `per_key` over a batch it is the name that this gives to the rows."""
+    kind = tree.kind(plan)
+    return str(plan.identifier().name()) if kind == "SubqueryAlias" else kind
 
 
 def _has_input(plan: JavaObject) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from headrace.errors import HeadraceError
 from headrace.flow.backpressure import Fitted
@@ -37,7 +38,9 @@ class BatchCommitted:
     `rows_in` does not count heartbeats. `bad` counts the rows that were left out as bad, per input. `dropped` is
     Spark's own count of rows that came too late, taken after partial aggregation: zero means none, any other number
     only says that there were some. `dropped_by` is the same per operator with state, from the result to the sources.
-    `state` is what each stateful operator keeps after the batch.
+    `state` is what each stateful operator keeps after the batch. `newest` is the newest event time of each input that
+    has a watermark, where the batch had rows of it. `broken` counts the rows that broke each rule, per input, whatever
+    the rule does with them.
 
     An epoch of continuous processing is told as a batch, where it read something. It is not `counted`: `rows_in` is the
     distance of its offsets, `rows_out` is 0, and whether it had bad rows is known only by reading it again.
@@ -55,6 +58,8 @@ class BatchCommitted:
     progress: Mapping[str, object] = field(repr=False, default_factory=dict)
     counted: bool = True
     dropped_by: tuple[int, ...] = ()
+    newest: Mapping[str, datetime] = field(default_factory=dict)
+    broken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

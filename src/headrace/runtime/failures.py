@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from headrace.errors import ConfigError, DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
+from headrace.transforms.rules import STOPPED
 
 _STATE_KEPT = (
     "The sinks hold every batch up to the last commit; the failed batch will be run again from the same offsets."
@@ -36,6 +37,14 @@ class _Known:
 
 
 _KNOWN = (
+    _Known(
+        (STOPPED,),
+        DataError,
+        "HR-571",
+        "A row breaks a rule that stops the flow.",
+        "Correct the row at its source, or give the rule another action, and start the flow again: it begins with the "
+        "batch that holds the row.",
+    ),
     _Known(
         ("KAFKA_DATA_LOSS", "Some data may have been lost", "OffsetOutOfRangeException"),
         DataError,

@@ -16,6 +16,7 @@ from headrace.runtime.source_order import Place
 from headrace.runtime.unbatched import is_unbatched, source_of
 from headrace.transforms.ahead import in_time, judged_by_clock
 from headrace.transforms.parse import good, judged
+from headrace.transforms.rules import stopping
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,8 +44,8 @@ class Frames:
         self._sources[Place(name, given.source.name)] = rows
         if given.schema is not None:
             rows = good(self._counted(judged(rows, given), name), given)
-        elif given.watermark is not None:
-            rows = in_time(self._counted(judged_by_clock(rows, given.watermark, F.current_timestamp()), name))
+        elif given.watermark is not None or given.rules:
+            rows = in_time(self._counted(judged_by_clock(rows, given, F.current_timestamp()), name), given)
         # Without batches there is no state that a watermark would end.
         if given.watermark is None or is_unbatched(self._flow):
             return rows
@@ -52,4 +53,7 @@ class Frames:
         return note_time(timed, name, given.watermark.column)
 
     def _counted(self, rows: DataFrame, name: str) -> DataFrame:
-        return rows if isinstance(self._flow.trigger, Continuous) else count_judged(rows, name)
+        """Count what was judged, and stop at a row that breaks a rule which says so."""
+        rules = self._flow.named_inputs[name].rules
+        counted = rows if isinstance(self._flow.trigger, Continuous) else count_judged(rows, name, rules)
+        return stopping(counted, rules)

@@ -44,6 +44,12 @@ def plan_of(session: SparkSession, flow: Flow, target: Target | None) -> Plan | 
             frames[name] = _frame(session, given, target)
         except (HeadraceError, PySparkException, Py4JError) as error:
             return Unplanned(f"{known_to}: {_said(error)}")
+    for name, given in flow.named_inputs.items():
+        for rule in given.rules:
+            try:
+                frames[name].where(rule.condition)
+            except PySparkException as error:
+                return Unplanned(f"Rule '{rule.name}' of input '{name}': {_said(error)}", wrong=True)
     try:
         result = flow.apply(frames)
         return Plan(operators(result, len(frames)), spark_refuses(result, flow.mode))

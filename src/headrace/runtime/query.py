@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -30,6 +31,7 @@ from headrace.errors import HeadraceError, Transient
 from headrace.flow import judge
 from headrace.flow.check import require_none
 from headrace.flow.flow import Flow
+from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime
 from headrace.flow.operators import Plan
 from headrace.flow.sink import Batch, Native
@@ -218,7 +220,7 @@ class RunningQuery:
         try:
             self._require_within_budget()
             with self._guard.around(batch_id), self._holding.required():
-                if batch_id == self._unfinished:
+                if batch_id == self._unfinished or self._computed_first:
                     self._write_again(rows, batch)
                 else:
                     self.flow.sink.write(rows, batch)
@@ -240,8 +242,15 @@ class RunningQuery:
         if self._over_budget is not None:
             raise self._over_budget
 
+    @cached_property
+    def _computed_first(self) -> bool:
+        """Whether a row may stop the flow, and the sink would have written others of its batch by then."""
+        rules = [rule for given in self.flow.named_inputs.values() for rule in given.rules]
+        is_strict = any(rule.action == "fail" for rule in rules)
+        return is_strict and self.flow.sink.guarantee is not Guarantee.EXACTLY_ONCE
+
     def _write_again(self, rows: DataFrame, batch: Batch) -> None:
-        """Write a batch that an earlier run may have written already.
+        """Write a batch that an earlier run may have written already, or that may yet turn out not to be written.
 
         An exactly-once sink that has the batch skips it without reading the rows. Spark would then miss the state that
         the batch has to commit, and fail it; so the rows are computed here, once, before the sink sees them.

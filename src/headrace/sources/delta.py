@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.filesystem import files_for
+from headrace.errors import PartUnavailable
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bounds, require_version
 from headrace.sources.delta_log import offsets, version
@@ -37,6 +40,8 @@ class DeltaSource(DeltaTableSource):
     | max_bytes_per_trigger | the bytes after which a batch takes no further file                              |
     | starting_version      | the first version that is read; None reads the whole table first. Only the first |
     |                       | start reads it, a checkpoint goes before                                         |
+    | awaited               | another flow makes the table: one that is not there yet is waited for, and does  |
+    |                       | not keep the application from starting                                           |
 
     One of the two bounds is required (HRC-110); with both, the first that is reached ends the batch.
     """
@@ -45,6 +50,7 @@ class DeltaSource(DeltaTableSource):
     max_files_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     starting_version: int | None = None
+    awaited: bool = False
 
     def __post_init__(self) -> None:
         require_bounds(self.name, self.bounds)
@@ -56,8 +62,22 @@ class DeltaSource(DeltaTableSource):
         """Return `delta:PATH`."""
         return f"delta:{self.path}"
 
+    def preflight(self, target: Target) -> None:
+        """Prove that a local table is there, unless another flow has yet to make it."""
+        if not self.awaited:
+            super().preflight(target)
+
+    def beginning(self, end: str) -> str | None:
+        """Return the offset that a flow began at, given any later one, or None where it began with the whole table."""
+        if self.starting_version is None:
+            return None
+        began = {"reservoirVersion": self.starting_version, "index": -1, "isStartingVersion": False}
+        return json.dumps({**json.loads(end), **began})
+
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the endless frame of the table."""
+        if self.awaited:
+            self._require_there(spark, target)
         reader = self._reader(spark)
         if self.starting_version is not None:
             reader = reader.option("startingVersion", str(self.starting_version))
@@ -80,3 +100,15 @@ class DeltaSource(DeltaTableSource):
         if not parts:
             return spark.read.format("delta").load(table).limit(0)
         return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), parts)
+
+    def _require_there(self, spark: SparkSession, target: Target) -> None:
+        table = target.table(self.path)
+        if any(name.endswith(".json") for name in files_for(table, spark).names(f"{table}/_delta_log")):
+            return
+        raise PartUnavailable(
+            f"The Delta table {table} is not there yet.",
+            why="The flow that makes it has not committed a batch.",
+            state="Nothing was read.",
+            remedy="Nothing, if that flow runs: this one goes on by itself. Else start that one.",
+            code="HR-572",
+        )

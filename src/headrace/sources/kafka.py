@@ -31,6 +31,7 @@ _CONSUMER = {
 
 # What a record is read as, for a range of which the broker has nothing left.
 _COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+_HEADERS = "headers array<struct<key: string, value: binary>>"
 
 # What stands in where no machine has been asked: so many records of some hundred bytes fit into a small one.
 USUAL_OFFSETS = 500_000
@@ -61,9 +62,12 @@ class Kafka:
     | min_partitions            | the least number of tasks that share a batch, where there are more cores     |
     |                           | than partitions                                                              |
     | max_records_per_partition | the most records of one task                                                 |
+    | raw                       | rows are the records as they came, headers too, and the input has no schema: |
+    |                           | nothing is bad. For a table that keeps everything                            |
 
-    The last two split the range of a partition evenly between tasks. The records of a key are then in several tasks,
-    which run at the same time: within a task they are in the order of the partition, between tasks in none.
+    `min_partitions` and `max_records_per_partition` split the range of a partition evenly between tasks. The records of
+    a key are then in several tasks, which run at the same time: within a task they are in the order of the partition,
+    between tasks in none.
     """
 
     topics: str | Sequence[str] | TopicPattern | TopicPartitions
@@ -73,6 +77,7 @@ class Kafka:
     accept_topics: tuple[str, ...] = ()
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    raw: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.topics, str | TopicPattern | TopicPartitions):
@@ -102,8 +107,8 @@ class Kafka:
 
     @property
     def carries_payload(self) -> bool:
-        """Kafka delivers bytes."""
-        return True
+        """Kafka delivers bytes. Raw, the bytes are a column like the others."""
+        return not self.raw
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -199,7 +204,7 @@ class Kafka:
         if self.accept_loss is not None:
             first, last = self.watch(target).held(first, last)
         if not last:
-            return spark.createDataFrame([], _COLUMNS)
+            return spark.createDataFrame([], f"{_COLUMNS}, {_HEADERS}" if self.raw else _COLUMNS)
         assigned = {topic: [int(number) for number in partitions] for topic, partitions in last.items()}
         return (
             spark.read.format("kafka")
@@ -223,6 +228,7 @@ class Kafka:
             **{name: str(number) for name, number in tasks.items() if number is not None},
             "kafka.isolation.level": "read_committed",
             "failOnDataLoss": "true" if self.accept_loss is None else "false",
+            **({"includeHeaders": "true"} if self.raw else {}),
         }
 
 

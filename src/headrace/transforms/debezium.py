@@ -29,10 +29,11 @@ itself; where one record tells both keys, it becomes two rows here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, reduce
 from operator import or_
 
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
@@ -45,6 +46,8 @@ from headrace.transforms.debezium_types import Reading, lost, reading
 TOLD = "headrace.told"
 # What Debezium writes for a value that is not in the log, unless `unavailable.value.placeholder` says otherwise.
 PLACEHOLDER = "__debezium_unavailable_value"
+
+Step = Callable[[DataFrame], DataFrame]
 
 _COLUMNS = MapType(StringType(), StringType())
 _SOURCE = {
@@ -119,40 +122,55 @@ def changes(
     same Spark type has otherwise: a time in milliseconds, for instance.
     """
     require_whole(table)
+    for step in _steps(table, placeholder, before, cleared, SparkContext._gateway):
+        rows = step(rows)
+    return rows
+
+
+@lru_cache(maxsize=256)
+def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _jvm: object) -> tuple[Step, ...]:
+    """Return what makes changes of envelopes, step by step. Columns of one JVM are made once: a batch takes hundreds.
+
+    Each of them is a call into the JVM, and together they took longer than reading ten thousand records.
+    """
     keys = [table.column(name) for name in table.key]
-    texts = _split(_told(rows), keys, cleared=cleared).withColumns(
-        {
-            **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},
-            **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
-        }
-    )
+    texts = {
+        **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},
+        **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
+    }
     readings = [reading(column.type, table.family) for column in table.columns]
     lacking = _lacking(table, readings, placeholder)
-    values = texts.withColumns(
-        {
-            **{
-                _numbered(_VALUE, n): F.when(~lacking[n], each.read(F.col(_numbered(_TEXT, n))))
-                for n, each in enumerate(readings)
-            },
-            **{
-                _numbered(_KEY_VALUE, n): reading(column.type, table.family).read(F.col(_numbered(_KEY_TEXT, n)))
-                for n, column in enumerate(keys)
-            },
-        }
-    )
+    values = {
+        **{
+            _numbered(_VALUE, n): F.when(~lacking[n], each.read(F.col(_numbered(_TEXT, n))))
+            for n, each in enumerate(readings)
+        },
+        **{
+            _numbered(_KEY_VALUE, n): reading(column.type, table.family).read(F.col(_numbered(_KEY_TEXT, n)))
+            for n, column in enumerate(keys)
+        },
+    }
     told = [{TOLD: each.told} if each.told else {} for each in readings]
     unread = _names(_unread(table, keys, lacking))
     if before:
-        values = values.withColumn("_before", _row_before(table, readings, placeholder, told))
         # A text of the old row that does not fit is no null either.
         unread = F.concat(unread, _unread_before(table, readings, placeholder))
-    return values.select(
-        *_META,
+    olds = {"_before": _row_before(table, readings, placeholder, told)} if before else {}
+    result = [
+        *(F.col(name) for name in _META),
         F.when(F.col("_op") != "t", _struct(_KEY_VALUE, keys)).alias("_key"),
         F.when(F.col("_op").isin(*_WITH_ROW), _struct(_VALUE, table.columns, told)).alias("_after"),
         _names((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
         unread.alias("_unreadable"),
-        *(("_before",) if before else ()),
+        *(F.col(name) for name in olds),
+    ]
+    return (
+        *_told(),
+        *_split(keys, cleared=cleared),
+        lambda rows: rows.withColumns(texts),
+        lambda rows: rows.withColumns(values),
+        *((lambda rows: rows.withColumns(olds),) if olds else ()),
+        lambda rows: rows.select(*result),
     )
 
 
@@ -206,24 +224,26 @@ def change_schema(table: SourceTable) -> StructType:
     return schema
 
 
-def _told(rows: DataFrame) -> DataFrame:
+def _told() -> tuple[Step, ...]:
     """Read what every change has beside its columns, and leave messages out."""
-    source = F.col("source")
+    source, is_change = F.col("source"), F.col("op") != "m"
     at = F.coalesce(F.timestamp_micros(source["ts_us"]), F.timestamp_millis(source["ts_ms"]))
-    return rows.where(F.col("op") != "m").select(
-        F.col("op").alias("_op"),
-        position(source).alias("_position"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        at.alias("_commit_time"),
+    columns = {
+        "_op": F.col("op"),
+        "_position": position(source),
+        "_partition": F.col("partition"),
+        "_offset": F.col("offset"),
+        "_commit_time": at,
         # The id in Postgres's transaction metadata ends in the place of the single change.
-        F.coalesce(source["txId"], F.col("transaction")["id"]).alias("_transaction"),
-        F.from_json(F.col("key").cast("string"), "map<string,string>").alias(_KEY),
-        F.col("before").alias(_OLD),
-        F.col("after").alias(_NEW),
-        source["snapshot"].alias(_SNAPSHOT),
-        position(source, before=1).alias(_BEFORE),
-    )
+        "_transaction": F.coalesce(source["txId"], F.col("transaction")["id"]),
+        _KEY: F.from_json(F.col("key").cast("string"), "map<string,string>"),
+        _OLD: F.col("before"),
+        _NEW: F.col("after"),
+        _SNAPSHOT: source["snapshot"],
+        _BEFORE: position(source, before=1),
+    }
+    named = [column.alias(name) for name, column in columns.items()]
+    return lambda rows: rows.where(is_change), lambda rows: rows.select(*named)
 
 
 def position(source: Column, *, before: int = 0) -> Column:
@@ -251,7 +271,7 @@ def _digits(number: Column, width: int) -> Column:
     return F.lpad(number.cast("string"), width, "0")
 
 
-def _split(told: DataFrame, keys: list[SourceColumn], *, cleared: bool) -> DataFrame:
+def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
     """Make two of an update that tells another key before than after, and of the last row of a snapshot."""
     moved = F.lit(False)
     for column in keys:
@@ -261,14 +281,21 @@ def _split(told: DataFrame, keys: list[SourceColumn], *, cleared: bool) -> DataF
     if cleared:
         is_last = (F.col("_op") == "r") & F.col(_SNAPSHOT).isin(*_LAST_OF_SNAPSHOT)
         both = F.coalesce(both, F.when(is_last, F.array(F.lit("t"), F.lit("r"))))
-    each = F.explode(F.coalesce(both, F.array("_op")))
-    rest = [name for name in told.columns if name not in ("_op", _SNAPSHOT)]
-    marked = told.select(F.col("_op").alias(_OP), each.alias("_op"), *rest)
+    each = F.explode(F.coalesce(both, F.array("_op"))).alias("_op")
+    rest = [F.col(name) for name in (*_META[1:], _KEY, _OLD, _NEW, _BEFORE)]
+    was = F.col("_op").alias(_OP)
     clears = (F.col(_OP) == "r") & (F.col("_op") == "t")
-    marked = marked.withColumn("_position", F.when(clears, F.col(_BEFORE)).otherwise(F.col("_position"))).drop(_BEFORE)
     # The delete of a split update has its key in what was before; the record's own key is the new one.
     is_old = (F.col(_OP) == "u") & (F.col("_op") == "d")
-    return marked.withColumn(_KEY, F.when(is_old, F.col(_OLD)).otherwise(F.col(_KEY))).drop(_OP)
+    moved_to = {
+        "_position": F.when(clears, F.col(_BEFORE)).otherwise(F.col("_position")),
+        _KEY: F.when(is_old, F.col(_OLD)).otherwise(F.col(_KEY)),
+    }
+    return (
+        lambda rows: rows.select(was, each, *rest),
+        lambda rows: rows.withColumns(moved_to),
+        lambda rows: rows.drop(_BEFORE, _OP),
+    )
 
 
 _OP, _SNAPSHOT, _BEFORE = "_headrace_op", "_headrace_snapshot", "_headrace_before"

@@ -17,6 +17,7 @@ Reasons, in their order of precedence:
 | `missing:FIELD`        | lacks a required field, or holds null in it                                    |
 | `wrong_type:FIELD`     | holds a value there that the field's type cannot hold                          |
 | `event_time_in_future` | has an event time past the broker's clock by more than the watermark's `ahead` |
+| `rule:NAME`            | does not meet a rule of the input                                              |
 
 Spark's own reading is stricter in some places and looser in others than the schema says; what is done about it:
 - A JSON array is read as its first element. Only objects are let through.
@@ -47,6 +48,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.flow.inputs import Input
+from headrace.transforms import rules
 from headrace.transforms.flat_json import read_flat
 
 # Columns that stand beside those of the source while a row is judged. Fields of the payload are among them with a
@@ -54,7 +56,7 @@ from headrace.transforms.flat_json import read_flat
 BAD = "_headrace_bad"
 _FIELD = "_headrace_field_"
 _TEXT, _PARSED, _CORRUPT = "_headrace_text", "_headrace_parsed", "_headrace_corrupt"
-_FLAT, _UNFIT = "_headrace_flat", "_headrace_unfit"
+_FLAT, _UNFIT, _RAW = "_headrace_flat", "_headrace_unfit", "_headrace_raw"
 _PAYLOAD, _END = "payload", "end"
 _BEFORE, _AFTER = f'{{"{_PAYLOAD}":', f',"{_END}":true}}'
 _JSON = {
@@ -66,7 +68,7 @@ _JSON = {
 
 
 def judged(raw: DataFrame, given: Input) -> DataFrame:
-    """Add the fields of the payload and whether the row is bad. `raw` has key, value and timestamp.
+    """Add the fields of the payload, whether the row is bad, and which rules it breaks. `raw` is as Kafka gives it.
 
     Each step is used at least twice by the next one, so that Spark keeps them apart. Put together, it would read every
     time of day five times, and make the text for `from_json` in slow, interpreted code.
@@ -75,9 +77,24 @@ def judged(raw: DataFrame, given: Input) -> DataFrame:
     rows = raw.where(F.col("value").isNotNull()) if given.null_values == "skip" else raw
     flat = read_flat(rows, given)
     if flat is None:
-        return _judged_at_length(rows, given, schema).drop(_TEXT, _UNFIT, _PARSED)
-    at_once = rows.withColumn(_FLAT, F.when(F.col("key").isNotNull(), flat) if given.key_required else flat)
-    return _judged_at_length(at_once, given, schema, is_flat=True).drop(_FLAT, _TEXT, _UNFIT, _PARSED)
+        parsed = _judged_at_length(rows, given, schema).drop(_TEXT, _UNFIT, _PARSED)
+    else:
+        at_once = rows.withColumn(_FLAT, F.when(F.col("key").isNotNull(), flat) if given.key_required else flat)
+        parsed = _judged_at_length(at_once, given, schema, is_flat=True).drop(_FLAT, _TEXT, _UNFIT, _PARSED)
+    return _judged_by_rules(parsed, given, schema, raw.columns) if given.rules else parsed
+
+
+def _judged_by_rules(rows: DataFrame, given: Input, schema: StructType, raw: list[str]) -> DataFrame:
+    """Add which rules each row breaks. They speak of fields by their names, so what else has one is put aside."""
+    fields = [_field(field).alias(field.name) for field in schema]
+    named = rows.select(F.struct(*raw).alias(_RAW), BAD, *fields, *given.keep)
+    ruled = named.withColumns(rules.verdicts(given.rules, F.col(BAD)))
+    return ruled.select(
+        *(F.col(_RAW).getField(name).alias(name) for name in raw),
+        *(F.col(f"`{_quoted(field.name)}`").alias(_FIELD + field.name) for field in schema),
+        (F.col(BAD) | rules.broken(given.rules, "quarantine")).alias(BAD),
+        *rules.columns(given.rules),
+    )
 
 
 def _judged_at_length(rows: DataFrame, given: Input, schema: StructType, *, is_flat: bool = False) -> DataFrame:
@@ -102,12 +119,12 @@ def good(rows: DataFrame, given: Input, *beside: Column) -> DataFrame:
     Audits ask for columns beside them.
     """
     fields = (_field(field).alias(field.name) for field in _schema(given))
-    return rows.where(~F.col(BAD)).select(*fields, *given.keep, *beside)
+    return rows.where(~F.col(BAD) & ~rules.broken(given.rules, "drop")).select(*fields, *given.keep, *beside)
 
 
 def with_reason(rows: DataFrame, given: Input) -> DataFrame:
     """Return the rows that were judged bad, with the `reason` for each."""
-    return rows.where(F.col(BAD)).withColumn("reason", _reason(given, _schema(given)))
+    return rows.where(F.col(BAD)).withColumn("reason", rules.with_rule(given.rules, _reason(given, _schema(given))))
 
 
 def _schema(given: Input) -> StructType:
@@ -137,9 +154,12 @@ def _is_time(field: StructField) -> bool:
 
 
 def _field(field: StructField) -> Column:
-    # Quoted: the name of a field may hold a dot.
-    name = (_FIELD + field.name).replace("`", "``")
-    return F.col(f"`{name}`")
+    return F.col(f"`{_quoted(_FIELD + field.name)}`")
+
+
+def _quoted(name: str) -> str:
+    # The name of a field may hold a dot, or worse.
+    return name.replace("`", "``")
 
 
 def _read(field: StructField) -> Column:
@@ -176,7 +196,8 @@ def _is_bad(schema: StructType) -> Column:
 
 
 def _in_future(given: Input, schema: StructType) -> Column:
-    if given.watermark is None:
+    # The broker's own clock is never ahead of itself.
+    if given.watermark is None or given.watermark.column not in schema.names:
         return F.lit(False)
     event_time = _field(schema[given.watermark.column])
     guard = F.make_dt_interval(secs=F.lit(given.watermark.ahead_duration.seconds))

@@ -38,6 +38,10 @@ from headrace.transforms.state_types import Kind, Record, undeclarable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+# How the plan of a batch names the rows that a stream would give to custom state. Under event time a stream drops late
+# ones of them, and whoever looks for those has to find the place.
+STATE_INPUT, TIMED_STATE_INPUT = "_headrace_state_input", "_headrace_timed_state_input"
+
 
 def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> DataFrame:
     """Run a class of custom state over the rows of each key, and return what it returns.
@@ -53,6 +57,7 @@ def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> Data
     if not rows.isStreaming:
         order = [clock.column] if isinstance(clock, EventTime) else []
         sorted_rows = rows.repartition(*key).sortWithinPartitions(*key, *order)
+        sorted_rows = sorted_rows.alias(TIMED_STATE_INPUT if order else STATE_INPUT)
         return sorted_rows.mapInArrow(_over_batches(processor, key, round(time.time() * 1000)), shape.out.spark)
     if isinstance(clock, EventTime):
         require_watermark(rows, clock.column)
