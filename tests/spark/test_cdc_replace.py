@@ -97,5 +97,13 @@ def test_a_condition_begins_with_the_ranges_of_the_keys():
     key = T.StructType([T.StructField("id", T.LongType()), T.StructField("no", T.StringType())])
 
     told = condition(key, [(2, "b"), (1, "a"), (900, "c")])
-    ranges = "`id` BETWEEN 1L AND 1L OR `id` BETWEEN 2L AND 2L OR `id` BETWEEN 900L AND 900L"
-    assert told == f"({ranges}) AND (`id`, `no`) IN ((2L, 'b'), (1L, 'a'), (900L, 'c'))"
+    ranges = "`id` BETWEEN 1L AND 2L OR `id` BETWEEN 900L AND 900L"
+    assert told == f"({ranges}) AND ((`id`, `no`) IN ((2L, 'b'), (1L, 'a'), (900L, 'c')))"
+
+
+def test_a_condition_names_a_long_run_of_keys_by_its_ends():
+    key = T.StructType([T.StructField("id", T.IntegerType())])
+
+    told = condition(key, [(7,), *((number,) for number in range(100, 120)), (5,)])
+    within = "`id` BETWEEN 5 AND 5 OR `id` BETWEEN 7 AND 7 OR `id` BETWEEN 100 AND 119"
+    assert told == f"({within}) AND (`id` BETWEEN 100 AND 119 OR `id` IN (7, 5))"

@@ -7,6 +7,7 @@ asked for each key: the batch's first change is later in the source's log than e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -26,6 +27,8 @@ State = tuple[str, int]
 _SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
 # So many keys are a condition of half a megabyte, which is read in a moment.
 _MOST_KEYS = 50_000
+# A run of keys is a range where it is worth one.
+_MOST_RUNS, _LEAST_RUN = 4, 16
 
 # The greatest position of a table at one of its versions: a version never changes.
 _seen: dict[str, tuple[State, str]] = {}
@@ -91,19 +94,38 @@ def replace(rows: DataFrame, new: DataFrame, into: Into) -> bool:
 
 
 def condition(key: T.StructType, keys: Sequence[Key]) -> str:
-    """Return the condition that a row has one of these keys. Files are left out by the ranges that it begins with."""
-    columns = [quoted(name) for name in key.names]
-    kinds = [type(each.dataType) for each in key]
-    within = " OR ".join(
-        f"{columns[0]} BETWEEN {_literal(low, kinds[0])} AND {_literal(high, kinds[0])}"
-        for low, high in _ranges(sorted({each[0] for each in keys}))
-    )
-    told = [[_literal(part, kind) for part, kind in zip(each, kinds, strict=True)] for each in keys]
-    return f"({within}) AND {_row(columns)} IN ({', '.join(map(_row, told))})"
+    """Return the condition that a row has one of these keys. Files are left out by the ranges that it begins with.
+
+    New rows mostly have numbers that follow each other: such a run is named by its ends. Every key that is named by
+    itself is read by Spark's parser, and a condition of many ranges takes long to plan, so the longest few are taken.
+    """
+    columns, kinds = [quoted(name) for name in key.names], [type(each.dataType) for each in key]
+
+    def between(ranges: Sequence[Range]) -> list[str]:
+        return [
+            f"{columns[0]} BETWEEN {_literal(low, kinds[0])} AND {_literal(high, kinds[0])}" for low, high in ranges
+        ]
+
+    first = sorted({each[0] for each in keys})
+    within, taken = list[Range]([(first[0], first[-1])]), list[tuple[int, int]]()
+    if isinstance(first[0], int):
+        runs = _runs([each for each in first if isinstance(each, int)])
+        within, taken = cut(runs), _longest(runs) if len(key) == 1 else []
+    single = [each for each in keys if not any(low <= each[0] <= high for low, high in taken)]  # type: ignore[operator]
+    told = [_row([_literal(part, kind) for part, kind in zip(each, kinds, strict=True)]) for each in single]
+    named = between(taken) + ([f"{_row(columns)} IN ({', '.join(told)})"] if told else [])
+    return f"({' OR '.join(between(within))}) AND ({' OR '.join(named)})"
 
 
-def _ranges(values: Sequence[int | str]) -> Sequence[Range]:
-    return cut([(each, each) for each in values]) if isinstance(values[0], int) else [(values[0], values[-1])]
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return sorted numbers as runs of those that follow each other: the first and the last of each."""
+    starts = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
+    return [(numbers[at], numbers[end - 1]) for at, end in pairwise([*starts, len(numbers)])]
+
+
+def _longest(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    longest = sorted(runs, key=lambda run: run[0] - run[1])[:_MOST_RUNS]
+    return [run for run in longest if run[1] - run[0] >= _LEAST_RUN]
 
 
 def _row(parts: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.sinks.cdc_table import POSITION, Into, settings, snapshot, version
+from headrace.sinks.cdc_table import POSITION, Into, settings, size, version
 from headrace.sinks.cdc_tombstones import DELETED_AT
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ class Upkeep:
 
     def compact(self, session: SparkSession, location: str) -> bool:
         """Join the small files of a table, where there are enough of them. Says whether it did."""
-        files, size = _files(session, location)
-        needed = -(-size // (64 * _MEGABYTE))
+        files, held = size(session, location) or (0, 0)
+        needed = -(-held // (64 * _MEGABYTE))
         if not self.small_files or files - max(needed, _settled.get(location, 0)) < self.small_files:
             return False
         with settings(session, _OPTIMIZE):
             DeltaTable.forPath(session, location).optimize().executeCompaction()
-        _settled[location] = _files(session, location)[0]
+        _settled[location] = (size(session, location) or (0, 0))[0]
         return True
 
     def clean(self, session: SparkSession, into: Into, last: dt.datetime, now: dt.datetime) -> bool:
@@ -109,10 +109,3 @@ class Upkeep:
 
 # How many files a table had right after it was compacted: those did not get fewer by it.
 _settled: dict[str, int] = {}
-
-
-def _files(session: SparkSession, location: str) -> tuple[int, int]:
-    """Return the number of a table's files and their bytes, as its checksum says them; 0 where there is none."""
-    now = snapshot(session, location)
-    files, size = now.numOfFilesIfKnown(), now.sizeInBytesIfKnown()
-    return (int(files.get()) if files.isDefined() else 0), (int(size.get()) if size.isDefined() else 0)

@@ -28,9 +28,11 @@ class DeltaAppend(DeltaTableSink):
             .mode("append")
             .option("txnAppId", batch.app_id)
             .option("txnVersion", str(batch.id))
+            .options(**self.properties)
             .partitionBy(*self.partition_by)
             .save(batch.target.table(self.path))
         )
+        self.look_after(rows.sparkSession, batch.target)
 
     def replace(self, rows: DataFrame, where: str, batch: Batch) -> None:
         """Put rows in the place of those that a condition names, in one Delta commit that also records the batch.

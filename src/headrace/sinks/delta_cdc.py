@@ -19,13 +19,13 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
 from headrace.sinks import cdc_replace, cdc_tombstones
-from headrace.sinks.at_once import at_once
+from headrace.sinks.at_once import at_once, meanwhile
 from headrace.sinks.cdc_columns import Dropped, Policy, follow
 from headrace.sinks.cdc_history import History
 from headrace.sinks.cdc_log import ChangeLog
 from headrace.sinks.cdc_mirror import Mirror
 from headrace.sinks.cdc_published import Row, publish, published
-from headrace.sinks.cdc_table import QUICK, Into, fields, settings, version
+from headrace.sinks.cdc_table import QUICK, Into, fields, settings, snapshot, version
 from headrace.sinks.cdc_together import PENDING, whole
 from headrace.sinks.cdc_upkeep import Upkeep
 from headrace.sinks.delta_table import DeltaTableSink
@@ -118,13 +118,24 @@ class DeltaCdc:
         session = rows.sparkSession
         with settings(session, QUICK), self._ready(rows, batch) as once:
             parts = list[_Part]()
-            for topic, (shapes, doubts) in _topics(once, self._doubts()).items():
-                table = self._table(topic, shapes, batch.target, again=doubts)
-                parts.append(_Part(topic, once.where(F.col("topic") == topic), table, self._into(table, batch)))
-            unreadable = self._apply(session, parts)
+            with meanwhile(session, True, lambda: self._look_ahead(session, batch)):
+                for topic, (shapes, doubts) in _topics(once, self._doubts()).items():
+                    table = self._table(topic, shapes, batch.target, again=doubts)
+                    parts.append(_Part(topic, once.where(F.col("topic") == topic), table, self._into(table, batch)))
+                unreadable = self._apply(session, parts)
             if unreadable:
                 self._apply_as_it_is_now(session, unreadable, batch)
             self._publish(session, [part.into for part in parts], batch)
+
+    def _look_ahead(self, session: SparkSession, batch: Batch) -> None:
+        """Read the logs of the tables that the last batch wrote, while the records of this one are read.
+
+        Each commit under an identity needs them: it asks whether the table has the batch already.
+        """
+        location = f"{self.folder(batch.target)}/{PUBLISHED}"
+        before = published(session, location, batch).values()
+        for path in [*(each.path for each in before if each.batch == batch.id - 1), location]:
+            snapshot(session, path).transactions()
 
     def _ready(self, rows: DataFrame, batch: Batch) -> AbstractContextManager[DataFrame]:
         return whole(rows, f"{self.folder(batch.target)}/{PENDING}", batch) if self.together else kept(rows)

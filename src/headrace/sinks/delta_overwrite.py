@@ -29,5 +29,7 @@ class DeltaOverwrite(DeltaTableSink):
             .mode("overwrite")
             .option("txnAppId", batch.app_id)
             .option("txnVersion", str(batch.id))
+            .options(**self.properties)
             .save(batch.target.table(self.path))
         )
+        self.look_after(rows.sparkSession, batch.target)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Held
 from headrace.flow.target import Target
 from headrace.sinks.local_folder import require_writable
+from headrace.sinks.table_policy import TablePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,9 +25,12 @@ class DeltaTableSink:
       2. the identity changes whenever the checkpoint is discarded. A new checkpoint counts from 0, and Delta skips
          ids that it has seen under one identity: silent loss. `Batch.app_id` holds the query id for this reason;
       3. one process writes the table, on storage without an exclusive rename (a local disk).
+
+    `policy` says how the table is kept: its properties, its small files and its old ones.
     """
 
     path: str
+    policy: TablePolicy | None = field(default=None, kw_only=True)
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
 
     @property
@@ -55,4 +60,16 @@ class DeltaTableSink:
         require_writable(target.table(self.path))
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing: the first write makes the table."""
+        """Give a table that is there its properties. The first write makes one that is not."""
+        if self.policy is not None:
+            self.policy.apply(spark, self.folder(target))
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What the first write makes the table with."""
+        return {} if self.policy is None else self.policy.properties
+
+    def look_after(self, session: SparkSession, target: Target) -> None:
+        """Do the upkeep that is due. Called by each sink after it has written a batch."""
+        if self.policy is not None:
+            self.policy.look_after(session, self.folder(target))

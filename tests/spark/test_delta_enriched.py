@@ -1,0 +1,227 @@
+"""Rows beside a dimension that changes: each once, enriched or waiting, in every version of the table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType
+
+from headrace.errors import HeadraceError
+from headrace.flow.sink import Batch
+from headrace.flow.target import Target
+from headrace.sinks.delta_enriched import DeltaEnriched
+from headrace.sinks.dimension import AsOf, Dimension, DimensionInUse, EachBatch, EveryInterval, OnNewVersion, Refresh
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+PRODUCTS = Dimension(
+    "dim/products",
+    key="id",
+    columns=StructType([StructField("name", StringType()), StructField("price", DecimalType(10, 2))]),
+    required=False,
+)
+# The purchase, the product, and what the table has of it: name, whether it is enriched, the version of the dimension.
+Row = tuple[str, str, str | None, bool, int]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+
+
+def sink(dimension: Dimension = PRODUCTS) -> DeltaEnriched:
+    return DeltaEnriched("silver/purchases", key="product", dimension=dimension)
+
+
+def products(spark: SparkSession, target: Target, *names: str) -> None:
+    """Write the next version of the dimension: products named by themselves."""
+    rows = spark.createDataFrame([(name, name.upper(), None) for name in names], "id string, name string, price string")
+    typed = rows.withColumn("price", rows.price.cast("decimal(10,2)")).coalesce(1)
+    typed.write.format("delta").mode("overwrite").save(target.table("dim/products"))
+
+
+def bought(spark: SparkSession, *rows: str) -> DataFrame:
+    """Return purchases such as `1 nut`: an id and a product."""
+    return spark.createDataFrame([tuple(row.split()) for row in rows], "id string, product string").coalesce(1)
+
+
+def write(given: DeltaEnriched, rows: DataFrame, batch: int, target: Target) -> None:
+    given.write(rows, Batch("purchases", "q", batch, target))
+
+
+def held(spark: SparkSession, target: Target, version: int | None = None) -> list[Row]:
+    reader = spark.read.format("delta")
+    reader = reader if version is None else reader.option("versionAsOf", str(version))
+    rows = reader.load(target.table("silver/purchases")).collect()
+    return sorted((row.id, row.product, row.name, row.enriched, row.dimension_version) for row in rows)
+
+
+def versions_seen(spark: SparkSession, target: Target) -> list[int]:
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{target.table('silver/purchases')}`").orderBy("version").collect()
+    return [json.loads(row.userMetadata)["dimension_version"] for row in history]
+
+
+def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target: Target):
+    given = sink()
+    given.prepare(spark, target)
+    write(given, bought(spark, "1 nut"), 0, target)
+    products(spark, target, "nut")
+    write(given, bought(spark, "2 nut", "3 bolt", "3 bolt"), 1, target)
+    write(given, bought(spark, "4 gear"), 2, target)
+    products(spark, target, "nut", "bolt")
+    write(given, bought(spark), 3, target)
+
+    assert held(spark, target, 0) == [("1", "nut", None, False, -1)]
+    assert held(spark, target) == [
+        ("1", "nut", "NUT", True, 0),
+        ("2", "nut", "NUT", True, 0),
+        ("3", "bolt", "BOLT", True, 1),
+        ("3", "bolt", "BOLT", True, 1),
+        ("4", "gear", None, False, 1),
+    ]
+    assert versions_seen(spark, target) == [-1, 0, 0, 1]
+    assert given.held(spark, "purchases", "0", target).last == {"q": 3}
+    # Nobody is there twice, and nobody is missing, in between.
+    for number, rows in enumerate([1, 4, 5, 5]):
+        assert len(held(spark, target, number)) == rows
+
+
+def test_what_is_enriched_stays_when_the_product_changes_or_goes(spark: SparkSession, target: Target):
+    given = sink()
+    products(spark, target, "nut")
+    given.prepare(spark, target)
+    write(given, bought(spark, "1 nut"), 0, target)
+    products(spark, target, "bolt")
+    write(given, bought(spark, "2 nut"), 1, target)
+
+    assert held(spark, target) == [("1", "nut", "NUT", True, 0), ("2", "nut", None, False, 1)]
+
+
+def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_version(
+    spark: SparkSession, target: Target
+):
+    products(spark, target, "nut")
+    first = sink()
+    first.prepare(spark, target)
+    write(first, bought(spark, "1 nut", "2 bolt"), 0, target)
+    # The driver died before Spark noted the batch. Meanwhile the bolt has become known.
+    products(spark, target, "nut", "bolt")
+    second = sink()
+    second.prepare(spark, target)
+    write(second, bought(spark, "1 nut", "2 bolt"), 0, target)
+
+    assert held(spark, target) == [("1", "nut", "NUT", True, 0), ("2", "bolt", None, False, 0)]
+
+    write(second, bought(spark, "3 nut"), 1, target)
+
+    assert held(spark, target) == [
+        ("1", "nut", "NUT", True, 0),
+        ("2", "bolt", "BOLT", True, 1),
+        ("3", "nut", "NUT", True, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("refresh", "expected"),
+    [(OnNewVersion(), [0, 1, 2]), (EachBatch(), [0, 1, 2]), (EveryInterval("5 minutes"), [0, 0, 2])],
+)
+def test_a_policy_says_which_version_a_batch_sees(
+    spark: SparkSession, target: Target, refresh: Refresh, expected: list[int]
+):
+    now = [1000.0]
+    given = replace(sink(replace(PRODUCTS, refresh=refresh)), in_use=DimensionInUse(lambda: now[0]))
+    products(spark, target, "nut")
+    given.prepare(spark, target)
+    for number, seconds in enumerate([0, 299, 1]):
+        now[0] += seconds
+        write(given, bought(spark, f"{number} bolt"), number, target)
+        products(spark, target, "nut", "bolt")
+
+    assert versions_seen(spark, target) == expected
+
+
+def test_by_event_time_a_row_gets_what_was_valid_then(spark: SparkSession, target: Target):
+    def at(hour: int) -> datetime:
+        return datetime(2026, 3, 2, hour, tzinfo=UTC)
+
+    columns = "id string, name string, price decimal(10,2), valid_from timestamp, valid_to timestamp"
+    # The version from 11 to 11 was never valid.
+    told = [("nut", "first", 9, 11), ("nut", "never", 11, 11), ("nut", "second", 11, 13), ("nut", "third", 14, None)]
+    rows = [(key, name, None, at(since), None if until is None else at(until)) for key, name, since, until in told]
+    spark.createDataFrame(rows, columns).write.format("delta").save(target.table("dim/products"))
+    times = [8, 9, 10, 11, 13, 14, 20]
+    events = spark.createDataFrame(
+        [(str(hour), "nut", at(hour)) for hour in times], "id string, product string, ts timestamp"
+    )
+    given = sink(replace(PRODUCTS, as_of=AsOf("ts")))
+    given.prepare(spark, target)
+
+    write(given, events, 0, target)
+
+    found = {int(row[0]): row[2] for row in held(spark, target)}
+    assert found == {8: None, 9: "first", 10: "first", 11: "second", 13: None, 14: "third", 20: "third"}
+
+
+def refused(given: DeltaEnriched, spark: SparkSession, target: Target) -> str:
+    with pytest.raises(HeadraceError) as error:
+        given.prepare(spark, target)
+    assert not Path(target.table("silver/purchases")).exists()
+    return f"{error.value.code} {error.value.what} {error.value.why}"
+
+
+def test_a_dimension_that_would_double_rows_is_refused(spark: SparkSession, target: Target):
+    products(spark, target, "nut", "bolt", "nut")
+
+    assert "HR-562" in (message := refused(sink(), spark, target))
+    assert "id nut." in message
+
+
+def test_validity_that_overlaps_is_refused(spark: SparkSession, target: Target):
+    moment = datetime(2026, 3, 2, tzinfo=UTC)
+    columns = "id string, name string, price decimal(10,2), valid_from timestamp, valid_to timestamp"
+    rows = [("nut", "a", None, moment, None), ("nut", "b", None, moment.replace(hour=5), None)]
+    spark.createDataFrame(rows, columns).write.format("delta").save(target.table("dim/products"))
+
+    assert "HR-562" in refused(sink(replace(PRODUCTS, as_of=AsOf("ts"))), spark, target)
+
+
+@pytest.mark.parametrize("limit", ["100 B", "30 KB"])
+def test_a_dimension_that_is_larger_than_the_limit_is_refused_before_anything_is_written(
+    spark: SparkSession, target: Target, limit: str
+):
+    # 1,000 rows of three columns: 56 bytes and the texts, of 4 bytes twice at the most. Compressed they are a few KB.
+    products(spark, target, *(f"p{number}" for number in range(1000)))
+
+    message = refused(sink(replace(PRODUCTS, broadcast_limit=limit)), spark, target)
+
+    assert "HR-561" in message
+    assert ("in its files alone" in message) is (limit == "100 B")
+    assert ("in 1,000 rows" in message) is (limit == "30 KB")
+    sink(replace(PRODUCTS, broadcast_limit="65 KB")).prepare(spark, target)
+
+
+def test_a_dimension_that_lacks_a_column_or_is_not_there_is_refused(spark: SparkSession, target: Target):
+    with pytest.raises(HeadraceError, match="HR-565"):
+        sink(replace(PRODUCTS, required=True)).preflight(target)
+    assert "HR-565" in refused(sink(replace(PRODUCTS, required=True)), spark, target)
+    spark.createDataFrame([("nut", "1.00")], "id string, price string").write.format("delta").save(
+        target.table("dim/products")
+    )
+
+    message = refused(sink(), spark, target)
+
+    assert "HR-563" in message
+    assert "'name' is not there; 'price' is string and not decimal(10,2)" in message
+
+
+def test_a_column_of_the_rows_that_the_dimension_would_give_is_refused(spark: SparkSession, target: Target):
+    with pytest.raises(HeadraceError, match="HR-564"):
+        write(sink(), bought(spark, "1 nut").withColumnRenamed("id", "name"), 0, target)
