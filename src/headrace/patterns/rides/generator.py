@@ -1,9 +1,6 @@
 """Ride events of a dozen cities, as a phone fleet would send them: mostly in order, sometimes late, twice or broken.
 
-A stream is a simulation, and a pure function of its settings and its first moment: the same two give the same
-records, byte for byte. Nothing here reads a clock or a network; `headrace.operate.generate` paces and sends.
-
-- Records arrive at a steady `rate`. Which city sends one follows the size of the city and its hour of the day, with
+- Which city sends one follows the size of the city and its hour of the day, with
   peaks in the morning and in the evening.
 - A ride is requested, starts a few minutes later, and is completed or cancelled when the trip is over. Its events
   share their ids. Rides that were under way when the stream began appear with their later events only.
@@ -11,7 +8,8 @@ records, byte for byte. Nothing here reads a clock or a network; `headrace.opera
   2 in one city and 3 in another.
 - Event times lie seconds behind the arrival, now and then minutes: out of order, but within ten minutes.
 - A `late` record lies 20 to 60 minutes behind: too late for windows of 5 minutes and a watermark of 10.
-- A `duplicate` is a recent record again. `malformed` records go through all kinds of `MALFORMED` in turn.
+
+Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 """
 
 from __future__ import annotations
@@ -20,31 +18,27 @@ import json
 import math
 import random
 from bisect import bisect
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import datetime
 from heapq import heappop, heappush
-from itertools import accumulate, count, cycle
+from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from headrace.errors import ConfigError
+from headrace.patterns.traffic import (
+    Break,
+    Record,
+    Said,
+    Traffic,
+    broken_anywhere,
+    iso,
+    network_delay_ms,
+    stream,
+    with_,
+    without,
+)
 
 MINUTE_MS = 60_000
-
-
-class Record(NamedTuple):
-    """What goes to Kafka, and what the generator knows about it."""
-
-    key: bytes | None
-    value: bytes | None
-    event_time_ms: int | None
-    """None where the record is malformed, even if a time can be read from it."""
-    arrival_ms: int
-    """When the record reaches the topic: the time to send it at, and its message timestamp."""
-    kind: str
-    """`ride`, `late`, `duplicate`, `oversized` or one of `MALFORMED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,56 +89,22 @@ _LONGEST_WAIT_MS = 6 * MINUTE_MS
 _LONGEST_TRIP_MS = 60 * MINUTE_MS
 # Rides of one city that are remembered. At rates that no city has, trips get shorter instead of memory getting full.
 _MOST_OPEN_RIDES = 40_000
-_REMEMBERED = 512  # records that a duplicate is drawn from
-_OVERSIZED_BYTES = 5 * 1024 * 1024
 _NO_DROPOFF = ',"dropoff_lat":null,"dropoff_lon":null,"fare_amount":null'
 
 
 @dataclass(frozen=True)
-class RideTraffic:
-    """How a stream of rides looks.
+class RideTraffic(Traffic):
+    """How a stream of rides looks: as any traffic, in these cities."""
 
-    | setting    | means                                                                  |
-    |------------|------------------------------------------------------------------------|
-    | rate       | records per second, all kinds together                                 |
-    | late       | share of records that lie 20 to 60 minutes behind, from 0 to 1         |
-    | duplicates | share of records that repeat a recent one                              |
-    | malformed  | share of records that no flow may count                                |
-    | seed       | another seed, another stream                                           |
-    | cities     | where people ride                                                      |
-    | oversized  | make the first record one of 5 MB (it compresses well: topics take it) |
-    """
+    pattern: ClassVar[str] = "rides"
 
-    rate: float = 500.0
-    late: float = 0.02
-    duplicates: float = 0.01
-    malformed: float = 0.005
-    seed: int = 7
     cities: tuple[City, ...] = CITIES
-    oversized: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no stream can be."""
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise _refused(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
-        shares = {"late": self.late, "duplicates": self.duplicates, "malformed": self.malformed}
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise _refused(f"{name} is {share}", "A share lies between 0 and 1.")
-        if sum(shares.values()) > 1:
-            raise _refused(f"{' + '.join(shares)} is {sum(shares.values()):g}", "Together they are a share too.")
+        super().__post_init__()
         if not self.cities:
-            raise _refused("cities is empty", "Somebody has to ride somewhere.")
-
-
-def _refused(what: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"Rides cannot be generated: {what}.",
-        why=why,
-        state="Nothing was sent.",
-        remedy="Change the setting, for example `headrace generate rides --rate 500 --late 2%`.",
-        code="HR-121",
-    )
+            raise self.refused("cities is empty", "Somebody has to ride somewhere.")
 
 
 @dataclass(frozen=True)
@@ -156,40 +116,15 @@ class RideGenerator:
     settings: RideTraffic = RideTraffic()
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
-
-        Without `until` the stream never ends.
-        """
-        settings, start = self.settings, _milliseconds(from_)
-        numbers = count() if until is None else range(int((_milliseconds(until) - start) * settings.rate / 1000))
-        simulation = _Simulation(settings, start)
-        draw = simulation.random
-        repeated = settings.malformed + settings.duplicates
-        special = repeated + settings.late
-        step_ms = 1000 / settings.rate
-        recent: deque[Record] = deque(maxlen=_REMEMBERED)
-        for number in numbers:
-            now = start + int(number * step_ms)
-            luck = draw()
-            if settings.oversized and number == 0:
-                record = simulation.oversized(now)
-            elif luck >= special:
-                record = simulation.ride(now)
-                recent.append(record)
-            elif luck < settings.malformed:
-                record = simulation.malformed(now)
-            elif luck < repeated and recent:
-                record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
-            else:
-                record = simulation.late(now)
-            yield record
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
 
 
 def generator(
     *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
 ) -> RideGenerator:
     """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return RideGenerator(RideTraffic(rate, late, duplicates, malformed, seed, oversized=oversized))
+    return RideGenerator(RideTraffic(rate, late, duplicates, malformed, seed, oversized))
 
 
 class _Ride(NamedTuple):
@@ -286,35 +221,27 @@ class _Town:
 class _Simulation:
     """One stream, from its first moment on: makes one record at a time, never goes back."""
 
+    kind = "ride"
+
     def __init__(self, settings: RideTraffic, start_ms: int) -> None:
-        # Realistic, not secret.
-        rng = random.Random(f"{settings.seed}/{start_ms}")  # noqa: S311
+        rng = settings.luck(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._towns = [_Town(city, rng, start_ms) for city in settings.cities]
-        self._delays = [_network_delay_ms(rng) for _ in range(4096)]
+        self._delays = [network_delay_ms(rng) for _ in range(4096)]
         self._planned_until, self._weights = start_ms, [0.0]
-        self._malformed = cycle(MALFORMED)
 
-    def ride(self, now: int) -> Record:
+    def event(self, now: int) -> Said:
         town, step = self._choose(now)
-        text, event_ms = town.step(step, now, self._delays[self._bits(12)])
-        return Record(town.key, text.encode(), event_ms, now, "ride")
+        return Said(town.key, *town.step(step, now, self._delays[self._bits(12)]))
 
-    def late(self, now: int) -> Record:
+    def late(self, now: int) -> Said:
         town, _ = self._choose(now)
         event_ms = now - int((20 + 40 * self.random()) * MINUTE_MS)
-        return Record(town.key, town.lone_event(event_ms).encode(), event_ms, now, "late")
+        return Said(town.key, town.lone_event(event_ms), event_ms)
 
-    def malformed(self, now: int) -> Record:
+    def alone(self, now: int) -> Said:
         town, _ = self._choose(now)
-        kind = next(self._malformed)
-        value = MALFORMED[kind](town.lone_event(now))
-        return Record(None if kind == "null_key" else town.key, value, None, now, kind)
-
-    def oversized(self, now: int) -> Record:
-        town, _ = self._choose(now)
-        value = f'{town.lone_event(now)[:-1]},"note":"{"x" * _OVERSIZED_BYTES}"}}'
-        return Record(town.key, value.encode(), None, now, "oversized")
+        return Said(town.key, town.lone_event(now), now)
 
     def _choose(self, now: int) -> tuple[_Town, int]:
         """Draw who sends next, and which step of a ride."""
@@ -338,62 +265,21 @@ class _Simulation:
             yield from (volume * weight for weight in steps)
 
 
-def _milliseconds(moment: datetime) -> int:
-    if moment.tzinfo is None:
-        raise _refused(f"{moment.isoformat()} has no time zone", "A moment without a zone is ambiguous.")
-    return int(moment.timestamp() * 1000)
-
-
 def _of_the_day(now_ms: int, utc_offset: float) -> float:
     hour, part = divmod((now_ms / (60 * MINUTE_MS) + utc_offset) % 24, 1)
     return _DAY[int(hour)] * (1 - part) + _DAY[(int(hour) + 1) % 24] * part
 
 
-def _network_delay_ms(rng: random.Random) -> int:
-    luck = rng.random()
-    if luck < 0.85:
-        return int(100 + 2_900 * rng.random())
-    return int(3_000 + (42_000 if luck < 0.98 else 237_000) * rng.random())
-
-
-@lru_cache(maxsize=8192)  # an hour of lateness, and then some
-def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
 def _event(fields: str, status: str, event_ms: int) -> str:
-    seconds, millis = divmod(event_ms, 1000)
-    return f'{fields},"status":"{status}","event_time":"{_second(seconds)}.{millis:03d}Z"}}'
-
-
-def _dumped(fields: dict[str, object]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode()
-
-
-def _with(**changes: object) -> Callable[[str], bytes]:
-    return lambda event: _dumped({**json.loads(event), **changes})
-
-
-def _without(field: str) -> Callable[[str], bytes]:
-    return lambda event: _dumped({name: value for name, value in json.loads(event).items() if name != field})
+    return f'{fields},"status":"{status}","event_time":"{iso(event_ms)}"}}'
 
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Callable[[str], bytes | None]] = {
-    "truncated": lambda event: event[: len(event) * 2 // 3].encode(),
-    "fare_not_a_number": _with(fare_amount="abc"),
-    "lat_not_a_number": _with(pickup_lat="north"),
-    "time_a_number": _with(event_time=12345),
-    "time_not_iso": _with(event_time="yesterday"),
-    "no_ride_id": _without("ride_id"),
-    "no_city": _without("city"),
-    "no_event_time": _without("event_time"),
+MALFORMED: dict[str, Break] = {
+    **broken_anywhere("city", "event_time"),
+    "fare_not_a_number": with_(fare_amount="abc"),
+    "lat_not_a_number": with_(pickup_lat="north"),
+    "no_ride_id": without("ride_id"),
+    "no_city": without("city"),
     "null_key": str.encode,
-    "tombstone": lambda _: None,
-    "empty": lambda _: b"",
-    "array": lambda event: f"[{event}]".encode(),
-    "json_null": lambda _: b"null",
-    "number": lambda _: b"42",
-    "far_future": _with(event_time="2099-12-31T23:59:59.000Z"),
-    "not_utf8": lambda event: event.encode().replace(b'"city":"', b'"city":"\xff\xfe', 1),
 }

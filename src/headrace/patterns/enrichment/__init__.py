@@ -1,0 +1,1 @@
+"""Enrichment: purchases beside what is known of their products, also of those that become known later."""

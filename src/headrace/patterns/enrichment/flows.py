@@ -1,0 +1,136 @@
+"""Enrichment: purchases joined with a table of products that changes while they come.
+
+Two flows. `products` keeps the newest state of each product in a table, the dimension. `purchases` writes each purchase
+beside its product, or lets it wait in the same table until the product is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
+from headrace.flow.source import Fit
+from headrace.sinks.delta_enriched import DeltaEnriched
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.dimension import AsOf, Dimension, OnNewVersion, Refresh
+from headrace.sinks.table_policy import TablePolicy
+from headrace.sources.kafka import Kafka
+
+# A field that is not nullable is required: a record without it goes to quarantine.
+PURCHASE = StructType(
+    [
+        StructField("purchase_id", StringType(), nullable=False),
+        StructField("product_id", StringType(), nullable=False),
+        StructField("user_id", StringType(), nullable=False),
+        StructField("quantity", IntegerType(), nullable=False),
+        StructField("ts", TimestampType(), nullable=False),
+    ]
+)
+# What a purchase gets of its product.
+PRODUCT_COLUMNS = StructType(
+    [
+        StructField("name", StringType()),
+        StructField("category", StringType()),
+        StructField("price", DecimalType(10, 2)),
+    ]
+)
+PRODUCT = StructType(
+    [
+        StructField("product_id", StringType(), nullable=False),
+        StructField("name", StringType(), nullable=False),
+        StructField("category", StringType(), nullable=False),
+        StructField("price", DecimalType(10, 2), nullable=False),
+        StructField("updated_at", TimestampType(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class EnrichmentSettings:
+    """The numbers of enrichment.
+
+    | field            | default          | decides                                                             |
+    |------------------|------------------|---------------------------------------------------------------------|
+    | topic            | purchases        | where purchases are read                                            |
+    | dimension        | dim/products     | the table of products                                               |
+    | refresh          | on a new version | when purchases meet a newer version of it: `OnNewVersion()`,        |
+    |                  |                  | `EachBatch()`, `EveryInterval("5 minutes")`                         |
+    | as_of            | no               | join with the product as it was when it was bought; the dimension   |
+    |                  |                  | then has `valid_from` and `valid_to`, and somebody else writes it   |
+    | broadcast_limit  | 100 MB           | the most that the dimension may take in memory                      |
+    | trigger          | every 30 seconds | freshness of the purchases                                          |
+    | products_topic   | products         | where changes of products are read                                  |
+    | products_trigger | every 10 seconds | how soon a product is known                                         |
+    | max_offsets      | fits the machine | the most records of one batch                                       |
+    | table            | silver/purchases | where purchases go, enriched and waiting ones                       |
+    | policy           | `TablePolicy()`  | how the dimension is kept: small files joined, old ones removed     |
+    """
+
+    topic: str = "purchases"
+    dimension: str = "dim/products"
+    refresh: Refresh = field(default_factory=OnNewVersion)
+    as_of: bool = False
+    broadcast_limit: str = "100 MB"
+    trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    products_topic: str = "products"
+    products_trigger: Trigger = field(default_factory=lambda: Every("10 seconds"))
+    max_offsets: int | Fit = field(default_factory=Fit)
+    table: str = "silver/purchases"
+    policy: TablePolicy | None = field(default_factory=TablePolicy)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that the flows read."""
+        return self.topic, self.products_topic
+
+
+def as_they_are(rows: DataFrame) -> DataFrame:
+    """Return the rows: what makes this pattern is done by its sinks, batch by batch."""
+    return rows
+
+
+def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
+    """Return the flow of purchases, and before it that of products, unless the dimension is somebody else's."""
+    settings = settings or EnrichmentSettings()
+    purchases = Flow(
+        name="purchases",
+        description="Purchases beside their products",
+        inputs=Input(
+            Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets),
+            schema=PURCHASE,
+            # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
+            watermark=Watermark("ts", "0 seconds"),
+        ),
+        transform=as_they_are,
+        sink=DeltaEnriched(
+            settings.table,
+            key="product_id",
+            dimension=Dimension(
+                settings.dimension,
+                key="product_id",
+                columns=PRODUCT_COLUMNS,
+                refresh=settings.refresh,
+                as_of=AsOf("ts") if settings.as_of else None,
+                broadcast_limit=settings.broadcast_limit,
+                required=settings.as_of,
+            ),
+        ),
+        trigger=settings.trigger,
+    )
+    if settings.as_of:
+        return [purchases]
+    products = Flow(
+        name="products",
+        description="The newest state of each product",
+        inputs=Input(Kafka(settings.products_topic, max_offsets_per_trigger=settings.max_offsets), schema=PRODUCT),
+        transform=as_they_are,
+        sink=DeltaUpsert(settings.dimension, key=("product_id",), sequence="updated_at", policy=settings.policy),
+        output_mode=OutputMode.UPDATE,
+        trigger=settings.products_trigger,
+    )
+    return [products, purchases]

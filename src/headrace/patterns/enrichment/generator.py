@@ -1,0 +1,195 @@
+"""Purchases, and the products that they are of: some become known only after they were bought, and prices change.
+
+The catalogue is the same from every moment that one looks at it: what a product is, when it is born and announced and
+what it costs follow from the seed and its number. Every 20 seconds a product is born, and is bought from then on for 40
+minutes, most in its first ones.
+
+- Most products are announced a minute before they are born.
+- Three in ten are announced up to three minutes after it: their first purchases wait for them.
+- One in forty is never announced: its purchases wait for ever.
+- The price of a product changes every ten minutes.
+
+Late, duplicate and malformed purchases are as everywhere: `headrace.patterns.traffic`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
+from typing import ClassVar
+
+from headrace.patterns.records import MINUTE_MS
+from headrace.patterns.traffic import (
+    Break,
+    Record,
+    Said,
+    Traffic,
+    broken_anywhere,
+    iso,
+    network_delay_ms,
+    stream,
+    with_,
+    without,
+)
+
+_BORN_EVERY_MS = 20_000
+_SOLD_FOR = 120  # products: 40 minutes of births
+_PRICE_LASTS_MS = 10 * MINUTE_MS
+_AHEAD_MS = MINUTE_MS
+_NEVER, _LATE = 1 / 40, 0.3
+_CATEGORIES = ("groceries", "fashion", "electronics", "home", "books", "toys", "sports", "garden")
+_KINDS = ("Classic", "Light", "Pro", "Mini", "Max", "Eco", "Retro", "Travel")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A product: when it is first bought, and when it is announced, or None for never."""
+
+    number: int
+    product_id: str
+    name: str
+    category: str
+    born_ms: int
+    announced_ms: int | None
+
+
+@lru_cache(maxsize=4096)
+def entry(seed: int, number: int) -> CatalogueEntry:
+    """Return a product of the catalogue, by its number since the epoch."""
+    rng = random.Random(f"{seed}/{number}")  # noqa: S311 - realistic, not secret
+    luck, born = rng.random(), number * _BORN_EVERY_MS
+    category, kind = rng.choice(_CATEGORIES), rng.choice(_KINDS)
+    announced: int | None = born - _AHEAD_MS
+    if luck < _NEVER:
+        announced = None
+    elif luck < _NEVER + _LATE:
+        announced = born + int(3 * MINUTE_MS * rng.random())
+    return CatalogueEntry(number, f"p-{number:x}", f"{kind} {category} {number % 1000}", category, born, announced)
+
+
+def price(seed: int, product: CatalogueEntry, change: int) -> str:
+    """Return what a product costs after so many changes of its price."""
+    rng = random.Random(f"{seed}/{product.number}/{change}")  # noqa: S311 - realistic, not secret
+    return f"{1 + 199 * rng.random() ** 2:.2f}"
+
+
+@dataclass(frozen=True)
+class PurchaseTraffic(Traffic):
+    """How a stream of purchases looks: as any traffic."""
+
+    pattern: ClassVar[str] = "enrichment"
+
+
+@dataclass(frozen=True)
+class PurchaseGenerator:
+    """Streams of purchases. Holds no state: every call of `events` starts a simulation of its own."""
+
+    topic: ClassVar[str] = "purchases"
+
+    settings: PurchaseTraffic = PurchaseTraffic()
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
+
+
+@dataclass(frozen=True)
+class ProductGenerator:
+    """What becomes known of products: all that was known at the first moment, then what changes."""
+
+    topic: ClassVar[str] = "products"
+
+    seed: int = 7
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        start = PurchaseTraffic().milliseconds(from_)
+        end = None if until is None else PurchaseTraffic().milliseconds(until)
+        due: list[tuple[int, int, int]] = []
+        # Late purchases reach back an hour, to products that were born 40 minutes before.
+        for number in count(start // _BORN_EVERY_MS - 3 * _SOLD_FOR):
+            product = entry(self.seed, number)
+            # Nothing of this product, or of a later one, is said before this.
+            while due and due[0][0] <= product.born_ms - _AHEAD_MS:
+                if end is not None and due[0][0] >= end:
+                    return
+                yield self._said(*heappop(due), start)
+            if end is not None and product.born_ms - _AHEAD_MS >= end and not due:
+                return
+            for said in self._changes(product, start):
+                heappush(due, said)
+
+    def _changes(self, product: CatalogueEntry, start: int) -> Iterator[tuple[int, int, int]]:
+        """Yield when what is said of a product: its number, and how often its price has changed."""
+        if product.announced_ms is None:
+            return
+        last = _SOLD_FOR * _BORN_EVERY_MS // _PRICE_LASTS_MS
+        known = [
+            (max(product.announced_ms, product.born_ms + change * _PRICE_LASTS_MS if change else 0), change)
+            for change in range(last)
+        ]
+        before = [each for each in known if each[0] <= start]
+        for moment, change in [*before[-1:], *(each for each in known if each[0] > start)]:
+            yield moment, product.number, change
+
+    def _said(self, moment: int, number: int, change: int, start: int) -> Record:
+        product = entry(self.seed, number)
+        text = (
+            f'{{"product_id":"{product.product_id}","name":{json.dumps(product.name)},'
+            f'"category":"{product.category}","price":{price(self.seed, product, change)},'
+            f'"updated_at":"{iso(moment)}"}}'
+        )
+        kind = "price" if change else "product"
+        return Record(product.product_id.encode(), text.encode(), moment, max(moment, start), kind)
+
+
+def generator(
+    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
+) -> PurchaseGenerator:
+    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
+    return PurchaseGenerator(PurchaseTraffic(rate, late, duplicates, malformed, seed, oversized))
+
+
+class _Simulation:
+    """One stream, from its first moment on: makes one record at a time, never goes back."""
+
+    kind = "purchase"
+
+    def __init__(self, settings: PurchaseTraffic, start_ms: int) -> None:
+        rng = settings.luck(start_ms)
+        self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
+        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+
+    def event(self, now: int) -> Said:
+        return self._purchase(now - self._delays[self._bits(12)])
+
+    def late(self, now: int) -> Said:
+        return self._purchase(now - int((20 + 40 * self.random()) * MINUTE_MS))
+
+    def alone(self, now: int) -> Said:
+        return self._purchase(now)
+
+    def _purchase(self, event_ms: int) -> Said:
+        draw = self.random
+        # The square crowds the draws at the newest products.
+        product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
+        text = (
+            f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
+            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},"ts":"{iso(event_ms)}"}}'
+        )
+        return Said(product.product_id.encode(), text, event_ms)
+
+
+# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+MALFORMED: dict[str, Break] = {
+    **broken_anywhere("user_id", "ts"),
+    "quantity_not_a_number": with_(quantity="two"),
+    "no_quantity": without("quantity"),
+    "no_product_id": without("product_id"),
+}

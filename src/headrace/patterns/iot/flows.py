@@ -1,0 +1,163 @@
+"""IoT: what each device measured, which one is too hot or too damp, and which one has fallen silent.
+
+Two flows over one topic of readings. The transforms are plain functions of DataFrames; the numbers are settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+from functools import partial
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.duration import Duration
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
+from headrace.flow.source import Fit
+from headrace.patterns.iot.silence import Silence
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.fan_out import FanOut, Only
+from headrace.sinks.kafka import KafkaTopic
+from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sources.kafka import Kafka
+from headrace.transforms.per_key import per_key
+from headrace.transforms.windows import tumbling, window_bounds
+
+# A field that is not nullable is required. Decimals: an average is exact, whatever the order of the rows. A sensor that
+# is broken says 99999: that does not fit, and goes to quarantine.
+READING = StructType(
+    [
+        StructField("device_id", StringType(), nullable=False),
+        StructField("temperature", DecimalType(6, 2), nullable=False),
+        StructField("humidity", DecimalType(5, 2), nullable=False),
+        StructField("ts", TimestampType(), nullable=False),
+    ]
+)
+HIGH_TEMP, HIGH_HUMIDITY = "HIGH_TEMP", "HIGH_HUMIDITY"
+
+
+@dataclass(frozen=True)
+class IotSettings:
+    """The numbers of the IoT pattern.
+
+    | field         | default             | decides                                                            |
+    |---------------|---------------------|--------------------------------------------------------------------|
+    | topic         | iot-telemetry       | where readings are read                                            |
+    | max_offsets   | 100,000             | the most readings of one batch                                     |
+    | watermark     | 2 minutes           | how late a reading may be                                          |
+    | window        | 5 minutes           | what the figures of a device are about                             |
+    | high_temp     | 80                  | HIGH_TEMP above it, by the highest reading of a window             |
+    | high_humidity | 90                  | HIGH_HUMIDITY above it, by the average of a window                 |
+    | silence       | 15 minutes          | how long a device may say nothing                                  |
+    | trigger       | every 30 seconds    | freshness of the table and of the alerts                           |
+    | gold_table    | gold/device_metrics | where the figures go                                               |
+    | alerts_topic  | iot-alerts          | where windows with an alert go                                     |
+    | status_topic  | iot-device-status   | where it is told that a device is silent, and that it is back      |
+    """
+
+    topic: str = "iot-telemetry"
+    max_offsets: int | Fit = 100_000
+    watermark: str = "2 minutes"
+    window: str = "5 minutes"
+    high_temp: int | Decimal = 80
+    high_humidity: int | Decimal = 90
+    silence: str = "15 minutes"
+    trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    gold_table: str = "gold/device_metrics"
+    alerts_topic: str = "iot-alerts"
+    status_topic: str = "iot-device-status"
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that the flows read or write."""
+        return self.topic, self.alerts_topic, self.status_topic
+
+
+def device_metrics(
+    readings: DataFrame, window: str, high_temp: int | Decimal, high_humidity: int | Decimal
+) -> DataFrame:
+    """Figures per device and window, and the alert that follows from them; null is none.
+
+    Every figure can be put together from parts, so Spark adds up the rows of a task before it hands them on: a device
+    that sends half of all readings is one row per task and window, like any other.
+    """
+    return (
+        readings.groupBy(tumbling("ts", window), "device_id")
+        .agg(
+            exact_average("temperature").alias("avg_temp"),
+            F.max("temperature").alias("max_temp"),
+            exact_average("humidity").alias("avg_humidity"),
+            F.count("*").alias("reading_count"),
+        )
+        .withColumn("alert", alert(F.col("max_temp"), F.col("avg_humidity"), high_temp, high_humidity))
+        .select(*window_bounds(), "device_id", "avg_temp", "max_temp", "avg_humidity", "reading_count", "alert")
+    )
+
+
+def alert(max_temp: Column, avg_humidity: Column, high_temp: int | Decimal, high_humidity: int | Decimal) -> Column:
+    """Return HIGH_TEMP, else HIGH_HUMIDITY, else null. A device that is too hot is not asked for its humidity."""
+    return F.when(max_temp > F.lit(high_temp), HIGH_TEMP).when(avg_humidity > F.lit(high_humidity), HIGH_HUMIDITY)
+
+
+def exact_average(column: str) -> Column:
+    """Return the average as decimal(14,6): exact but for the rounding, half up, of the sixth digit.
+
+    With twelve digits Spark stays with decimals; an average of fewer it computes with doubles.
+    """
+    return F.avg(F.col(column).cast("decimal(12,2)")).cast("decimal(14,6)")
+
+
+def silent_devices(readings: DataFrame, silence: timedelta) -> DataFrame:
+    """Say of each device when it has been silent for too long, once per silence, and when it is back."""
+    return per_key(readings.select("device_id", "ts"), Silence(silence), "device_id")
+
+
+def flows(settings: IotSettings | None = None) -> list[Flow]:
+    """Return the two flows of the IoT pattern."""
+    settings = settings or IotSettings()
+    source = Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets)
+    silence = timedelta(milliseconds=Duration.parse(settings.silence).ms)
+
+    def readings(idle: str | None = None) -> Input:
+        marked = Watermark("ts", settings.watermark, idle=idle)
+        return Input(source, schema=READING, watermark=marked, key_required=True)
+
+    return [
+        Flow(
+            name="device_metrics",
+            description="Figures per device, with alerts",
+            inputs=readings(),
+            transform=partial(
+                device_metrics,
+                window=settings.window,
+                high_temp=settings.high_temp,
+                high_humidity=settings.high_humidity,
+            ),
+            sink=FanOut(
+                DeltaUpsert(settings.gold_table, key=("window_start", "device_id")),
+                Only("alert IS NOT NULL", KafkaTopic(settings.alerts_topic, key="device_id")),
+            ),
+            output_mode=OutputMode.UPDATE,
+            trigger=settings.trigger,
+        ),
+        Flow(
+            name="silent_devices",
+            description="Devices that have fallen silent, and those that are back",
+            # When all of them are silent nothing moves the watermark. Then the clock does: see `Watermark.idle`.
+            inputs=readings(idle=settings.silence),
+            transform=partial(silent_devices, silence=silence),
+            sink=KafkaExactlyOnce(
+                settings.status_topic,
+                key="device_id",
+                order=("at",),
+                # By the topic, not by the flow: another status topic begins a ledger of its own.
+                ledger=f"headrace-ledger-{settings.status_topic}",
+            ),
+            trigger=settings.trigger,
+        ),
+    ]

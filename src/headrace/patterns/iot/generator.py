@@ -1,0 +1,162 @@
+"""Readings of a plant's sensors: one of them talks far too much, some fall silent, some come back after hours.
+
+- Temperatures follow the time of day, humidity goes the other way; both have noise.
+- The first device is hot in the sense of a key: it sends a fixed share of all readings, whatever the others do.
+- Every ten minutes another device overheats, and another one is damp: the alerts.
+- Now and then a device says nothing for 20 to 50 minutes: the silences.
+- A `late` record is one that a device kept while it was offline, from ten minutes up to six hours ago.
+- Other readings lie seconds behind their arrival, now and then minutes.
+
+Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate
+from typing import ClassVar
+
+from headrace.patterns.traffic import (
+    Break,
+    Record,
+    Said,
+    Traffic,
+    broken_anywhere,
+    iso,
+    network_delay_ms,
+    stream,
+    with_,
+    without,
+)
+
+MINUTE_MS = 60_000
+DAY_MS = 24 * 60 * MINUTE_MS
+
+_TROUBLE_LASTS_MS = 10 * MINUTE_MS  # two windows of five minutes
+_ROUND_MS = 90 * MINUTE_MS  # of which a device is silent at most once
+_SILENT_SHARE = 0.15
+_SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS = 20 * MINUTE_MS, 50 * MINUTE_MS
+_SHORTEST_OFFLINE_MS, _LONGEST_OFFLINE_MS = 10 * MINUTE_MS, 6 * 60 * MINUTE_MS
+
+
+@dataclass(frozen=True)
+class IotTraffic(Traffic):
+    """How a stream of readings looks: as any traffic, of so many devices, the first of which sends a share of it."""
+
+    pattern: ClassVar[str] = "iot"
+
+    devices: int = 40
+    hottest: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse what no stream can be."""
+        super().__post_init__()
+        if self.devices < 2:
+            raise self.refused(f"devices is {self.devices}", "One of them is hot, so there are two at the least.")
+        if not 0 < self.hottest < 1:
+            raise self.refused(f"hottest is {self.hottest}", "It is a share of all readings, and not all of them.")
+
+
+@dataclass(frozen=True)
+class IotGenerator:
+    """Streams of readings. Holds no state: every call of `events` starts a simulation of its own."""
+
+    topic: ClassVar[str] = "iot-telemetry"
+
+    settings: IotTraffic = IotTraffic()
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
+
+
+def generator(
+    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
+) -> IotGenerator:
+    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
+    return IotGenerator(IotTraffic(rate, late, duplicates, malformed, seed, oversized))
+
+
+class _Simulation:
+    """One stream, from its first moment on: makes one record at a time, never goes back."""
+
+    kind = "reading"
+
+    def __init__(self, settings: IotTraffic, start_ms: int) -> None:
+        rng = settings.luck(start_ms)
+        self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
+        self._names = [f"dev-{number:04d}" for number in range(settings.devices)]
+        self._keys = [name.encode() for name in self._names]
+        self._hottest = settings.hottest
+        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._planned_until, self._weights = start_ms, [0.0]
+        self._overheated, self._damp = -1, -1
+
+    def event(self, now: int) -> Said:
+        device = self._choose(now)
+        return self._said(device, now - self._delays[self._bits(12)])
+
+    def late(self, now: int) -> Said:
+        offline = _SHORTEST_OFFLINE_MS + int(self.random() * (_LONGEST_OFFLINE_MS - _SHORTEST_OFFLINE_MS))
+        return self._said(self._choose(now), now - offline)
+
+    def alone(self, now: int) -> Said:
+        return self._said(self._choose(now), now)
+
+    def _said(self, device: int, ts: int) -> Said:
+        of_day = math.sin(ts % DAY_MS / DAY_MS * math.tau)
+        temperature = 45 + device % 20 + 8 * of_day + 4 * (self.random() - 0.5)
+        humidity = 55 - device % 10 - 15 * of_day + 6 * (self.random() - 0.5)
+        if device == self._overheated:
+            temperature = 78 + 12 * self.random()
+        if device == self._damp:
+            humidity = 91 + 8 * self.random()
+        text = (
+            f'{{"device_id":"{self._names[device]}","temperature":{temperature:.2f},"humidity":{humidity:.2f},'
+            f'"ts":"{iso(ts)}"}}'
+        )
+        return Said(self._keys[device], text, ts)
+
+    def _choose(self, now: int) -> int:
+        """Draw who sends next."""
+        if now >= self._planned_until:
+            self._weights = list(accumulate(self._plan(now)))
+            self._planned_until = now - now % MINUTE_MS + MINUTE_MS
+        weights = self._weights
+        # The bound keeps a draw that rounds up to the sum within the list.
+        return bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
+
+    def _plan(self, now: int) -> Iterator[float]:
+        """Weigh every device for the next minute, and say which ones are in trouble."""
+        trouble = random.Random(f"{self._seed}/trouble/{now // _TROUBLE_LASTS_MS}")  # noqa: S311
+        self._overheated, self._damp = trouble.sample(range(len(self._names)), k=2)
+        others = [0.0 if self._is_silent(device, now) else 1.0 for device in range(1, len(self._names))]
+        # All the others together make up the rest, also when some of them say nothing.
+        yield self._hottest / (1 - self._hottest) * (sum(others) or 1.0)
+        yield from others
+
+    def _is_silent(self, device: int, now: int) -> bool:
+        this = now // _ROUND_MS
+        return any(start <= now < end for each in (this - 1, this) for start, end in self._silence(device, each))
+
+    def _silence(self, device: int, turn: int) -> Iterator[tuple[int, int]]:
+        luck = random.Random(f"{self._seed}/silence/{device}/{turn}")  # noqa: S311
+        if luck.random() < _SILENT_SHARE:
+            start = turn * _ROUND_MS + int(luck.random() * (_ROUND_MS - _LONGEST_SILENCE_MS))
+            yield start, start + luck.randint(_SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS)
+
+
+# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+MALFORMED: dict[str, Break] = {
+    **broken_anywhere("device_id", "ts"),
+    "temperature_not_a_number": with_(temperature="hot"),
+    "sensor_broken": with_(temperature=99999),
+    "no_device_id": without("device_id"),
+    "no_humidity": without("humidity"),
+    "null_key": str.encode,
+}

@@ -1,0 +1,195 @@
+"""The right answer of the IoT pattern, in plain Python: what Spark must give, worked out without Spark.
+
+What a reading is, what is made of the readings of a device and a window, and which devices were silent. The course of
+the batches, the watermark and what is late for a window are those of every flow with windows:
+`headrace.patterns.window_model`. A silence goes by the same watermark; there a reading is late by its own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from itertools import pairwise
+from typing import cast
+
+from headrace.patterns.records import MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
+from headrace.patterns.window_model import Batch, WindowFlow, taken
+
+# Spark divides decimals with 39 digits before it rounds to the scale of the result.
+_SPARK_DIVISION = Context(prec=39, rounding=ROUND_HALF_UP)
+
+READING = Schema(
+    (
+        Field("device_id", text),
+        Field("temperature", decimal(6, 2)),
+        Field("humidity", decimal(5, 2)),
+        Field("ts", instant),
+    ),
+    time="ts",
+    key_required=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A valid record."""
+
+    partition: int
+    offset: int
+    device_id: str
+    temperature: Decimal
+    humidity: Decimal
+    ts_us: int
+
+    @property
+    def event_time_ms(self) -> int:
+        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
+        return self.ts_us // 1000
+
+
+def judge(record: Consumed) -> Reading | Bad:
+    """Say what a record is: a reading, or bad for the first reason that holds."""
+    given = READING.judge(record)
+    if isinstance(given, Bad):
+        return given
+    return Reading(
+        record.partition,
+        record.offset,
+        device_id=str(given["device_id"]),
+        temperature=cast("Decimal", given["temperature"]),
+        humidity=cast("Decimal", given["humidity"]),
+        ts_us=cast("int", given["ts"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMetrics:
+    """A row of the gold table."""
+
+    window_start: int
+    window_end: int
+    device_id: str
+    avg_temp: Decimal
+    max_temp: Decimal
+    avg_humidity: Decimal
+    reading_count: int
+    alert: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A device that fell silent, or is back."""
+
+    device_id: str
+    status: str
+    last_seen: int
+    at: int
+    silent_seconds: int
+
+
+def average(values: Sequence[Decimal]) -> Decimal:
+    """Average as Spark does: six digits behind the point, rounded half up."""
+    mean = _SPARK_DIVISION.divide(sum(values, Decimal(0)), Decimal(len(values)))
+    return mean.quantize(Decimal("0.000001"), ROUND_HALF_UP)
+
+
+def alert(max_temp: Decimal, avg_humidity: Decimal, high_temp: Decimal, high_humidity: Decimal) -> str | None:
+    """Say what is wrong with a device: heat goes before humidity."""
+    if max_temp > high_temp:
+        return "HIGH_TEMP"
+    return "HIGH_HUMIDITY" if avg_humidity > high_humidity else None
+
+
+def device_metrics(
+    high_temp: Decimal = Decimal(80), high_humidity: Decimal = Decimal(90)
+) -> WindowFlow[Reading, DeviceMetrics]:
+    """Return the flow of the gold table, with these limits."""
+
+    def row(start: int, end: int, device: str, readings: Sequence[Reading]) -> DeviceMetrics:
+        hottest, damp = max(each.temperature for each in readings), average([each.humidity for each in readings])
+        return DeviceMetrics(
+            start,
+            end,
+            device,
+            average([each.temperature for each in readings]),
+            hottest,
+            damp,
+            len(readings),
+            alert(hottest, damp, high_temp, high_humidity),
+        )
+
+    return WindowFlow(5 * MINUTE_MS, 2 * MINUTE_MS, judge, _is_counted, _device, row, append=False)
+
+
+def _is_counted(_reading: Reading) -> bool:
+    return True
+
+
+def _device(reading: Reading) -> str:
+    return reading.device_id
+
+
+DEVICE_METRICS = device_metrics()
+
+
+def recomputed(records: Iterable[Consumed], flow: WindowFlow[Reading, DeviceMetrics]) -> list[DeviceMetrics]:
+    """Return the gold table as a batch makes it of all records: nothing is late. What a repair has to come to."""
+    groups: dict[tuple[int, str], list[Reading]] = {}
+    for record in records:
+        reading = flow.judge(record)
+        if not isinstance(reading, Bad):
+            for start in flow.starts(reading):
+                groups.setdefault((start, reading.device_id), []).append(reading)
+    return [flow.row(start, start + flow.window_ms, device, groups[start, device]) for start, device in sorted(groups)]
+
+
+@dataclass(frozen=True)
+class Silences:
+    """What the flow of silent devices must have told, and what it must have filed; `late` has one entry per batch."""
+
+    told: list[DeviceStatus]
+    late: list[int]
+    bad: list[Bad]
+
+
+def silences(
+    records: Iterable[Consumed],
+    batches: Iterable[Batch],
+    *,
+    silence_ms: int = 15 * MINUTE_MS,
+    delay_ms: int = 2 * MINUTE_MS,
+    judge: Callable[[Consumed], Reading | Bad] = judge,
+) -> Silences:
+    """Run the flow over its batches. W[N] is the watermark in force, as in `window_model`.
+
+    1. A reading is late that is not after W[N-1].
+    2. What has been told after the last batch N is all that is certain at W[N]: a device was silent when more than
+       `silence_ms` lie between two of its readings, or behind the last; it is back with the next reading.
+    """
+    log = {(record.partition, record.offset): record for record in records}
+    heard: dict[str, list[int]] = {}
+    found = Silences([], [], [])
+    watermark_before, watermark, upcoming = 0, 0, 0
+    for batch in batches:
+        watermark_before, watermark = watermark, upcoming
+        judged = [judge(record) for record in taken(log, batch)]
+        found.bad.extend(each for each in judged if isinstance(each, Bad))
+        readings = [each for each in judged if not isinstance(each, Bad)]
+        in_time = [each for each in readings if each.ts_us > watermark_before * 1000]
+        found.late.append(len(readings) - len(in_time))
+        for each in in_time:
+            heard.setdefault(each.device_id, []).append(each.event_time_ms)
+        upcoming = max([watermark, *(each.event_time_ms - delay_ms for each in readings)])
+    for device, times in sorted(heard.items()):
+        found.told.extend(each for each in _told(device, sorted(times), silence_ms) if each.at <= watermark)
+    return found
+
+
+def _told(device: str, times: Sequence[int], silence_ms: int) -> Iterator[DeviceStatus]:
+    for last, following in pairwise([*times, None]):
+        assert last is not None  # noqa: S101 - only the end is
+        if following is None or following - last > silence_ms:
+            yield DeviceStatus(device, "SILENT", last, last + silence_ms, silence_ms // 1000)
+            if following is not None:
+                yield DeviceStatus(device, "BACK", last, following, (following - last) // 1000)

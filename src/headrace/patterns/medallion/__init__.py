@@ -1,0 +1,1 @@
+"""Medallion: records as they came, rows that can be trusted, figures."""

@@ -1,0 +1,180 @@
+"""Medallion: three tables, each made of the one before by a flow with a trigger and a checkpoint of its own.
+
+    topic --bronze--> everything as it came --silver--> parsed, ruled, each order once --gold--> figures per day
+
+Bronze judges nothing, so nothing is lost by a wrong schema or rule: silver and gold can always be made again from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
+from headrace.flow.rules import Rule
+from headrace.flow.source import Fit
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.table_policy import TablePolicy
+from headrace.sources.bronze import BronzeTable
+from headrace.sources.delta import DeltaSource
+from headrace.sources.kafka import Kafka
+from headrace.transforms.dedup import deduplicated
+
+# A field that is not nullable is required: a record without it goes to quarantine.
+ORDER = StructType(
+    [
+        StructField("order_id", StringType(), nullable=False),
+        StructField("customer_id", StringType(), nullable=False),
+        StructField("country", StringType(), nullable=False),
+        StructField("amount", DecimalType(10, 2), nullable=False),
+        StructField("items", IntegerType(), nullable=False),
+        StructField("ordered_at", TimestampType(), nullable=False),
+    ]
+)
+
+# When the broker got a record. Columns of the record go by Kafka's names in rules and transforms.
+ARRIVAL = "timestamp"
+
+RULES = (
+    Rule("positive_amount", "amount > 0", "quarantine"),
+    Rule("not_from_the_future", "ordered_at <= timestamp + INTERVAL 1 HOUR", "quarantine"),
+    Rule("no_test_orders", "NOT startswith(customer_id, 'test-')", "drop"),
+    Rule("few_items", "items <= 50", "warn"),
+    # A unit that changed at the producer, cents for euros say: better to stop than to file a whole shop.
+    Rule("sane_amount", "amount < 1000000", "fail"),
+)
+
+# Whoever rebuilds silver reads the versions of bronze from the first on, and whoever rebuilds gold those of silver.
+_WHOLE_HISTORY = {"delta.logRetentionDuration": "interval 3650 days"}
+
+
+def _kept_for_ever() -> TablePolicy:
+    """Join small files, and remove none: a rebuild reads the files of old versions."""
+    return TablePolicy(_WHOLE_HISTORY, keep=None)
+
+
+@dataclass(frozen=True)
+class MedallionSettings:
+    """The numbers of the medallion pattern.
+
+    | field          | default          | decides                                                                  |
+    |----------------|------------------|--------------------------------------------------------------------------|
+    | topic          | web-orders       | where orders are read                                                    |
+    | max_offsets    | fits the machine | the most records of one batch of bronze                                  |
+    | max_files      | 200              | the most files of one batch of silver and of gold                        |
+    | bronze_trigger | every 30 seconds | freshness of bronze                                                      |
+    | silver_trigger | every minute     | freshness of silver                                                      |
+    | gold_trigger   | every 5 minutes  | freshness of gold                                                        |
+    | dedup_within   | 1 hour           | within which time of arrival an order counts once                        |
+    | rules          | RULES            | what has to be true of an order                                          |
+    | bronze_table   | bronze/web_orders | everything as it came                                                   |
+    | silver_table   | silver/web_orders | each order once                                                         |
+    | gold_table     | gold/daily_sales | figures per day and country                                              |
+    | bronze_policy  | keep everything  | properties and upkeep of bronze                                          |
+    | silver_policy  | keep everything  | properties and upkeep of silver                                          |
+    | gold_policy    | a week           | properties and upkeep of gold                                            |
+    """
+
+    topic: str = "web-orders"
+    max_offsets: int | Fit = field(default_factory=Fit)
+    max_files: int = 200
+    bronze_trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    silver_trigger: Trigger = field(default_factory=lambda: Every("1 minute"))
+    gold_trigger: Trigger = field(default_factory=lambda: Every("5 minutes"))
+    dedup_within: str = "1 hour"
+    rules: tuple[Rule, ...] = RULES
+    bronze_table: str = "bronze/web_orders"
+    silver_table: str = "silver/web_orders"
+    gold_table: str = "gold/daily_sales"
+    bronze_policy: TablePolicy | None = field(default_factory=_kept_for_ever)
+    silver_policy: TablePolicy | None = field(default_factory=_kept_for_ever)
+    gold_policy: TablePolicy | None = field(default_factory=TablePolicy)
+
+
+def as_it_came(records: DataFrame) -> DataFrame:
+    """Keep a record whole: its bytes, its headers and where it lay. The time of the batch is that of its offset log."""
+    return records.select(
+        F.col("value").alias("payload"),
+        "key",
+        "headers",
+        "topic",
+        "partition",
+        "offset",
+        F.col("timestamp").alias("kafka_ts"),
+        F.current_timestamp().alias("ingested_at"),
+    )
+
+
+def each_order_once(orders: DataFrame, arrival: Watermark) -> DataFrame:
+    """Keep the first of the records of an order, by the time of arrival, whatever its event time says."""
+    once = deduplicated(orders, "order_id", within=arrival)
+    return once.select(*ORDER.names, F.to_date("ordered_at").alias("order_date"))
+
+
+def daily_sales(orders: DataFrame) -> DataFrame:
+    """Figures per day and country. Without a watermark: an order of last week changes the figures of last week."""
+    return orders.groupBy("order_date", "country").agg(
+        F.count("*").alias("orders"),
+        F.sum("items").alias("items"),
+        F.sum("amount").alias("revenue"),
+        exact_average("amount").alias("avg_order"),
+        F.max("amount").alias("largest_order"),
+    )
+
+
+def exact_average(column: str) -> Column:
+    """Return the average as decimal(14,6): exact but for the rounding, half up, of the sixth digit.
+
+    With twelve digits Spark stays with decimals; an average of fewer it computes with doubles.
+    """
+    return F.avg(F.col(column).cast("decimal(12,2)")).cast("decimal(14,6)")
+
+
+def flows(settings: MedallionSettings | None = None) -> list[Flow]:
+    """Return bronze, silver and gold."""
+    settings = settings or MedallionSettings()
+    arrival = Watermark(ARRIVAL, settings.dedup_within)
+    return [
+        Flow(
+            name="bronze",
+            description="Everything as it came",
+            inputs=Input(Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets, raw=True)),
+            transform=as_it_came,
+            sink=DeltaAppend(settings.bronze_table, policy=settings.bronze_policy),
+            trigger=settings.bronze_trigger,
+        ),
+        Flow(
+            name="silver",
+            description="Parsed, ruled, each order once",
+            inputs=Input(
+                BronzeTable(settings.bronze_table, max_files_per_trigger=settings.max_files),
+                schema=ORDER,
+                watermark=arrival,
+                keep=(ARRIVAL,),
+                rules=settings.rules,
+            ),
+            transform=partial(each_order_once, arrival=arrival),
+            sink=DeltaAppend(settings.silver_table, policy=settings.silver_policy),
+            trigger=settings.silver_trigger,
+        ),
+        Flow(
+            name="gold",
+            description="Figures per day and country",
+            inputs=Input(
+                DeltaSource(
+                    settings.silver_table, max_files_per_trigger=settings.max_files, starting_version=0, awaited=True
+                )
+            ),
+            transform=daily_sales,
+            sink=DeltaUpsert(settings.gold_table, key=("order_date", "country"), policy=settings.gold_policy),
+            output_mode=OutputMode.UPDATE,
+            trigger=settings.gold_trigger,
+        ),
+    ]

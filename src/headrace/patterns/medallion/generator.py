@@ -1,0 +1,108 @@
+"""Orders of a web shop: mostly good, some of them against a rule, some late by days, some twice, some broken.
+
+- Customers of eight countries order for a few euros to a few hundred, most of them little.
+- Of a hundred orders one is free or negative, one is a test, one has hundreds of items: the rules.
+- A `late` record is an order of one to three days ago, from a till that was offline. It reaches gold all the same.
+- Other orders lie seconds behind their arrival, now and then minutes.
+
+Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`. Of these, one from the year 2099 can be
+read, and is against a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from headrace.patterns.traffic import (
+    Break,
+    Record,
+    Said,
+    Traffic,
+    broken_anywhere,
+    iso,
+    network_delay_ms,
+    stream,
+    with_,
+    without,
+)
+
+_COUNTRIES = ("DE", "FR", "NL", "AT", "ES", "IT", "PL", "SE")
+_DAY_MS = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True)
+class OrderTraffic(Traffic):
+    """How a stream of orders looks: as any traffic."""
+
+    pattern: ClassVar[str] = "medallion"
+
+
+@dataclass(frozen=True)
+class OrderGenerator:
+    """Streams of orders. Holds no state: every call of `events` starts a simulation of its own."""
+
+    topic: ClassVar[str] = "web-orders"
+
+    settings: OrderTraffic = OrderTraffic()
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
+
+
+def generator(
+    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
+) -> OrderGenerator:
+    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
+    return OrderGenerator(OrderTraffic(rate, late, duplicates, malformed, seed, oversized))
+
+
+class _Simulation:
+    """One stream, from its first moment on: makes one record at a time, never goes back."""
+
+    kind = "order"
+
+    def __init__(self, settings: OrderTraffic, start_ms: int) -> None:
+        rng = settings.luck(start_ms)
+        self.random, self._bits = rng.random, rng.getrandbits
+        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+
+    def event(self, now: int) -> Said:
+        return self._said(now - self._delays[self._bits(12)])
+
+    def late(self, now: int) -> Said:
+        return self._said(now - int((1 + 2 * self.random()) * _DAY_MS))
+
+    def alone(self, now: int) -> Said:
+        return self._said(now)
+
+    def _said(self, ordered_at: int) -> Said:
+        draw = self.random
+        customer, items = f"c-{self._bits(16):05d}", 1 + int(8 * draw() * draw())
+        amount = round(items * (2 + 40 * draw() ** 3), 2)
+        luck = draw()
+        if luck < 0.01:
+            amount = 0.0 if luck < 0.005 else -amount
+        elif luck < 0.02:
+            customer = f"test-{self._bits(8)}"
+        elif luck < 0.03:
+            items = 100 + self._bits(9)
+        country = _COUNTRIES[int(len(_COUNTRIES) * draw() * draw())]
+        text = (
+            f'{{"order_id":"{self._bits(64):016x}","customer_id":"{customer}","country":"{country}",'
+            f'"amount":{amount:.2f},"items":{items},"ordered_at":"{iso(ordered_at)}"}}'
+        )
+        return Said(customer.encode(), text, ordered_at)
+
+
+# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+MALFORMED: dict[str, Break] = {
+    **broken_anywhere("order_id", "ordered_at"),
+    "amount_not_a_number": with_(amount="much"),
+    "items_not_whole": with_(items=1.5),
+    "no_order_id": without("order_id"),
+    "no_country": without("country"),
+}

@@ -1,0 +1,147 @@
+"""The right answer of the medallion, in plain Python: what each layer must hold, worked out without Spark.
+
+Bronze is the records themselves. Silver is what is left of them by the schema and the rules, each order once within the
+time of arrival. Gold is figures over silver. No layer depends on how rows were spread over batches: one function of all
+records says what it holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import cast
+
+from headrace.patterns.records import HOUR_MS, Bad, Consumed, Field, Schema, decimal, instant, text
+
+# Spark divides decimals with 39 digits before it rounds to the scale of the result.
+_SPARK_DIVISION = Context(prec=39, rounding=ROUND_HALF_UP)
+_LARGEST_INTEGER = 2**31
+
+
+def whole(value: object) -> int | None:
+    """Read a whole number of 32 bits. As Spark, it reads no 3.0 into it."""
+    if not isinstance(value, Decimal) or value.as_tuple().exponent != 0:
+        return None
+    return int(value) if -_LARGEST_INTEGER <= value < _LARGEST_INTEGER else None
+
+
+ORDER = Schema(
+    (
+        Field("order_id", text),
+        Field("customer_id", text),
+        Field("country", text),
+        Field("amount", decimal(10, 2)),
+        Field("items", whole),
+        Field("ordered_at", instant),
+    ),
+    time=None,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A row of silver."""
+
+    order_id: str
+    customer_id: str
+    country: str
+    amount: Decimal
+    items: int
+    ordered_at: int
+    order_date: date
+
+
+@dataclass(frozen=True, slots=True)
+class DailySales:
+    """A row of gold."""
+
+    order_date: date
+    country: str
+    orders: int
+    items: int
+    revenue: Decimal
+    avg_order: Decimal
+    largest_order: Decimal
+
+
+# A rule by its name: what is done with a row that breaks it, and whether a row keeps it.
+Rules = Mapping[str, tuple[str, Callable[[Order, Consumed], bool]]]
+RULES: Rules = {
+    "positive_amount": ("quarantine", lambda order, _: order.amount > 0),
+    "not_from_the_future": ("quarantine", lambda order, record: order.ordered_at <= record.timestamp_ms + HOUR_MS),
+    "no_test_orders": ("drop", lambda order, _: not order.customer_id.startswith("test-")),
+    "few_items": ("warn", lambda order, _: order.items <= 50),
+    "sane_amount": ("fail", lambda order, _: order.amount < 1_000_000),
+}
+
+
+@dataclass(frozen=True)
+class Silver:
+    """What silver must hold and must have filed, and how many rows broke each rule."""
+
+    orders: list[Order] = field(default_factory=list)
+    bad: list[Bad] = field(default_factory=list)
+    broken: Counter[str] = field(default_factory=Counter)
+
+
+def silver(records: Iterable[Consumed], *, within_ms: int = HOUR_MS, rules: Rules = RULES) -> Silver:
+    """Return what silver makes of records, in the order of their arrival."""
+    found = Silver(broken=Counter(dict.fromkeys(rules, 0)))
+    kept: dict[str, int] = {}
+    for record in sorted(records, key=lambda each: (each.timestamp_ms, each.partition, each.offset)):
+        order = judge(record)
+        if isinstance(order, Bad):
+            found.bad.append(order)
+            continue
+        broken = [name for name, (_, keeps) in rules.items() if not keeps(order, record)]
+        found.broken.update(broken)
+        filed = next((name for name in broken if rules[name][0] == "quarantine"), None)
+        if filed is not None:
+            found.bad.append(Bad(record.partition, record.offset, f"rule:{filed}"))
+        elif not any(rules[name][0] == "drop" for name in broken):
+            before = kept.get(order.order_id)
+            if before is None or record.timestamp_ms > before + within_ms:
+                kept[order.order_id] = record.timestamp_ms
+                found.orders.append(order)
+    return found
+
+
+def judge(record: Consumed) -> Order | Bad:
+    """Say what a record is by the schema alone."""
+    given = ORDER.judge(record)
+    if isinstance(given, Bad):
+        return given
+    ordered_us = cast("int", given["ordered_at"])
+    return Order(
+        order_id=str(given["order_id"]),
+        customer_id=str(given["customer_id"]),
+        country=str(given["country"]),
+        amount=cast("Decimal", given["amount"]),
+        items=cast("int", given["items"]),
+        ordered_at=ordered_us // 1000,
+        order_date=datetime.fromtimestamp(ordered_us // 1_000_000, UTC).date(),
+    )
+
+
+def gold(orders: Iterable[Order]) -> list[DailySales]:
+    """Return what gold makes of the orders of silver."""
+    groups: dict[tuple[date, str], list[Order]] = {}
+    for order in orders:
+        groups.setdefault((order.order_date, order.country), []).append(order)
+    return [
+        DailySales(
+            day,
+            country,
+            len(of),
+            sum(each.items for each in of),
+            sum((each.amount for each in of), Decimal(0)),
+            _SPARK_DIVISION.divide(sum((each.amount for each in of), Decimal(0)), Decimal(len(of))).quantize(
+                Decimal("0.000001"), ROUND_HALF_UP
+            ),
+            max(each.amount for each in of),
+        )
+        for (day, country), of in sorted(groups.items())
+    ]

@@ -1,0 +1,1 @@
+"""Orders and payments: two streams, joined in four ways within an hour."""

@@ -1,0 +1,156 @@
+"""Orders and payments: which order was paid, by which payment, and which was not.
+
+Four flows over two topics, one for each join. A payment belongs to an order of the same id when it was made within the
+bound after the order. The transforms are plain functions of DataFrames; the numbers are settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.duration import Duration
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Every, Trigger, Watermark
+from headrace.flow.source import Fit
+from headrace.sinks.delta_append import DeltaAppend
+from headrace.sources.kafka import Kafka
+from headrace.transforms.windows import tumbling, window_bounds
+
+Join = Literal["inner", "left", "right", "full"]
+
+# A field that is not nullable is required: a record without it goes to quarantine.
+ORDER = StructType(
+    [
+        StructField("order_id", StringType(), nullable=False),
+        StructField("user_id", StringType(), nullable=False),
+        StructField("order_time", TimestampType(), nullable=False),
+    ]
+)
+PAYMENT = StructType(
+    [
+        StructField("order_id", StringType(), nullable=False),
+        # Money is a decimal: sums are exact, whatever the order of the rows.
+        StructField("amount", DecimalType(12, 2), nullable=False),
+        StructField("pay_time", TimestampType(), nullable=False),
+    ]
+)
+# The flow of each join.
+NAMES: dict[Join, str] = {
+    "inner": "paid_orders",
+    "left": "orders_with_payments",
+    "right": "payments_with_orders",
+    "full": "orders_and_payments",
+}
+
+
+@dataclass(frozen=True)
+class OrderSettings:
+    """The numbers of orders and payments.
+
+    | field           | default          | decides                                                            |
+    |-----------------|------------------|--------------------------------------------------------------------|
+    | orders_topic    | orders           | where orders are read                                              |
+    | payments_topic  | payments         | where payments are read                                            |
+    | bound           | 1 hour           | how long after its order a payment may be made                     |
+    | inner_watermark | 10 minutes       | how late a row may be for the inner join                           |
+    | outer_watermark | 30 minutes       | how late a row may be for the outer joins                          |
+    | trigger         | every 30 seconds | freshness of the tables                                            |
+    | max_offsets     | fits the machine | the most records of one batch, of each topic                       |
+    | folder          | silver           | where the tables are, each named as its flow                       |
+    | joins           | all four         | which of them run                                                  |
+    """
+
+    orders_topic: str = "orders"
+    payments_topic: str = "payments"
+    bound: str = "1 hour"
+    inner_watermark: str = "10 minutes"
+    outer_watermark: str = "30 minutes"
+    trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    max_offsets: int | Fit = field(default_factory=Fit)
+    folder: str = "silver"
+    joins: tuple[Join, ...] = ("inner", "left", "right", "full")
+
+    @property
+    def topics(self) -> tuple[str, str]:
+        """Every topic that the flows read."""
+        return self.orders_topic, self.payments_topic
+
+    def delay(self, how: Join) -> str:
+        """Return how late a row may be for a join."""
+        return self.inner_watermark if how == "inner" else self.outer_watermark
+
+    def table(self, how: Join) -> str:
+        """Return the table of a join, below the lake."""
+        return f"{self.folder}/{NAMES[how]}"
+
+    def expected_rows(self, how: Join, orders_per_second: float, payments_per_second: float) -> int:
+        """Return how many rows the state of a join comes to: each side's rate, times how long its rows are kept.
+
+        An order waits until the watermark has passed the bound, which lies the delay behind the newest row. A payment
+        waits for an order of before it, so only for the delay.
+        """
+        delay, bound = Duration.parse(self.delay(how)).seconds, Duration.parse(self.bound).seconds
+        return round(orders_per_second * (delay + bound) + payments_per_second * delay)
+
+
+def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
+    """Return orders beside their payments. Where a side has no partner, its columns are null.
+
+    The bound is what lets a stream forget: an order that the watermark has passed by more than it has no payment to
+    come. Without it the state would grow for ever, and a row without partner could never be told.
+    """
+    seconds = Duration.parse(bound).ms / 1000
+    paid = payments.withColumnRenamed("order_id", "paid_order_id")
+    within = F.expr(
+        "order_id = paid_order_id AND pay_time >= order_time "
+        f"AND pay_time <= order_time + INTERVAL '{seconds:f}' SECOND"
+    )
+    return orders.join(paid, within, how).select(
+        F.coalesce("order_id", "paid_order_id").alias("order_id"), "user_id", "order_time", "amount", "pay_time"
+    )
+
+
+def hit_rate(rows: DataFrame, every: str = "1 minute") -> DataFrame:
+    """Return the share of orders that found their payment, by the minute of the order.
+
+    Of the rows of a left or full join. The last minutes of a stream are not judged yet: an order is told as unpaid when
+    the watermark has passed its bound, and as paid at once.
+    """
+    orders = rows.where(F.col("order_time").isNotNull())
+    paid = F.count_distinct(F.when(F.col("pay_time").isNotNull(), F.col("order_id")))
+    return (
+        orders.groupBy(tumbling("order_time", every))
+        .agg(F.count_distinct("order_id").alias("orders"), paid.alias("paid"))
+        .select(*window_bounds(), "orders", "paid", F.round(F.col("paid") / F.col("orders"), 4).alias("hit_rate"))
+    )
+
+
+def flows(settings: OrderSettings | None = None) -> list[Flow]:
+    """Return one flow for each join."""
+    settings = settings or OrderSettings()
+
+    def read(topic: str, schema: StructType, column: str, how: Join) -> Input:
+        source = Kafka(topic, max_offsets_per_trigger=settings.max_offsets)
+        return Input(source, schema=schema, watermark=Watermark(column, settings.delay(how)), key_required=True)
+
+    return [
+        Flow(
+            name=NAMES[how],
+            description=f"Orders beside their payments, {how} join",
+            inputs={
+                "orders": read(settings.orders_topic, ORDER, "order_time", how),
+                "payments": read(settings.payments_topic, PAYMENT, "pay_time", how),
+            },
+            transform=partial(joined, how=how, bound=settings.bound),
+            sink=DeltaAppend(settings.table(how)),
+            trigger=settings.trigger,
+        )
+        for how in settings.joins
+    ]

@@ -1,0 +1,168 @@
+"""Orders of a shop and the payments that follow them, on two topics: mostly soon, sometimes late, sometimes never.
+
+- Seven payments in ten are made within five minutes of their order, and nearly all within the hour. Two in a hundred
+  orders are paid after more than the hour, which is no payment of theirs any more, and five never.
+- One payment in a hundred is of an order that nobody has seen.
+- Event times lie seconds behind the arrival, now and then minutes.
+- A `late` record is the payment of an order that seemed unpaid, or every fifth time an order. It arrives 45 minutes or
+  more behind its time: too late for a watermark of 30.
+
+Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from heapq import heappop, heappush
+from typing import ClassVar, NamedTuple
+
+from headrace.patterns.traffic import (
+    Break,
+    Record,
+    Said,
+    Traffic,
+    broken_anywhere,
+    iso,
+    network_delay_ms,
+    stream,
+    with_,
+    without,
+)
+
+MINUTE_MS = 60_000
+_USERS = 5_000
+# Payments to come that are remembered. At rates that no shop has, orders go unpaid instead of memory getting full.
+_MOST_UNPAID = 500_000
+_UNKNOWN = 0.01
+
+# How long after its order a payment is made: shares, and from and to how many minutes.
+_WAITS = ((0.70, 0.1, 5.0), (0.90, 5.0, 45.0), (0.93, 45.0, 59.9), (0.95, 60.1, 80.0))
+
+
+@dataclass(frozen=True)
+class OrderTraffic(Traffic):
+    """How a stream of orders and payments looks. The topics are where the flows read."""
+
+    pattern: ClassVar[str] = "orders"
+
+    orders_topic: str = "orders"
+    payments_topic: str = "payments"
+
+
+@dataclass(frozen=True)
+class OrderGenerator:
+    """Streams of orders and payments. Holds no state: every call of `events` starts a simulation of its own."""
+
+    settings: OrderTraffic = OrderTraffic()
+
+    @property
+    def topic(self) -> str:
+        """Where orders go."""
+        return self.settings.orders_topic
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
+
+
+def generator(
+    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
+) -> OrderGenerator:
+    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
+    return OrderGenerator(OrderTraffic(rate, late, duplicates, malformed, seed, oversized))
+
+
+class _Due(NamedTuple):
+    """A payment to come. The first fields order a heap by when it is made. Of an unpaid order: when it was ordered."""
+
+    pay_ms: int
+    number: int
+    order_id: str
+
+
+class _Simulation:
+    """One stream, from its first moment on: makes one record at a time, never goes back."""
+
+    kind = "order"
+
+    def __init__(self, settings: OrderTraffic, start_ms: int) -> None:
+        rng = settings.luck(start_ms)
+        self.random, self._bits = rng.random, rng.getrandbits
+        self._topics = settings.orders_topic, settings.payments_topic
+        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._due: list[_Due] = []
+        self._unpaid: deque[_Due] = deque(maxlen=_MOST_UNPAID)
+        self._number = 0
+
+    def event(self, now: int) -> Said:
+        if self._due and self._due[0].pay_ms <= now:
+            due = heappop(self._due)
+            return self._payment(due.order_id, due.pay_ms)
+        if self.random() < _UNKNOWN:
+            return self._payment(self._new_id(), now)
+        order_ms = now - self._delays[self._bits(12)]
+        order_id = self._new_id()
+        wait_ms = self._wait_ms()
+        if wait_ms is None or len(self._due) >= _MOST_UNPAID:
+            self._unpaid.append(_Due(order_ms, self._number, order_id))
+        else:
+            heappush(self._due, _Due(order_ms + wait_ms, self._number, order_id))
+        return self._order(order_id, order_ms)
+
+    def late(self, now: int) -> Said:
+        behind = int((45 + 105 * self.random()) * MINUTE_MS)
+        if self.random() < 0.2 or not self._unpaid or self._unpaid[0].pay_ms > now - behind - 5 * MINUTE_MS:
+            return self._order(self._new_id(), now - behind)
+        # The order seemed unpaid; it was paid within five minutes, and the message took its time.
+        order = self._unpaid.popleft()
+        return self._payment(order.order_id, order.pay_ms + int(5 * MINUTE_MS * self.random()))
+
+    def alone(self, now: int) -> Said:
+        order_id = self._new_id()
+        return self._order(order_id, now) if self.random() < 0.5 else self._payment(order_id, now)
+
+    def _new_id(self) -> str:
+        self._number += 1
+        return f"o-{self._bits(48):012x}"
+
+    def _wait_ms(self) -> int | None:
+        luck = self.random()
+        for share, least, most in _WAITS:
+            if luck < share:
+                return int((least + (most - least) * self.random()) * MINUTE_MS)
+        return None
+
+    def _order(self, order_id: str, order_ms: int) -> Said:
+        user = f"u-{self._bits(32) % _USERS:05d}"
+        text = f'{{"order_id":"{order_id}","user_id":"{user}","order_time":"{iso(order_ms)}"}}'
+        return Said(order_id.encode(), text, order_ms, "order", self._topics[0])
+
+    def _payment(self, order_id: str, pay_ms: int) -> Said:
+        cents = 100 + self._bits(32) % 30_000
+        text = f'{{"order_id":"{order_id}","amount":{cents / 100:.2f},"pay_time":"{iso(pay_ms)}"}}'
+        return Said(order_id.encode(), text, pay_ms, "payment", self._topics[1])
+
+
+def _other_times(how: Break, order: Break) -> Break:
+    """Break a payment in one way, and an order in another: their times have other names."""
+    return lambda event: how(event) if '"pay_time"' in event else order(event)
+
+
+def _malformed() -> dict[str, Break]:
+    payments, orders = broken_anywhere("order_id", "pay_time"), broken_anywhere("order_id", "order_time")
+    pairs = zip(payments.items(), orders.values(), strict=True)
+    both = {name.replace("no_pay_time", "no_time"): _other_times(one, other) for (name, one), other in pairs}
+    return {
+        **both,
+        "no_order_id": without("order_id"),
+        "half": _other_times(with_(amount="free"), without("user_id")),
+        "too_dear": _other_times(with_(amount=10**11), with_(user_id=None)),
+        "null_key": str.encode,
+    }
+
+
+# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+MALFORMED = _malformed()

@@ -1,0 +1,166 @@
+"""What a record of a topic is by a pattern's schema, in plain Python: the fields that it holds, or why it is bad.
+
+Every model judges records with this, so that what Spark counts, files and drops is worked out without Spark. All times
+are whole milliseconds since the epoch, UTC, unless a name says microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+LARGEST_VALUE = 1024 * 1024  # bytes: Kafka's own default bound of a record
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Read = Callable[[object], object | None]
+Fields = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """One record as a consumer read it; `timestamp_ms` is the timestamp of the Kafka message."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A record that no flow may count, and the first reason for it."""
+
+    partition: int
+    offset: int
+    reason: str
+
+
+def text(value: object) -> str | None:
+    """Read a text."""
+    return value if isinstance(value, str) else None
+
+
+def number(value: object) -> Decimal | None:
+    """Read a number of any size; Spark's doubles are of fewer digits than this."""
+    return value if isinstance(value, Decimal) else None
+
+
+def decimal(precision: int, scale: int) -> Read:
+    """Return what reads a decimal: more digits behind the point are rounded half up, more before it do not fit."""
+    bound, step = 10 ** (precision - scale), Decimal(1).scaleb(-scale)
+
+    def read(value: object) -> Decimal | None:
+        if not isinstance(value, Decimal) or abs(value) >= bound:
+            return None
+        rounded = value.quantize(step, ROUND_HALF_UP)
+        return rounded if abs(rounded) < bound else None
+
+    return read
+
+
+_ISO_8601 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+
+
+def instant(value: object) -> int | None:
+    """Read date, `T`, time and zone into microseconds. Without a zone it is UTC, as the flows' sessions are.
+
+    Times finer than a microsecond are cut off, as in Spark.
+    """
+    if not isinstance(value, str) or not _ISO_8601.fullmatch(value):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:  # a 30th of February
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the payload. `read` gives None for a value of another type."""
+
+    name: str
+    read: Read
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What records of a topic hold.
+
+    | field        | default | meaning                                                                               |
+    |--------------|---------|---------------------------------------------------------------------------------------|
+    | fields       |         | those of the payload                                                                  |
+    | time         |         | which of them is the event time, or None                                              |
+    | key_required | no      | whether a record without a key is bad                                                 |
+    | ahead_ms     | 1 hour  | how far an event time may be ahead of the broker's clock                              |
+    """
+
+    fields: tuple[Field, ...]
+    time: str | None
+    key_required: bool = False
+    ahead_ms: int = HOUR_MS
+
+    def judge(self, record: Consumed) -> Fields | Bad:
+        """Return the values of a record's fields, or that it is bad for the first reason that holds."""
+        given = _json_object(record.value)
+        reason = self._reason(record, given)
+        if reason is not None:
+            return Bad(record.partition, record.offset, reason)
+        told = given or {}
+        return {each.name: None if told.get(each.name) is None else each.read(told[each.name]) for each in self.fields}
+
+    def _reason(self, record: Consumed, given: Fields | None) -> str | None:
+        if record.value is None:
+            return "null_value"
+        if len(record.value) > LARGEST_VALUE:
+            return "too_large"
+        if self.key_required and record.key is None:
+            return "null_key"
+        if given is None:
+            return "malformed_json"
+        return self._missing(given) or self._wrong_type(given) or self._in_future(record, given)
+
+    def _missing(self, given: Fields) -> str | None:
+        absent = (each.name for each in self.fields if each.required and given.get(each.name) is None)
+        name = next(absent, None)
+        return None if name is None else f"missing:{name}"
+
+    def _wrong_type(self, given: Fields) -> str | None:
+        told = ((each, given.get(each.name)) for each in self.fields)
+        wrong = (each.name for each, value in told if value is not None and each.read(value) is None)
+        name = next(wrong, None)
+        return None if name is None else f"wrong_type:{name}"
+
+    def _in_future(self, record: Consumed, given: Fields) -> str | None:
+        event_time = None if self.time is None else instant(given.get(self.time))
+        latest = (record.timestamp_ms + self.ahead_ms) * 1000
+        return "event_time_in_future" if event_time is not None and event_time > latest else None
+
+
+def _json_object(value: bytes | None) -> dict[str, object] | None:
+    """Parse strictly: UTF-8, one JSON object, no NaN. Every number becomes a Decimal, so nothing is rounded."""
+    if value is None:
+        return None
+    try:
+        parsed: object = json.loads(
+            value.decode("utf-8"), parse_float=Decimal, parse_int=Decimal, parse_constant=_no_constant
+        )
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _no_constant(name: str) -> object:
+    message = f"{name} is not JSON"
+    raise ValueError(message)

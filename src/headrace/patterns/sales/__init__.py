@@ -1,0 +1,1 @@
+"""Real-time aggregates of sales: windows, rolling windows, and roll-ups that add up."""

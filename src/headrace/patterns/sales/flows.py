@@ -1,0 +1,177 @@
+"""Real-time aggregates: revenue, orders and buyers per category, by five minutes, hour and day, and rolling.
+
+Two flows over one topic of sales. Minutes, hours and days stand in one table, which is changed in one commit per batch:
+in each of its versions the hours are the sums of their five minutes, and the days those of their hours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
+
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
+from headrace.flow.source import Fit
+from headrace.sinks.delta_roll_ups import DeltaRollUps
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.table_policy import TablePolicy
+from headrace.sources.kafka import Kafka
+from headrace.transforms.windows import sliding, tumbling, window_bounds
+
+if TYPE_CHECKING:
+    from pyspark.sql.group import GroupedData
+
+# A field that is not nullable is required: a record without it goes to quarantine.
+SALE = StructType(
+    [
+        StructField("product_id", StringType(), nullable=False),
+        StructField("category", StringType(), nullable=False),
+        # Money is a decimal: sums are exact, whatever the order of the rows.
+        StructField("amount", DecimalType(10, 2), nullable=False),
+        StructField("user_id", StringType(), nullable=False),
+        StructField("ts", TimestampType(), nullable=False),
+    ]
+)
+# Spark's own type of a sum of decimal(10,2). Sums of sums would get ever more digits.
+_REVENUE = "decimal(20,2)"
+_KEY = ("grain", "window_start", "category")
+# Rows of one category lie together, and in them those of one time: a batch reads the days that it touches.
+_CLUSTERED = ("category", "window_start")
+
+
+@dataclass(frozen=True)
+class SalesSettings:
+    """The numbers of real-time aggregates.
+
+    | field             | default              | decides                                                      |
+    |-------------------|----------------------|--------------------------------------------------------------|
+    | topic             | sales                | where sales are read                                         |
+    | window            | 5 minutes            | the shortest windows                                         |
+    | watermark         | 1 minute             | how late a sale may be for them                              |
+    | roll_ups          | 1 hour, 1 day        | the longer windows, each a multiple of the one before        |
+    | sketch_lg_k       | 12                   | the size of a sketch of users, 2**12 bytes, and its error    |
+    | rolling_window    | 10 minutes           | the length of rolling windows                                |
+    | rolling_every     | 2 minutes            | the distance of two of them                                  |
+    | rolling_watermark | 2 minutes            | how late a sale may be for them                              |
+    | trigger           | every 30 seconds     | freshness of the tables                                      |
+    | max_offsets       | fits the machine     | the most records of one batch                                |
+    | gold_table        | gold/sales           | where windows and roll-ups go                                |
+    | rolling_table     | gold/rolling_revenue | where rolling windows go                                     |
+    | policy            | `TablePolicy()`      | how the tables are kept: small files joined, old ones removed |
+    """
+
+    topic: str = "sales"
+    window: str = "5 minutes"
+    watermark: str = "1 minute"
+    roll_ups: tuple[str, ...] = ("1 hour", "1 day")
+    sketch_lg_k: int = 12
+    rolling_window: str = "10 minutes"
+    rolling_every: str = "2 minutes"
+    rolling_watermark: str = "2 minutes"
+    trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    max_offsets: int | Fit = field(default_factory=Fit)
+    gold_table: str = "gold/sales"
+    rolling_table: str = "gold/rolling_revenue"
+    policy: TablePolicy | None = field(default_factory=TablePolicy)
+
+    @property
+    def grains(self) -> tuple[str, ...]:
+        """The lengths of all windows of the gold table, shortest first."""
+        return self.window, *self.roll_ups
+
+    @property
+    def standard_error(self) -> float:
+        """The relative standard error of `unique_users`: that of a merged HyperLogLog sketch of 2**lg_k registers."""
+        return 1.04 / math.sqrt(2**self.sketch_lg_k)
+
+
+def category_sales(sales: DataFrame, window: str, lg_k: int) -> DataFrame:
+    """Revenue, orders and users per category and window.
+
+    `unique_users` is the estimate of `users_sketch`. The sketch is kept beside it, because users cannot be added up:
+    who buys in two windows of an hour is one user of the hour. Sketches can be merged.
+    """
+    return (
+        sales.groupBy(tumbling("ts", window), "category")
+        .agg(
+            F.sum("amount").alias("revenue"),
+            F.count("*").alias("orders"),
+            F.hll_sketch_agg("user_id", lg_k).alias("users_sketch"),
+        )
+        .select(
+            F.lit(window).alias("grain"),
+            *window_bounds(),
+            "category",
+            "revenue",
+            "orders",
+            F.hll_sketch_estimate("users_sketch").alias("unique_users"),
+            "users_sketch",
+        )
+    )
+
+
+def rolled_up(windows: GroupedData) -> DataFrame:
+    """Make one row of the windows that a longer one consists of: sums add up, sketches merge."""
+    return windows.agg(
+        F.sum("revenue").cast(_REVENUE).alias("revenue"),
+        F.sum("orders").alias("orders"),
+        F.hll_union_agg("users_sketch").alias("users_sketch"),
+    ).withColumn("unique_users", F.hll_sketch_estimate("users_sketch"))
+
+
+def rolling_revenue(sales: DataFrame, window: str, every: str) -> DataFrame:
+    """Revenue and orders per category over the last minutes, anew every few of them."""
+    return (
+        sales.groupBy(sliding("ts", window, every=every), "category")
+        .agg(F.sum("amount").alias("revenue"), F.count("*").alias("orders"))
+        .select(*window_bounds(), "category", "revenue", "orders")
+    )
+
+
+def flows(settings: SalesSettings | None = None) -> list[Flow]:
+    """Return the two flows of real-time aggregates."""
+    settings = settings or SalesSettings()
+    source = Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets)
+
+    def sales(delay: str) -> Input:
+        return Input(source, schema=SALE, watermark=Watermark("ts", delay))
+
+    return [
+        Flow(
+            name="category_sales",
+            description="Revenue, orders and users per category: 5 minutes, hours, days",
+            inputs=sales(settings.watermark),
+            transform=partial(category_sales, window=settings.window, lg_k=settings.sketch_lg_k),
+            sink=DeltaRollUps(
+                settings.gold_table,
+                key=_KEY,
+                cluster_by=_CLUSTERED,
+                policy=settings.policy,
+                grains=settings.grains,
+                combine=rolled_up,
+            ),
+            output_mode=OutputMode.UPDATE,
+            trigger=settings.trigger,
+        ),
+        Flow(
+            name="rolling_revenue",
+            description="Revenue of the last minutes per category",
+            inputs=sales(settings.rolling_watermark),
+            transform=partial(rolling_revenue, window=settings.rolling_window, every=settings.rolling_every),
+            sink=DeltaUpsert(
+                settings.rolling_table,
+                key=("window_start", "category"),
+                cluster_by=_CLUSTERED,
+                policy=settings.policy,
+            ),
+            output_mode=OutputMode.UPDATE,
+            trigger=settings.trigger,
+        ),
+    ]

@@ -1,0 +1,135 @@
+"""Sales of a shop with eight categories: mostly in order, sometimes late, twice or broken.
+
+- Which category sells follows its size. What a sale costs lies around the usual price of its category; one in fifty is
+  a refund, with an amount below zero.
+- Some users buy often, most of them seldom: the users of an hour are fewer than those of its five minutes added up.
+- Event times lie seconds behind the arrival, now and then minutes.
+- A `late` record lies 20 to 60 minutes behind: too late for every window.
+
+Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate
+from typing import ClassVar
+
+from headrace.patterns.records import MINUTE_MS
+from headrace.patterns.traffic import (
+    Break,
+    Record,
+    Said,
+    Traffic,
+    broken_anywhere,
+    iso,
+    network_delay_ms,
+    stream,
+    with_,
+    without,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A category: how much of the sales it makes, what a sale of it usually costs, and how many products it has."""
+
+    name: str
+    code: str
+    size: float
+    price: float
+    products: int
+
+
+CATEGORIES = (
+    Category("groceries", "gro", 2.6, 14.0, 900),
+    Category("fashion", "fas", 1.7, 45.0, 700),
+    Category("electronics", "ele", 1.1, 190.0, 300),
+    Category("home", "hom", 1.0, 60.0, 400),
+    Category("books", "boo", 0.9, 16.0, 800),
+    Category("toys", "toy", 0.6, 25.0, 250),
+    Category("sports", "spo", 0.5, 55.0, 300),
+    Category("garden", "gar", 0.2, 35.0, 150),
+)
+
+_USERS = 200_000
+_REFUNDS = 0.02
+
+
+@dataclass(frozen=True)
+class SalesTraffic(Traffic):
+    """How a stream of sales looks: as any traffic, in these categories."""
+
+    pattern: ClassVar[str] = "sales"
+
+
+@dataclass(frozen=True)
+class SalesGenerator:
+    """Streams of sales. Holds no state: every call of `events` starts a simulation of its own."""
+
+    topic: ClassVar[str] = "sales"
+
+    settings: SalesTraffic = SalesTraffic()
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
+
+
+def generator(
+    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
+) -> SalesGenerator:
+    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
+    return SalesGenerator(SalesTraffic(rate, late, duplicates, malformed, seed, oversized))
+
+
+class _Simulation:
+    """One stream, from its first moment on: makes one record at a time, never goes back."""
+
+    kind = "sale"
+
+    def __init__(self, settings: SalesTraffic, start_ms: int) -> None:
+        rng = settings.luck(start_ms)
+        self.random, self._bits = rng.random, rng.getrandbits
+        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._weights = list(accumulate(category.size for category in CATEGORIES))
+
+    def event(self, now: int) -> Said:
+        return self._sale(now - self._delays[self._bits(12)])
+
+    def late(self, now: int) -> Said:
+        return self._sale(now - int((20 + 40 * self.random()) * MINUTE_MS))
+
+    def alone(self, now: int) -> Said:
+        return self._sale(now)
+
+    def _sale(self, event_ms: int) -> Said:
+        draw, weights = self.random, self._weights
+        # The bound keeps a draw that rounds up to the sum within the list.
+        category = CATEGORIES[bisect(weights, draw() * weights[-1], 0, len(weights) - 1)]
+        product = f"{category.code}-{int(draw() * category.products):04d}"
+        # The square crowds the draws at the front: a tenth of the users makes a third of the sales.
+        user = int(draw() ** 2 * _USERS)
+        amount = max(0.01, category.price * math.exp(draw() + draw() - 1))
+        if draw() < _REFUNDS:
+            amount = -amount
+        text = (
+            f'{{"product_id":"{product}","category":"{category.name}","amount":{amount:.2f},'
+            f'"user_id":"u-{user}","ts":"{iso(event_ms)}"}}'
+        )
+        return Said(product.encode(), text, event_ms)
+
+
+# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+MALFORMED: dict[str, Break] = {
+    **broken_anywhere("category", "ts"),
+    "amount_not_a_number": with_(amount="abc"),
+    "amount_too_large": with_(amount=123456789012.5),
+    "no_amount": without("amount"),
+    "no_category": without("category"),
+    "no_user_id": without("user_id"),
+}

@@ -1,0 +1,156 @@
+"""The right answer of real-time aggregates, in plain Python: sums as they are, users counted one by one.
+
+The course of the batches, the watermark and what is late are those of every flow with windows:
+`headrace.patterns.window_model`. What is here is a sale, the row of a group, and what longer windows consist of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import cast
+
+from headrace.patterns.records import MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
+from headrace.patterns.window_model import WindowFlow
+
+SALE = Schema(
+    (
+        Field("product_id", text),
+        Field("category", text),
+        Field("amount", decimal(10, 2)),
+        Field("user_id", text),
+        Field("ts", instant),
+    ),
+    time="ts",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sale:
+    """A valid record."""
+
+    partition: int
+    offset: int
+    category: str
+    amount: Decimal
+    user_id: str
+    ts_us: int
+
+    @property
+    def event_time_ms(self) -> int:
+        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
+        return self.ts_us // 1000
+
+
+def judge(record: Consumed) -> Sale | Bad:
+    """Say what a record is: a sale, or bad for the first reason that holds."""
+    given = SALE.judge(record)
+    if isinstance(given, Bad):
+        return given
+    return Sale(
+        record.partition,
+        record.offset,
+        category=str(given["category"]),
+        amount=cast("Decimal", given["amount"]),
+        user_id=str(given["user_id"]),
+        ts_us=cast("int", given["ts"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CategorySales:
+    """A window of a category, of any length, with the users themselves: whoever merges windows needs to know them."""
+
+    window_start: int
+    window_end: int
+    category: str
+    revenue: Decimal
+    orders: int
+    users: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GoldRow:
+    """A row of the gold table; `unique_users` is exact here, where Spark's is approximate."""
+
+    grain: str
+    window_start: int
+    window_end: int
+    category: str
+    revenue: Decimal
+    orders: int
+    unique_users: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollingRevenue:
+    """A row of rolling revenue."""
+
+    window_start: int
+    window_end: int
+    category: str
+    revenue: Decimal
+    orders: int
+
+
+def newest(batches: Iterable[Sequence[CategorySales]]) -> list[CategorySales]:
+    """Return the windows as a table holds them that is told each change: the last row of each."""
+    return list({(row.window_start, row.category): row for batch in batches for row in batch}.values())
+
+
+def newest_rolling(batches: Iterable[Sequence[RollingRevenue]]) -> list[RollingRevenue]:
+    """Return the rolling windows as the table holds them."""
+    return list({(row.window_start, row.category): row for batch in batches for row in batch}.values())
+
+
+def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[GoldRow]:
+    """Return the rows of the gold table. `grains` gives lengths in milliseconds by name, the windows' own first."""
+    found: list[GoldRow] = []
+    rows = list(windows)
+    for grain, length in grains.items():
+        groups: dict[tuple[int, str], list[CategorySales]] = {}
+        for row in rows:
+            groups.setdefault((row.window_start // length * length, row.category), []).append(row)
+        rows = [_merged(start, start + length, category, parts) for (start, category), parts in sorted(groups.items())]
+        found += [
+            GoldRow(grain, row.window_start, row.window_end, row.category, row.revenue, row.orders, len(row.users))
+            for row in rows
+        ]
+    return found
+
+
+def _merged(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:
+    users = frozenset[str]().union(*(part.users for part in parts))
+    return CategorySales(start, end, category, _total(parts), sum(part.orders for part in parts), users)
+
+
+def _total(parts: Iterable[CategorySales]) -> Decimal:
+    return sum((part.revenue for part in parts), Decimal(0))
+
+
+def _category_sales(start: int, end: int, category: str, sales: Sequence[Sale]) -> CategorySales:
+    users = frozenset(sale.user_id for sale in sales)
+    return CategorySales(start, end, category, _amount(sales), len(sales), users)
+
+
+def _rolling(start: int, end: int, category: str, sales: Sequence[Sale]) -> RollingRevenue:
+    return RollingRevenue(start, end, category, _amount(sales), len(sales))
+
+
+def _amount(sales: Iterable[Sale]) -> Decimal:
+    return sum((sale.amount for sale in sales), Decimal(0))
+
+
+def _always(_sale: Sale) -> bool:
+    return True
+
+
+def _category(sale: Sale) -> str:
+    return sale.category
+
+
+CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, judge, _always, _category, _category_sales, append=False)
+ROLLING_REVENUE = WindowFlow(
+    10 * MINUTE_MS, 2 * MINUTE_MS, judge, _always, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
+)

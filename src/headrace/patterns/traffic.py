@@ -1,0 +1,235 @@
+"""Records as producers send them: mostly in order, sometimes late, twice or broken. What every generator shares.
+
+A stream is a simulation, and a pure function of its settings and its first moment: the same two give the same
+records, byte for byte. Nothing here reads a clock or a network; `headrace.operate.generate` paces and sends.
+
+- Records arrive at a steady `rate`. What each says is the pattern's own matter: its `Simulation`.
+- A `late` record lies far behind the others. A `duplicate` is a recent record again. `malformed` records go through all
+  kinds of the pattern in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import count, cycle
+from typing import ClassVar, NamedTuple, Protocol
+
+from headrace.errors import ConfigError
+
+_REMEMBERED = 512  # records that a duplicate is drawn from
+_OVERSIZED_BYTES = 5 * 1024 * 1024
+
+# What is made of a good event, as JSON, to break it.
+Break = Callable[[str], bytes | None]
+
+
+class Record(NamedTuple):
+    """What goes to Kafka, and what the generator knows about it."""
+
+    key: bytes | None
+    value: bytes | None
+    event_time_ms: int | None
+    """None where the record is malformed, even if a time can be read from it."""
+    arrival_ms: int
+    """When the record reaches the topic: the time to send it at, and its message timestamp."""
+    kind: str
+    """The pattern's own name of a good record, `late`, `duplicate`, `oversized` or the way that it is broken."""
+    topic: str | None = None
+    """Where it goes; None is the generator's topic."""
+
+
+class Said(NamedTuple):
+    """One good event: the key of its record, its JSON and its event time."""
+
+    key: bytes
+    text: str
+    event_ms: int
+    kind: str | None = None
+    """What its record is counted as; None is the simulation's kind."""
+    topic: str | None = None
+    """Where its record goes; None is the generator's topic."""
+
+
+class Simulation(Protocol):
+    """One stream of a pattern, from its first moment on: makes one event at a time, never goes back."""
+
+    kind: str
+    """What a good record is counted as."""
+
+    @property
+    def random(self) -> Callable[[], float]:
+        """Draw from the stream's own luck."""
+
+    def event(self, now: int) -> Said:
+        """Return the next event that arrives in time."""
+
+    def late(self, now: int) -> Said:
+        """Return an event that arrives far behind its time."""
+
+    def alone(self, now: int) -> Said:
+        """Return an event that no other one refers to, of this moment: it is broken, or made too large."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How a stream of records looks.
+
+    | setting    | means                                                                  |
+    |------------|------------------------------------------------------------------------|
+    | rate       | records per second, all kinds together                                 |
+    | late       | share of records that lie far behind, from 0 to 1                      |
+    | duplicates | share of records that repeat a recent one                              |
+    | malformed  | share of records that no flow may count                                |
+    | seed       | another seed, another stream                                           |
+    | oversized  | make the first record one of 5 MB (it compresses well: topics take it) |
+    """
+
+    pattern: ClassVar[str]
+
+    rate: float = 500.0
+    late: float = 0.02
+    duplicates: float = 0.01
+    malformed: float = 0.005
+    seed: int = 7
+    oversized: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no stream can be."""
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise self.refused(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
+        shares = {"late": self.late, "duplicates": self.duplicates, "malformed": self.malformed}
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise self.refused(f"{name} is {share}", "A share lies between 0 and 1.")
+        if sum(shares.values()) > 1:
+            raise self.refused(f"{' + '.join(shares)} is {sum(shares.values()):g}", "Together they are a share too.")
+
+    def refused(self, what: str, why: str) -> ConfigError:
+        """Return the error for settings that no stream can have."""
+        return ConfigError(
+            f"{self.pattern.capitalize()} cannot be generated: {what}.",
+            why=why,
+            state="Nothing was sent.",
+            remedy=f"Change the setting, for example `headrace generate {self.pattern} --rate 500 --late 2%`.",
+            code="HR-121",
+        )
+
+    def luck(self, start_ms: int) -> random.Random:
+        """Return where a stream draws from. Realistic, not secret."""
+        return random.Random(f"{self.seed}/{start_ms}")  # noqa: S311
+
+    def milliseconds(self, moment: datetime) -> int:
+        """Return a moment as the simulation counts time."""
+        if moment.tzinfo is None:
+            raise self.refused(f"{moment.isoformat()} has no time zone", "A moment without a zone is ambiguous.")
+        return int(moment.timestamp() * 1000)
+
+
+def stream(
+    traffic: Traffic,
+    simulation: Callable[[int], Simulation],
+    broken: Mapping[str, Break],
+    from_: datetime,
+    until: datetime | None,
+) -> Iterator[Record]:
+    """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
+
+    `simulation` is called once, with the first moment; `broken` names the ways that a record goes wrong. Without
+    `until` the stream never ends.
+    """
+    start = traffic.milliseconds(from_)
+    numbers = count() if until is None else range(int((traffic.milliseconds(until) - start) * traffic.rate / 1000))
+    made = simulation(start)
+    draw, kinds = made.random, cycle(broken)
+    repeated = traffic.malformed + traffic.duplicates
+    special = repeated + traffic.late
+    step_ms = 1000 / traffic.rate
+    recent: deque[Record] = deque(maxlen=_REMEMBERED)
+    for number in numbers:
+        now = start + int(number * step_ms)
+        luck = draw()
+        if traffic.oversized and number == 0:
+            record = _oversized(made.alone(now), now)
+        elif luck >= special:
+            said = made.event(now)
+            record = _record(said, now, said.kind or made.kind)
+            recent.append(record)
+        elif luck < traffic.malformed:
+            kind = next(kinds)
+            record = _broken(made.alone(now), now, kind, broken[kind])
+        elif luck < repeated and recent:
+            record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
+        else:
+            record = _record(made.late(now), now, "late")
+        yield record
+
+
+def _record(said: Said, now: int, kind: str) -> Record:
+    return Record(said.key, said.text.encode(), said.event_ms, now, kind, said.topic)
+
+
+def _broken(said: Said, now: int, kind: str, how: Break) -> Record:
+    return Record(None if kind == "null_key" else said.key, how(said.text), None, now, kind, said.topic)
+
+
+def _oversized(said: Said, now: int) -> Record:
+    value = f'{said.text[:-1]},"note":"{"x" * _OVERSIZED_BYTES}"}}'
+    return Record(said.key, value.encode(), None, now, "oversized", said.topic)
+
+
+def network_delay_ms(rng: random.Random) -> int:
+    """Draw how long a phone takes to deliver an event: seconds, now and then minutes."""
+    luck = rng.random()
+    if luck < 0.85:
+        return int(100 + 2_900 * rng.random())
+    return int(3_000 + (42_000 if luck < 0.98 else 237_000) * rng.random())
+
+
+@lru_cache(maxsize=8192)  # an hour of lateness, and then some
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def iso(event_ms: int) -> str:
+    """Return a time as the events write it: `2026-11-16T05:10:00.000Z`."""
+    seconds, millis = divmod(event_ms, 1000)
+    return f"{_second(seconds)}.{millis:03d}Z"
+
+
+def with_(**changes: object) -> Break:
+    """Return what gives fields of an event other values."""
+    return lambda event: _dumped({**json.loads(event), **changes})
+
+
+def without(field: str) -> Break:
+    """Return what takes a field from an event."""
+    return lambda event: _dumped({name: value for name, value in json.loads(event).items() if name != field})
+
+
+def _dumped(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def broken_anywhere(text_field: str, time_field: str) -> dict[str, Break]:
+    """Return the ways in which a record of any pattern goes wrong, by name."""
+    opening = f'"{text_field}":"'.encode()
+    return {
+        "truncated": lambda event: event[: len(event) * 2 // 3].encode(),
+        "time_a_number": with_(**{time_field: 12345}),
+        "time_not_iso": with_(**{time_field: "yesterday"}),
+        f"no_{time_field}": without(time_field),
+        "tombstone": lambda _: None,
+        "empty": lambda _: b"",
+        "array": lambda event: f"[{event}]".encode(),
+        "json_null": lambda _: b"null",
+        "number": lambda _: b"42",
+        "far_future": with_(**{time_field: "2099-12-31T23:59:59.000Z"}),
+        "not_utf8": lambda event: event.encode().replace(opening, opening + b"\xff\xfe", 1),
+    }

@@ -1,0 +1,152 @@
+"""The right answer of a flow that groups events by windows and a key, in plain Python, batch by batch.
+
+A model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. A replay
+takes these steps for batch N:
+
+1. Take the records between the batch's offsets, and judge each: an event, or `Bad` with the first reason that holds.
+2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
+3. Keep the events that the flow counts, and put each into its windows, aligned to the epoch.
+4. An event is late for a window that ends at or before W[N-1]: counted, and dropped there. (Spark filters with the
+   watermark of the batch before, and evicts with the one of this batch. W[-1] is 0.)
+5. Add it to the groups of its other windows and its key.
+6. Update mode puts out every group that step 5 touched. Append mode puts out every group whose window ends at or
+   before W[N]. Both then forget the groups whose window ends at or before W[N].
+7. W[N+1] is the highest event time of the batch's events, also of those that step 3 left out, less the delay, or W[N]
+   if that is higher. Bad records never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from headrace.patterns.records import Bad, Consumed
+
+Batch = Mapping[int, tuple[int, int]]
+"""Partition -> (first offset, offset after the last). Empty is Spark's batch without data."""
+
+
+class Event(Protocol):
+    """A record that a flow may count."""
+
+    @property
+    def partition(self) -> int:
+        """Where it lies."""
+
+    @property
+    def offset(self) -> int:
+        """Where it lies in the partition."""
+
+    @property
+    def event_time_ms(self) -> int:
+        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
+
+
+E = TypeVar("E", bound=Event)
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class WindowFlow(Generic[E, Row]):
+    """One flow of a pattern. `dataclasses.replace` gives it another window or delay.
+
+    | field     | meaning                                                                                          |
+    |-----------|--------------------------------------------------------------------------------------------------|
+    | window_ms | the length of a window                                                                           |
+    | delay_ms  | the delay of the watermark                                                                       |
+    | judge     | says of a record what it is                                                                      |
+    | counts    | whether an event is counted                                                                      |
+    | key       | what a group has in common besides its window                                                    |
+    | row       | makes the row of a group, of the window's start and end, the key and the events                  |
+    | append    | whether a window is put out once, when it closes; otherwise whenever it changes                  |
+    | slide_ms  | the distance of two windows; None is their length                                                |
+    """
+
+    window_ms: int
+    delay_ms: int
+    judge: Callable[[Consumed], E | Bad]
+    counts: Callable[[E], bool]
+    key: Callable[[E], str]
+    row: Callable[[int, int, str, Sequence[E]], Row]
+    append: bool
+    slide_ms: int | None = None
+
+    def starts(self, event: E) -> Iterable[int]:
+        """Return when the windows of an event begin."""
+        slide = self.slide_ms or self.window_ms
+        last = event.event_time_ms // slide * slide
+        return range(last, event.event_time_ms - self.window_ms, -slide)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Row]):
+    """What a flow must have done; every list but `bad` and `open` has one entry per batch."""
+
+    batches: list[list[Row]]
+    """The rows put out, by window and key."""
+    late_at: list[list[tuple[int, int]]]
+    """Where the late rows lie, as (partition, offset), once for each window that they missed."""
+    watermarks: list[int]
+    """W[N], the `batchWatermarkMs` of Spark's offset log."""
+    bad: list[Bad]
+    """Every bad record, in the order of the batches."""
+    open: list[Row]
+    """The groups that the state still holds after the last batch, as they stand."""
+
+    @property
+    def late(self) -> list[int]:
+        """How many late rows each batch dropped."""
+        return [len(rows) for rows in self.late_at]
+
+
+def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: WindowFlow[E, Row]) -> Outcome[Row]:
+    """Run a flow over its batches, in the steps that the module's docstring numbers."""
+    log = {(record.partition, record.offset): record for record in records}
+    groups: dict[tuple[int, str], list[E]] = {}
+    outcome: Outcome[Row] = Outcome([], [], [], [], [])
+    watermark_before, watermark = 0, 0
+
+    def rows(keys: Iterable[tuple[int, str]]) -> list[Row]:
+        return [flow.row(start, start + flow.window_ms, key, groups[start, key]) for start, key in sorted(keys)]
+
+    for batch in batches:
+        # 1. the records, judged
+        judged = [flow.judge(record) for record in taken(log, batch)]
+        events = [event for event in judged if not isinstance(event, Bad)]
+        outcome.bad.extend(bad for bad in judged if isinstance(bad, Bad))
+
+        # 2. the watermark in force
+        outcome.watermarks.append(watermark)
+
+        # 3.-5. into windows, late ones apart
+        late: list[tuple[int, int]] = []
+        touched: set[tuple[int, str]] = set()
+        for event in filter(flow.counts, events):
+            for start in flow.starts(event):
+                if start + flow.window_ms <= watermark_before:
+                    late.append((event.partition, event.offset))
+                    continue
+                group = (start, flow.key(event))
+                groups.setdefault(group, []).append(event)
+                touched.add(group)
+        outcome.late_at.append(late)
+
+        # 6. put out, then forget
+        closed = {group for group in groups if group[0] + flow.window_ms <= watermark}
+        outcome.batches.append(rows(closed if flow.append else touched))
+        for group in closed:
+            del groups[group]
+
+        # 7. the next watermark
+        highest = max((event.event_time_ms for event in events), default=0)
+        watermark_before, watermark = watermark, max(watermark, highest - flow.delay_ms)
+
+    outcome.open.extend(rows(groups))
+    return outcome
+
+
+def taken(log: Mapping[tuple[int, int], Consumed], batch: Batch) -> list[Consumed]:
+    """Return the records of a batch, by partition and offset. Offsets that hold none are passed over."""
+    offsets = ((partition, n) for partition, span in sorted(batch.items()) for n in range(*span))
+    return [log[at] for at in offsets if at in log]
