@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from headrace.cli.flow_events import figures_table, told
+from headrace.cli.flow_events import figures_table, told, watermark_lines
 from headrace.cli.generate import length
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
@@ -94,6 +94,8 @@ def _list(*, json: bool) -> None:
 
 def _print(result: DemoResult, *, home: str, name: str) -> None:
     out.print(figures_table(f"{name}, {result.seconds:.0f} seconds", result.flows))
+    for line in watermark_lines(result.flows):
+        out.print(line, markup=False)
     if result.verdict is not None:
         first, *rest = result.verdict.lines()
         out.print(Text(first, "green" if result.verdict.equal else "bold red"))

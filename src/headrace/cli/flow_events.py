@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +27,8 @@ from headrace.runtime.events import (
 )
 from headrace.runtime.state_size import total
 
+# A table that another flow has yet to make.
+_WAITS = "HR-572"
 _RARE = ("set aside", "lost ranges", "state rows")
 
 
@@ -91,6 +93,18 @@ def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     return table
 
 
+def watermark_lines(flows: Mapping[str, FlowFigures]) -> Iterator[str]:
+    """Say, of flows with several watermarks, how far each input is, and which of them holds the others back."""
+    for name, each in flows.items():
+        if each.held_back_by is None:
+            continue
+        told = (
+            f"{given} {mark:%Y-%m-%d %H:%M:%S}{' (holds it back)' if given == each.held_back_by else ''}"
+            for given, mark in each.watermarks.items()
+        )
+        yield f"{name}: watermarks of {', '.join(told)}; {each.evicted:,} rows left the state."
+
+
 def _state_bytes(figures: FlowFigures) -> int:
     return max(total(figures.state, "bytes"), sum(each.memory for each in figures.state))
 
@@ -116,6 +130,8 @@ def _figures(event: BatchCommitted) -> str:
     bad = sum(event.bad.values())
     if bad:
         words.append(f"{bad:,} bad")
+    broken = {name: rows for of in event.broken.values() for name, rows in of.items() if rows}
+    words.extend(f"{rows:,} against {name}" for name, rows in broken.items())
     if event.dropped:
         words.append("late rows dropped")
     return ", ".join(words)
@@ -123,6 +139,11 @@ def _figures(event: BatchCommitted) -> str:
 
 def _tell_failure(event: FlowFailed | AuditFailed) -> None:
     error, retry_in = event.error, event.retry_in if isinstance(event, FlowFailed) else None
+    if error.code == _WAITS and retry_in is not None:
+        # Nothing is wrong: flows of one application start together, and one makes the table of the other.
+        line = f" waits {retry_in:.0f} s: {error.what}"
+        err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "dim")))
+        return
     err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {error.code} ", "bold red"), error.what))
     then = f"Starting again in {retry_in:.0f} s." if retry_in is not None else error.remedy
     for label, sentence in (("why", error.why), ("data", error.state), ("do", then)):

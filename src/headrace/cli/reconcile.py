@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from datetime import date
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from headrace.clients.postgres import database_of
 from headrace.flow.capture import Tables
 from headrace.flow.duration import Duration
 from headrace.operate.reconcile import Compared, compare, repair
+from headrace.operate.reconcile_join import JoinPlan, is_join, reconciling
 from headrace.runtime.sole_writer import writing
 
 reconcile_app = typer.Typer(help="Compare tables with what they were made of, and repair them.", no_args_is_help=True)
@@ -73,6 +75,68 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
         out.print(f"No table of {database} matches.", markup=False)
     if not equal:
         raise typer.Exit(ANSWER_IS_NO)
+
+
+@reconcile_app.command("orders")
+def reconcile_orders(
+    flows: Annotated[
+        list[str] | None, typer.Argument(metavar="[FLOW]...", help="The joins, by name. Default: all of the project.")
+    ] = None,
+    *,
+    day: Annotated[
+        str | None, typer.Option(metavar="DATE", help="The day, UTC, as 2026-11-16. Default: the last whole one.")
+    ] = None,
+    repair_them: Annotated[
+        bool, typer.Option("--repair", help="Replace the rows of the day by what a batch gives. Asks first.")
+    ] = False,
+    project: ProjectOption = HERE,
+    target: TargetOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compute a day of orders and payments anew as a batch, and say what the stream has missed, by cause."""
+    if repair_them and json and not yes:
+        emit({"ok": False, "error": "`reconcile orders --repair --json` changes tables and cannot ask: add --yes."})
+        raise typer.Exit(USAGE)
+    wanted = _date(day)
+    opened_project, chosen, named = opened(project, target, flows or [])
+    joins = named if flows else [flow for flow in named if is_join(flow)]
+    plans, repaired = [], set[str]()
+    with ExitStack() as stack:
+        spark = opened_session("reconcile", opened_project, chosen, stack, json=json)
+        for flow in joins:
+            with reconciling(spark, chosen, flow) as work:
+                plan = work.plan(wanted)
+                if not json:
+                    _tell_join(plan)
+                if repair_them and plan.changes and (yes or typer.confirm("Repair it?", default=False, err=True)):
+                    work.apply(plan)
+                    repaired.add(plan.flow)
+                    if not json:
+                        out.print(f"  Repaired: {plan.changes:,} row(s) of the table.", markup=False)
+                plans.append(plan)
+    well = bool(plans) and all(not plan.changes or plan.flow in repaired for plan in plans)
+    if json:
+        emit({"ok": well, "flows": [{**plan.as_dict(), "repaired": plan.flow in repaired} for plan in plans]})
+    elif not plans:
+        out.print("No flow of the project joins orders and payments.")
+    if not well:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _date(text: str | None) -> date | None:
+    try:
+        return None if text is None else date.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is no date. Write it like 2026-11-16.", param_hint="--day") from None
+
+
+def _tell_join(plan: JoinPlan) -> None:
+    for line in plan.lines():
+        out.print(line, markup=False)
+    for each in plan.examples[:_FEW]:
+        told = ", ".join(f"{name}={value}" for name, value in each.items() if name not in ("cause", "change", "times"))
+        out.print(f"  {each['change']} ({each['cause']}): {told}", markup=False)
 
 
 def _agreed(found: Compared, *, yes: bool) -> bool:

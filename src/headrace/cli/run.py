@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.flow_events import figures_table, told
+from headrace.cli.flow_events import figures_table, told, watermark_lines
 from headrace.cli.output import TERMINAL, TRANSIENT, JsonOption, emit, err
 from headrace.cli.progress import shown
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
@@ -61,6 +61,8 @@ def run_command(
         emit({"ok": not errors, "flows": {name: figure.as_dict() for name, figure in figures.items()}})
     else:
         err.print(figures_table("This run", figures))
+        for line in watermark_lines(figures):
+            err.print(line, markup=False)
     if errors:
         raise typer.Exit(TRANSIENT if all(isinstance(error, Transient) for error in errors) else TERMINAL)
 

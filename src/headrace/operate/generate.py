@@ -69,13 +69,17 @@ class Generated(Protocol):
     def kind(self) -> str:
         """What it is counted as."""
 
+    @property
+    def topic(self) -> str | None:
+        """Where it goes; None is the generator's topic."""
+
 
 class Generator(Protocol):
     """What the function `generator` of a pattern returns."""
 
     @property
     def topic(self) -> str:
-        """Where the pattern's flows read."""
+        """Where the pattern's flows read; records of a second topic say so themselves."""
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Generated]:
         """Yield the records in the order of `arrival_ms`, without waiting. Called once per run."""
@@ -168,24 +172,26 @@ def generate(
     topic = topic or generator.topic
     require_topics(target, [topic])
     started = time.monotonic()
-    refused: list[tuple[KafkaError, str]] = []
+    refused: list[tuple[KafkaError, str, str]] = []
     producer = Producer({**librdkafka(target.kafka), **_SETTINGS})
     counts: Counter[str] = Counter()
 
     def on_failure(error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            refused.append((error, f"a value of {len(message.value() or b''):,} bytes"))
+            refused.append((error, f"a value of {len(message.value() or b''):,} bytes", message.topic() or topic))
 
     def raise_if_refused() -> None:
         if refused:
             producer.purge()
-            raise _failure(*refused[0], topic=topic, taken=counts.total())
+            raise _failure(*refused[0], taken=counts.total())
 
     for record in pace(span(generator, backfill=backfill, live=live), stop=stop, wait=producer.poll):
         while True:
             raise_if_refused()
             try:
-                producer.produce(topic, record.value, record.key, on_delivery=on_failure, timestamp=record.arrival_ms)
+                producer.produce(
+                    record.topic or topic, record.value, record.key, on_delivery=on_failure, timestamp=record.arrival_ms
+                )
             except BufferError:  # the broker is slower than we are: let it take some
                 producer.poll(_LONGEST_NAP_SECONDS)
             else:
@@ -197,11 +203,11 @@ def generate(
     left = producer.flush(2 * _ACKNOWLEDGED_WITHIN_MS / 1000)
     raise_if_refused()
     if left:
-        raise _failure(KafkaError(KafkaError._TIMED_OUT), "a record", topic=topic, taken=counts.total())
+        raise _failure(KafkaError(KafkaError._TIMED_OUT), "a record", topic, taken=counts.total())
     return Sent(counts.total(), dict(counts), time.monotonic() - started)
 
 
-def _failure(error: KafkaError, record: str, *, topic: str, taken: int) -> HeadraceError:
+def _failure(error: KafkaError, record: str, topic: str, *, taken: int) -> HeadraceError:
     state = f"{taken:,} records were handed over; those that Kafka did not acknowledge by then may be missing."
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return DataError(

@@ -5,7 +5,8 @@
 2. The windows of the ledger that no repair covers yet are computed as a batch, by the same transform, from all rows of
    the source up to the last audited batch: those in time and those that were late. Quarantined rows stay out.
 3. The result is compared with the table, and the table is changed in one commit: `DeltaUpsert` merges by its keys and
-   keeps to its sequence, `DeltaAppend` replaces the rows of those windows.
+   keeps to its sequence, `DeltaAppend` replaces the rows of those windows. Of a fan-out the one table in it is
+   repaired; what its other sinks were sent stays as it was.
 4. The windows are marked, with the batch up to which their late rows are in.
 
 A repair that is cut off between 3 and 4 finds, when it is run again, that the table holds what it would write, and only
@@ -27,11 +28,12 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
 from headrace.clients.filesystem import files_for
 from headrace.flow.flow import Flow
-from headrace.flow.sink import Batch
+from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import FlowAudit, late_table
 from headrace.operate import repair_refusals as refusals
@@ -71,9 +73,7 @@ class Repair:
 
     def plan(self) -> RepairPlan:
         """Compute the windows anew and compare them with the table. Changes nothing."""
-        sink = self._flow.sink
-        if not isinstance(sink, DeltaAppend | DeltaUpsert):
-            raise refusals.other_sink(self._flow)
+        sink = self._table
         up_to, query_id = self._checkpoint.committed()[-1:], self._checkpoint.query_id()
         place = f"the Delta table {sink.folder(self._target)}"
         due, left = self._due(query_id)
@@ -98,10 +98,9 @@ class Repair:
 
     def apply(self, plan: RepairPlan) -> None:
         """Carry out a plan: one commit to the table, unless it holds the result already, then the marks."""
-        sink, query_id = self._flow.sink, self._checkpoint.query_id()
+        sink, query_id = self._table, self._checkpoint.query_id()
         assert self._rows is not None  # noqa: S101 - `plan` made them
         assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
-        assert isinstance(sink, DeltaAppend | DeltaUpsert)  # noqa: S101 - `plan` refuses the others
         with self._holding.required():
             if plan.changes:
                 last = sink.held(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
@@ -116,6 +115,15 @@ class Repair:
         """Forget the rows that were computed."""
         if self._rows is not None:
             self._rows.unpersist()
+
+    @property
+    def _table(self) -> DeltaAppend | DeltaUpsert:
+        """The sink whose table is repaired: the only one, also within a fan-out. Not behind a condition."""
+        within: Sequence[Sink] = getattr(self._flow.sink, "sinks", (self._flow.sink,))
+        tables = [each for each in within if isinstance(each, DeltaAppend | DeltaUpsert)]
+        if len(tables) != 1:
+            raise refusals.other_sink(self._flow)
+        return tables[0]
 
     def _due(self, query_id: str | None) -> tuple[dict[Window, int], list[Left]]:
         """Return the windows that are to be repaired with their late rows, and what of the ledger cannot be."""
@@ -166,7 +174,7 @@ class Repair:
     def _compared(self, plan: RepairPlan, before: DataFrame, keys: Sequence[str]) -> RepairPlan:
         """Return the plan with what differs between the table and what was computed."""
         assert self._rows is not None  # noqa: S101 - made before
-        sequence = getattr(self._flow.sink, "sequence", None)
+        sequence = getattr(self._table, "sequence", None)
         columns = [F.col(f"`{name}`") for name in self._rows.columns]
         was, now = (
             each.select(
@@ -189,7 +197,10 @@ class Repair:
             ).first()
             changed, added, removed = counts or (0, 0, 0)
             shown = different.orderBy(F.coalesce("after_key", "before_key")).limit(_EXAMPLES)
-            examples = shown.select(F.to_json("before"), F.to_json("after")).collect()
+            # Sketches and the like tell people nothing.
+            bytes_ = [f"`{each.name}`" for each in self._rows.schema if isinstance(each.dataType, BinaryType)]
+            sides = [F.col(side).dropFields(*bytes_) if bytes_ else F.col(side) for side in ("before", "after")]
+            examples = shown.select(*map(F.to_json, sides)).collect()
         finally:
             different.unpersist()
         told = tuple(Changed(*row) for row in examples)

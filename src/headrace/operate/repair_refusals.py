@@ -14,9 +14,10 @@ def other_sink(flow: Flow) -> RecoveryError:
     """Return the error for a sink whose rows cannot be replaced."""
     return RecoveryError(
         f"The late rows of flow '{flow.name}' cannot be repaired in {flow.sink.name}.",
-        why="A repair replaces rows in one commit that is recorded: it knows how to in DeltaAppend and DeltaUpsert.",
+        why="A repair replaces rows in one commit that is recorded: it knows how to in one DeltaAppend or DeltaUpsert, "
+        "alone or within a fan-out.",
         state=_UNCHANGED,
-        remedy="Let the flow write a Delta table, and what comes after it read that one.",
+        remedy="Let the flow write one Delta table, and what comes after it read that one.",
         code="HR-350",
     )
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.kafka import first_timestamps
+from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.source import Gone, Watched
@@ -23,6 +25,7 @@ from headrace.observe.late_plan import as_input
 from headrace.operate import repair_refusals as refusals
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.source_order import source_index
+from headrace.transforms.ahead import in_time, judged_by_clock
 from headrace.transforms.parse import good, judged
 
 if TYPE_CHECKING:
@@ -79,6 +82,8 @@ class RetainedRows:
         columns = rows.columns
         if given.columns is not None:
             rows, columns = good(judged(self._not_quarantined(rows, name), given), given), given.columns.names
+        elif given.rules:
+            rows = in_time(judged_by_clock(rows, given, F.current_timestamp()), given)
         if given.watermark is not None:
             # A window holds the rows from its start to before its end, and nothing else here keeps state.
             event_time = F.col(f"`{given.watermark.column}`")
@@ -97,17 +102,25 @@ class RetainedRows:
     def _newest_gone(self, gone: Sequence[Gone]) -> datetime | None:
         """Return the newest event time that records which are gone can have, or None when it cannot be told.
 
-        With several inputs the watermark is that of the slowest, and says nothing about the others.
+        With several inputs the watermark is that of the slowest, and says nothing about the others. There the broker's
+        clock is asked: what is gone lay before the first record that is left, and no good row is ahead of its record
+        by more than the input allows.
         """
         inputs = list(self._flow.named_inputs.values())
-        if len(inputs) > 1 or inputs[0].watermark is None or any(each.end is None for each in gone):
+        marks = [each.watermark for each in inputs if each.watermark is not None]
+        if len(marks) < len(inputs) or any(each.end is None for each in gone):
             return None
+        if len(marks) > 1:
+            left = first_timestamps(self._target, {(each.topic, each.partition): each.end or 0 for each in gone})
+            ahead = max(Duration.parse(each.ahead).ms for each in marks)
+            newest = max(left.values()) if len(left) == len(gone) else None
+            return newest and newest + timedelta(milliseconds=ahead)
         planned = self._checkpoint.planned()
         for batch_id in planned[:-1]:
             offsets = json.loads(self._checkpoint.entry(batch_id).offsets[0] or "{}")
             if all(offsets.get(each.topic, {}).get(str(each.partition), 0) >= (each.end or 0) for each in gone):
                 # The watermark of the next batch is the newest event time up to this one, less the delay.
-                ms = self._checkpoint.entry(batch_id + 1).watermark_ms + inputs[0].watermark.duration.ms
+                ms = self._checkpoint.entry(batch_id + 1).watermark_ms + marks[0].duration.ms
                 return datetime.fromtimestamp(ms / 1000, UTC)
         return None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.clients.filesystem import Files, files_for, is_local
 from headrace.errors import HeadraceError
 from headrace.flow.check import require_clean
-from headrace.flow.flow import Flow
+from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import AvailableNow, Continuous
 from headrace.flow.source import Positioned
 from headrace.flow.target import Target
@@ -39,18 +40,33 @@ NOT_FILED = "not filed"
 
 @dataclass
 class FlowFigures:
-    """What one flow did in one run. `state` is what its operators kept after the last batch."""
+    """What one flow did in one run. `state` is what its operators kept after the last batch.
+
+    `watermarks` are those of its inputs, by their newest rows of this run, and `watermark` the one in force. It is that
+    of the input that is furthest behind, which `held_back_by` names where there are several.
+
+    `rules` counts the rows that broke each rule, whatever it did with them; with several inputs it is `INPUT.RULE`.
+    """
 
     rows_in: int = 0
     rows_out: int = 0
     batches: int = 0
     bad: dict[str, int] = field(default_factory=dict)
+    rules: dict[str, int] = field(default_factory=dict)
     late: int = 0
     late_unexplained: list[Unexplained] = field(default_factory=list)
     set_aside: int = 0
     lost: list[Lost] = field(default_factory=list)
     state: Sequence[OperatorState] = ()
+    evicted: int = 0
+    watermark: str | None = None
+    watermarks: dict[str, datetime] = field(default_factory=dict)
     error: HeadraceError | None = None
+
+    @property
+    def held_back_by(self) -> str | None:
+        """The input whose watermark is the lowest, of several."""
+        return min(self.watermarks, key=self.watermarks.__getitem__) if len(self.watermarks) > 1 else None
 
     def as_dict(self) -> dict[str, object]:
         """The figures as `--json` prints them."""
@@ -59,11 +75,16 @@ class FlowFigures:
             "rows_out": self.rows_out,
             "batches": self.batches,
             "bad": dict(self.bad),
+            "rules": dict(self.rules),
             "late": self.late,
             "late_unexplained": [each.as_dict() for each in self.late_unexplained],
             "set_aside": self.set_aside,
             "lost": [each.as_dict() for each in self.lost],
             "state": [each.as_dict() for each in self.state],
+            "evicted": self.evicted,
+            "watermark": self.watermark,
+            "watermarks": {name: each.isoformat() for name, each in self.watermarks.items()},
+            "held_back_by": self.held_back_by,
             "error": self.error.as_dict() if self.error else None,
         }
 
@@ -117,6 +138,14 @@ class Application:
         flows, self._fitted = fitted_flows(flows, target, spark)
         self._figures = {flow.name: FlowFigures() for flow in flows}
         self._counted = dict.fromkeys(self._figures, 0)
+        self._delays = {
+            flow.name: {
+                name: timedelta(milliseconds=given.watermark.duration.ms)
+                for name, given in flow.named_inputs.items()
+                if given.watermark is not None
+            }
+            for flow in flows
+        }
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
         self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
@@ -147,7 +176,17 @@ class Application:
             figures.rows_out += event.rows_out
             figures.batches += 1
             figures.state = event.state
+            figures.evicted += sum(each.removed for each in event.state)
+            figures.watermark = event.watermark or figures.watermark
+            for name, delay in self._delays[event.flow].items():
+                if name in event.newest:
+                    reached = event.newest[name] - delay
+                    figures.watermarks[name] = max(reached, figures.watermarks.get(name, reached))
             self._counted[event.flow] += sum(event.bad.values())
+            for given, broken in event.broken.items():
+                for rule, rows in broken.items():
+                    name = rule if given == ONLY else f"{given}.{rule}"
+                    figures.rules[name] = figures.rules.get(name, 0) + rows
         elif isinstance(event, RowsSetAside):
             self._figures[event.flow].set_aside += event.aside.rows
         elif isinstance(event, OffsetsLost):

@@ -1,0 +1,145 @@
+"""The demo of orders and payments: both topics, the four joins, and every row of every table against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING
+
+from headrace.clients.filesystem import files_for
+from headrace.clients.positions import Partition
+from headrace.clients.topics import create_topics
+from headrace.flow.duration import Duration
+from headrace.flow.flow import Flow
+from headrace.flow.target import Target
+from headrace.operate.compare import Comparison, Row, table_rows
+from headrace.operate.generate import Sent, generate
+from headrace.operate.replayed import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
+from headrace.operate.scene import Scene
+from headrace.patterns.orders import flows as pattern
+from headrace.patterns.orders import model
+from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from headrace.patterns.records import Consumed
+from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.state_size import read_note
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Minutes of the hit rate that are shown.
+_MINUTES = 5
+
+
+def compare(
+    spark: SparkSession, target: Target, settings: pattern.OrderSettings, *, restarted: bool = True
+) -> Comparison:
+    """Compare every row of every join, every late row and every bad row with the model.
+
+    The model gets the records of the topics and the batches' boundaries from the offset logs. For flows that were
+    started more than once it takes the watermarks that are recorded there, too. Called when the flows have stopped.
+    """
+    orders, payments = consumed(target, settings.orders_topic), consumed(target, settings.payments_topic)
+    found = Comparison()
+    for how, flow in zip(settings.joins, pattern.flows(settings), strict=True):
+        delay, bound = Duration.parse(settings.delay(how)).ms, Duration.parse(settings.bound).ms
+        outcome = model.replay(
+            orders,
+            payments,
+            boundaries(spark, target, flow),
+            model.JoinFlow(how, delay, bound),
+            recorded=watermarks(spark, target, flow) if restarted else None,
+        )
+        expected: list[Row] = [row._asdict() for batch in outcome.batches for row in batch]
+        place = settings.table(how)
+        found.add(f"delta:{place}", expected, table_rows(spark, "delta", target.table(place)))
+        compare_filed(found, spark, target, flow.name, Filed(outcome.bad, outcome.late))
+    return found
+
+
+def watermarks(spark: SparkSession | None, target: Target, flow: Flow) -> list[int]:
+    """Return the watermark that each committed batch of a flow ran with."""
+    checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+    return [checkpoint.entry(batch_id).watermark_ms for batch_id in checkpoint.committed()]
+
+
+@dataclass(frozen=True)
+class OrdersDemo:
+    """Orders and payments with their usual numbers."""
+
+    title: str = "Orders and payments: four joins of two streams within an hour"
+    parts: tuple[str, ...] = ("kafka",)
+    has_page: bool = False
+    spark: Mapping[str, str] = field(default_factory=dict)
+    settings: pattern.OrderSettings = field(default_factory=pattern.OrderSettings)
+
+    def prepare(self, scene: Scene) -> None:
+        """Make the two topics, two partitions each: one per core of a small machine."""
+        create_topics(scene.target.kafka, dict.fromkeys(self.settings.topics, 2))
+
+    def feed(self, scene: Scene, stop: Event) -> Sent:
+        """Send the recent past at once, then orders and payments, with late, repeated and malformed records in them."""
+        wanted = scene.settings
+        traffic = OrderTraffic(
+            wanted.rate,
+            seed=wanted.seed,
+            orders_topic=self.settings.orders_topic,
+            payments_topic=self.settings.payments_topic,
+        )
+        history = past(scene.target, self.settings.orders_topic, wanted)
+        return generate(OrderGenerator(traffic), scene.target, backfill=history, stop=stop)
+
+    def flows(self) -> Sequence[Flow]:
+        """Return the four joins."""
+        return pattern.flows(self.settings)
+
+    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
+        """Return the hit rate of the last minutes that are judged."""
+        rates = hit_rates(spark, scene.target, self.settings)[-_MINUTES:]
+        return [f"{row['minute']}  {row['paid']:>5} of {row['orders']:>5} orders paid" for row in rates]
+
+    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
+        """Return nothing: the model replays the batches that there were."""
+        return {}
+
+    def compare(self, scene: Scene, spark: SparkSession) -> ModelVerdict:
+        """Compare every row of every table with the model."""
+        rates, state = hit_rates(spark, scene.target, self.settings), states(spark, scene.target, self.settings)
+        told = [
+            f"{flow}: {each['rows']:,} rows of state, {each['forecast']:,} forecast." for flow, each in state.items()
+        ]
+        figures = {"hit_rate": rates, "state": state}
+        return ModelVerdict(compare(spark, scene.target, self.settings), figures, told)
+
+
+def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> list[dict[str, object]]:
+    """Return, by minute, how many orders found their payment: of the minutes that the left join has judged."""
+    place = target.table(settings.table("left"))
+    if not files_for(place, spark).names(f"{place}/_delta_log"):
+        return []
+    rows = pattern.hit_rate(spark.read.format("delta").load(place)).orderBy("window_start").collect()
+    return [
+        {"minute": f"{row.window_start:%Y-%m-%d %H:%M}", "orders": row.orders, "paid": row.paid, "rate": row.hit_rate}
+        for row in rows
+    ]
+
+
+def states(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> dict[str, dict[str, int]]:
+    """Return the state of each join, as the last run left it, beside rate x (delay + bound)."""
+    rates = [_per_second(consumed(target, topic)) for topic in settings.topics]
+    found = {}
+    for how in settings.joins:
+        flow = pattern.NAMES[how]
+        note = read_note(Checkpoint.of(flow, target, files_for(target.checkpoints, spark)))
+        if note is not None:
+            forecast = settings.expected_rows(how, *rates)
+            found[flow] = {"rows": note.rows, "bytes": note.bytes, "forecast": forecast}
+    return found
+
+
+def _per_second(records: Sequence[Consumed]) -> float:
+    times = [record.timestamp_ms for record in records]
+    return len(times) * 1000 / max(1, max(times) - min(times)) if times else 0.0
+
+
+DEMO = OrdersDemo()
