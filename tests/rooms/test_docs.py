@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -21,7 +22,12 @@ from headrace import patterns
 from headrace.cli import output
 from headrace.cli.main import app
 from headrace.patterns.cdc.flows import CdcSettings
+from headrace.patterns.enrichment.flows import EnrichmentSettings
+from headrace.patterns.iot.flows import IotSettings
+from headrace.patterns.medallion.flows import MedallionSettings
+from headrace.patterns.orders.flows import OrderSettings
 from headrace.patterns.rides.flows import RideSettings
+from headrace.patterns.sales.flows import SalesSettings
 from headrace.project.settings import ConnectSettings, DatabaseSettings, ProjectSettings, TargetSettings
 
 ROOT = Path(__file__).parents[2]
@@ -166,14 +172,25 @@ def test_every_key_of_headrace_yml_is_documented(settings: type[BaseModel]):
     assert [key for key in settings.model_fields if f"\n| `{key}` |" not in page] == []
 
 
-@pytest.mark.parametrize("pattern", [module.name for module in pkgutil.iter_modules(patterns.__path__)])
+@pytest.mark.parametrize("pattern", [each.name for each in pkgutil.iter_modules(patterns.__path__) if each.ispkg])
 def test_every_pattern_has_a_page_and_an_example(pattern: str):
     assert (ROOT / "docs" / "patterns" / f"{pattern}.md").is_file()
     assert (ROOT / "examples" / pattern / "headrace.yml").is_file()
 
 
-@pytest.mark.parametrize(("pattern", "settings"), [("rides", RideSettings), ("cdc", CdcSettings)])
-def test_every_setting_of_a_pattern_is_on_its_page(pattern: str, settings: type[RideSettings | CdcSettings]):
+@pytest.mark.parametrize(
+    ("pattern", "settings"),
+    [
+        ("rides", RideSettings),
+        ("orders", OrderSettings),
+        ("cdc", CdcSettings),
+        ("iot", IotSettings),
+        ("sales", SalesSettings),
+        ("enrichment", EnrichmentSettings),
+        ("medallion", MedallionSettings),
+    ],
+)
+def test_every_setting_of_a_pattern_is_on_its_page(pattern: str, settings: type[Any]):
     page = (ROOT / "docs" / "patterns" / f"{pattern}.md").read_text()
 
     assert [field.name for field in dataclasses.fields(settings) if f"\n| `{field.name}` |" not in page] == []

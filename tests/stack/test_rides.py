@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ride_run import settings_for, target_for
+from killed_driver import forget_last_commit, run_until_killed, target_for
+from past_traffic import Past
 
 from headrace.clients.topics import create_topics
+from headrace.flow.flow import Flow
+from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import late_table, quarantine_table
 from headrace.operate.demos.rides import compare
@@ -30,24 +27,29 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
-# Fixed, so that a failure can be repeated. Windows of a day that is over.
-NOW = datetime(2026, 3, 2, 18, 0, tzinfo=UTC)
+
+def settings_for(name: str) -> RideSettings:
+    return RideSettings(
+        topic=f"{name}-events",
+        city_topic=f"{name}-city",
+        surge_topic=f"{name}-surge",
+        alerts_topic=f"{name}-alerts",
+        city_trigger=AvailableNow(),
+        driver_trigger=AvailableNow(),
+        max_offsets=5000,
+    )
 
 
-class _PastRides:
-    """The generator's records of fixed hours, whatever the time of the run."""
-
-    topic = "unused"
-
-    def __init__(self, hours: float, rate: float, *, oversized: bool = False) -> None:
-        self._hours = hours
-        self._records = generator(rate=rate, late=0.03, duplicates=0.01, malformed=0.01, seed=11, oversized=oversized)
-
-    def events(self, _from: datetime, _until: datetime | None = None):
-        return self._records.events(NOW - timedelta(hours=self._hours), NOW)
+def flows_of(name: str) -> list[Flow]:
+    return flows(settings_for(name))
 
 
-def filled(target: Target, settings: RideSettings, records: _PastRides) -> int:
+def past_rides(rate: float, *, oversized: bool = False) -> Past:
+    records = generator(rate=rate, late=0.03, duplicates=0.01, malformed=0.01, seed=11, oversized=oversized)
+    return Past(records, hours=1.5)
+
+
+def filled(target: Target, settings: RideSettings, records: Past) -> int:
     """Make the topics, send the records, and return how many there are."""
     # Large enough for the 5 MB record: the flow is to judge it, not the topic.
     create_topics(target.kafka, dict.fromkeys(settings.topics, 2), {"max.message.bytes": "10485760"})
@@ -56,9 +58,9 @@ def filled(target: Target, settings: RideSettings, records: _PastRides) -> int:
 
 def test_every_row_of_every_sink_equals_the_model(broker: Broker, spark: SparkSession, tmp_path: Path):
     # 1.5 hours at 5 records a second, in 6 batches of about 17 minutes: windows close, and late rows come after them.
-    settings = settings_for("to-the-end", max_offsets=5000)
+    settings = settings_for("to-the-end")
     target = target_for(tmp_path, broker.bootstrap)
-    sent = filled(target, settings, _PastRides(hours=1.5, rate=5, oversized=True))
+    sent = filled(target, settings, past_rides(rate=5, oversized=True))
 
     figures = Application(spark, target, flows(settings)).run()
 
@@ -88,18 +90,11 @@ def test_every_row_of_every_sink_equals_the_model(broker: Broker, spark: SparkSe
 def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(
     broker: Broker, spark: SparkSession, tmp_path: Path
 ):
-    settings = settings_for("killed", max_offsets=4500)
+    settings = settings_for("killed")
     target = target_for(tmp_path, broker.bootstrap)
-    filled(target, settings, _PastRides(hours=1.5, rate=4))
-    command = [sys.executable, str(Path(__file__).with_name("ride_run.py"))]
-    arguments = ["killed", "4500", str(tmp_path), broker.bootstrap]
-
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
-        assert driver.stdout is not None
-        # Its second batch is in the table; the third, and those of the other flows, are under way.
-        reached = (json.loads(line) for line in driver.stdout)
-        assert any(event == {"flow": "driver_metrics", "batch": 1} for event in reached)
-        _kill_group(driver)
+    filled(target, settings, past_rides(rate=4))
+    # Its second batch is in the table; the third, and those of the other flows, are under way.
+    run_until_killed("test_rides", "killed", target, flow="driver_metrics", batch=1)
 
     Application(spark, target, flows(settings)).run()
 
@@ -109,21 +104,8 @@ def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(
 
     # Now as if it had died after the sinks had the last batch, before Spark noted it: the sinks skip the batch, and
     # the state that it holds is committed all the same.
-    _forget_last_commit(target, "driver_metrics")
+    forget_last_commit(target, "driver_metrics")
     again = Application(spark, target, [flow for flow in flows(settings) if flow.name == "driver_metrics"]).run()
 
     assert (again["driver_metrics"].error, again["driver_metrics"].batches) == (None, 1)
     assert compare(spark, target, flows(settings), settings).differences == []
-
-
-def _forget_last_commit(target: Target, flow: str) -> None:
-    commits = Path(target.flow_folder(flow)) / "spark" / "commits"
-    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    for name in (str(last), f".{last}.crc"):
-        (commits / name).unlink()
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Kill the driver with its JVM: the JVM is a child in the same process group."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

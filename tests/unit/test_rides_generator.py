@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.patterns.records import Consumed
 from headrace.patterns.rides.generator import CITIES, MALFORMED, Record, RideGenerator, RideTraffic
-from headrace.patterns.rides.model import SURGE, Consumed, replay
+from headrace.patterns.rides.model import SURGE
+from headrace.patterns.window_model import replay
 
 NOW = datetime(2024, 5, 6, 6, tzinfo=UTC)
 CLEAN = RideTraffic(rate=50, late=0, duplicates=0, malformed=0)

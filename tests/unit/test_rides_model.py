@@ -14,23 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.patterns.records import LARGEST_VALUE, Bad, Consumed
 from headrace.patterns.rides.generator import MALFORMED, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import (
     CITY_RIDES,
     DRIVER_METRICS,
-    LARGEST_VALUE,
     SURGE,
-    Bad,
     CityRides,
-    Consumed,
     DriverMetrics,
     Ride,
-    RideFlow,
     Surge,
     judge,
-    replay,
     surge_multiplier,
 )
+from headrace.patterns.window_model import WindowFlow, replay
 
 NOW = datetime(2024, 5, 6, 12, tzinfo=UTC)
 
@@ -382,7 +379,7 @@ _RIDES = st.lists(
 )
 
 
-_FLOWS: tuple[RideFlow[Any], ...] = (CITY_RIDES, SURGE, DRIVER_METRICS)
+_FLOWS: tuple[WindowFlow[Ride, Any], ...] = (CITY_RIDES, SURGE, DRIVER_METRICS)
 
 
 @settings(deadline=None)

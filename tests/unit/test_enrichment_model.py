@@ -1,0 +1,117 @@
+"""The model of enrichment against a table worked out by hand, and the streams of purchases and products."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from headrace.patterns.enrichment.generator import (
+    MALFORMED,
+    ProductGenerator,
+    PurchaseGenerator,
+    PurchaseTraffic,
+)
+from headrace.patterns.enrichment.model import Product, judge, newest_products, replay
+from headrace.patterns.records import Bad, Consumed
+
+DAY = datetime(2024, 5, 6, tzinfo=UTC)
+NOON_US = round(DAY.timestamp() * 1_000_000) + 12 * 3_600_000_000
+
+
+def consumed(*products: str) -> list[Consumed]:
+    """Return purchases of products, at 12:00, 12:01, ..."""
+    return [
+        Consumed(
+            0,
+            number,
+            round(DAY.timestamp() * 1000) + 86_400_000,
+            None,
+            f'{{"purchase_id":"{number}","product_id":"{product}","user_id":"u","quantity":1,'
+            f'"ts":"2024-05-06T12:{number:02d}:00Z"}}'.encode(),
+        )
+        for number, product in enumerate(products)
+    ]
+
+
+def product(name: str, price: str, since: int | None = None, until: int | None = None) -> Product:
+    """Return a product that is valid from a minute after noon until before another one."""
+    bounds = (None if minute is None else NOON_US + minute * 60_000_000 for minute in (since, until))
+    return Product(name, name.upper(), "home", Decimal(price), *bounds)
+
+
+def test_a_purchase_is_enriched_once_by_the_first_version_that_has_its_product():
+    records = [*consumed("nut", "bolt", "gear", "nut"), Consumed(0, 4, 0, None, b"{")]
+    versions = {3: [product("nut", "1.00")], 5: [product("nut", "2.00"), product("bolt", "4.00")]}
+
+    found = replay(records, [{0: (0, 2)}, {0: (2, 3)}, {0: (3, 5)}], [3, 3, 5], versions)
+
+    told = sorted((row.purchase_id, row.name, row.price, row.enriched, row.dimension_version) for row in found.rows)
+    assert told == [
+        ("0", "NUT", Decimal("1.00"), True, 3),
+        ("1", "BOLT", Decimal("4.00"), True, 5),
+        ("2", None, None, False, 5),
+        ("3", "NUT", Decimal("2.00"), True, 5),
+    ]
+    assert found.enriched_later == 1
+    assert found.bad == [Bad(0, 4, "malformed_json")]
+
+
+def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
+    versions = {0: [product("nut", "1.00", 0, 2), product("nut", "2.00", 2, 3), product("nut", "4.00", 4)]}
+
+    found = replay(consumed(*["nut"] * 6), [{0: (0, 6)}], [0], versions)
+
+    assert {row.purchase_id: row.price and str(row.price) for row in found.rows} == {
+        "0": "1.00",
+        "1": "1.00",
+        "2": "2.00",
+        "3": None,
+        "4": "4.00",
+        "5": "4.00",
+    }
+
+
+def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_purchase():
+    made = PurchaseGenerator(PurchaseTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3))
+    verdicts = [(each.kind, judge(Consumed(0, 0, each.arrival_ms, each.key, each.value))) for each in made]
+
+    assert {kind for kind, verdict in verdicts if isinstance(verdict, Bad)} == set(MALFORMED)
+    assert {kind for kind, verdict in verdicts if not isinstance(verdict, Bad)} == {"purchase", "late", "duplicate"}
+
+
+def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_their_price():
+    made = list(ProductGenerator().events(DAY, DAY + timedelta(minutes=30)))
+    later = list(ProductGenerator().events(DAY + timedelta(minutes=20), DAY + timedelta(minutes=30)))
+
+    assert [each.arrival_ms for each in made] == sorted(each.arrival_ms for each in made)
+    assert {each.kind for each in made} == {"product", "price"}
+    end = [Consumed(0, number, 0, each.key, each.value) for number, each in enumerate(made)]
+    same = [Consumed(0, number, 0, each.key, each.value) for number, each in enumerate(later)]
+    whole = newest_products(end)
+    # Those that are no longer sold are not told any more.
+    assert {name: each for name, each in whole.items() if name in newest_products(same)} == newest_products(same)
+    prices: dict[str, set[str]] = {}
+    for each in made:
+        told = json.loads(each.value or b"")
+        prices.setdefault(told["product_id"], set()).add(told["price"])
+    assert any(len(each) > 1 for each in prices.values())
+
+
+def test_some_products_are_bought_before_they_are_announced_and_some_never_are():
+    hour = DAY + timedelta(hours=1)
+    announced = {
+        json.loads(each.value or b"")["product_id"]: each.arrival_ms
+        for each in ProductGenerator().events(DAY, hour)
+        if each.kind == "product"
+    }
+    bought = {
+        (json.loads(each.value or b"")["product_id"], each.arrival_ms)
+        for each in PurchaseGenerator(PurchaseTraffic(rate=5, malformed=0, late=0)).events(
+            hour - timedelta(minutes=9), hour
+        )
+    }
+    before = {name for name, at in bought if name in announced and at < announced[name]}
+    never = {name for name, _ in bought} - announced.keys()
+    assert len(before) > 3
+    assert 0 < len(never) < 0.2 * len({name for name, _ in bought})

@@ -1,0 +1,230 @@
+"""The IoT pattern without Spark: the model against tables worked out by hand, silences in every split, the readings."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.patterns.iot.generator import MALFORMED, IotGenerator, IotTraffic
+from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceStatus, judge, recomputed, silences
+from headrace.patterns.iot.silence import Silence
+from headrace.patterns.records import Bad, Consumed
+from headrace.patterns.window_model import replay
+from headrace.testing import Drive
+
+NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
+QUARTER = timedelta(minutes=15)
+
+
+def ms(minute: float) -> int:
+    return round((NOON + timedelta(minutes=minute)).timestamp() * 1000)
+
+
+def reading(minute: float, temperature: float = 20, humidity: float = 50, device: str = "d1") -> dict[str, object]:
+    at = NOON + timedelta(minutes=minute)
+    fields = {"device_id": device, "temperature": temperature, "humidity": humidity}
+    return {**fields, "ts": at.isoformat(timespec="milliseconds")}
+
+
+class Topic:
+    """A topic of one partition, written batch by batch in a test. The broker's clock is four hours ahead of noon."""
+
+    def __init__(self) -> None:
+        self.records: list[Consumed] = []
+        self.batches: list[dict[int, tuple[int, int]]] = []
+
+    def batch(self, *values: dict[str, object] | bytes) -> None:
+        start = len(self.records)
+        for value in values:
+            payload = value if isinstance(value, bytes) else json.dumps(value).encode()
+            self.records.append(Consumed(0, len(self.records), ms(240), b"k", payload))
+        self.batches.append({0: (start, len(self.records))} if values else {})
+
+
+# ---- figures and alerts ----
+
+
+def test_figures_of_a_window_are_exact_and_heat_goes_before_humidity() -> None:
+    topic = Topic()
+    topic.batch(
+        reading(0, 20.05, 90),
+        reading(1, 20.06, 90.01),
+        reading(4.9, 20.06, 90),
+        reading(2, 80, 50, "at the limit"),
+        reading(2, 80.01, 99, "hot and damp"),
+        reading(5, 10, 10),
+    )
+
+    rows = replay(topic.records, topic.batches, DEVICE_METRICS).batches[0]
+
+    def row(device: str, *figures: object, start: float = 0) -> DeviceMetrics:
+        return DeviceMetrics(ms(start), ms(start + 5), device, *figures)  # type: ignore[arg-type]
+
+    assert rows == [
+        row("at the limit", Decimal(80), Decimal(80), Decimal(50), 1, None),
+        # (20.05 + 20.06 + 20.06) / 3 and (90 + 90.01 + 90) / 3, half up in the sixth digit
+        row("d1", Decimal("20.056667"), Decimal("20.06"), Decimal("90.003333"), 3, "HIGH_HUMIDITY"),
+        row("hot and damp", Decimal("80.01"), Decimal("80.01"), Decimal(99), 1, "HIGH_TEMP"),
+        row("d1", Decimal(10), Decimal(10), Decimal(10), 1, None, start=5),
+    ]
+
+
+def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None:
+    topic = Topic()
+    topic.batch(reading(1), reading(20))
+    topic.batch(reading(21))
+    topic.batch(reading(2, 90), b"no reading")
+
+    outcome = replay(topic.records, topic.batches, DEVICE_METRICS)
+    whole = recomputed(topic.records, DEVICE_METRICS)
+
+    assert outcome.late == [0, 0, 1]
+    assert [(row.reading_count, row.max_temp, row.alert) for row in whole] == [
+        (2, Decimal(90), "HIGH_TEMP"),
+        (2, Decimal(20), None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"temperature": 9999.994}, "good"),
+        ({"temperature": 9999.995}, "wrong_type:temperature"),
+        ({"temperature": 99999}, "wrong_type:temperature"),
+        ({"humidity": None}, "missing:humidity"),
+        ({"ts": "2024-05-06T14:00:00.001Z"}, "event_time_in_future"),
+    ],
+)
+def test_a_record_that_is_no_reading_is_bad_for_its_reason(changes: dict[str, object], reason: str) -> None:
+    verdict = judge(Consumed(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
+    assert (verdict.reason if isinstance(verdict, Bad) else "good") == reason
+
+
+# ---- silences ----
+
+
+def test_a_silence_is_told_once_when_the_watermark_has_passed_it_and_the_return_too() -> None:
+    topic = Topic()
+    topic.batch(reading(0), reading(0, device="d2"))
+    topic.batch(reading(17, device="d2"))  # the watermark is 12:15 from the next batch on
+    assert silences(topic.records, topic.batches).told == []
+    topic.batch(reading(18, device="d2"))
+
+    silent = DeviceStatus("d1", "SILENT", ms(0), ms(15), 900)
+    assert silences(topic.records, topic.batches).told == [
+        silent,
+        # Of d2 it is not known before 12:17 that nothing came between.
+        DeviceStatus("d2", "SILENT", ms(0), ms(15), 900),
+    ]
+
+    # d1 is back at 12:40, and what it kept meanwhile is late.
+    topic.batch(reading(40), reading(41, device="d2"), reading(14))
+    topic.batch(reading(45, device="d2"))
+    topic.batch()
+    found = silences(topic.records, topic.batches)
+    assert [each for each in found.told if each.device_id == "d1"] == [
+        silent,
+        DeviceStatus("d1", "BACK", ms(0), ms(40), 2400),
+    ]
+    assert found.late == [0, 0, 0, 1, 0, 0]
+
+
+def test_a_gap_of_exactly_the_silence_is_none() -> None:
+    topic = Topic()
+    topic.batch(reading(0), reading(15), reading(30.001), reading(60, device="d2"))
+    topic.batch()
+    assert [(each.status, each.at) for each in silences(topic.records, topic.batches).told] == [
+        ("SILENT", ms(30)),
+        ("BACK", ms(30.001)),
+        ("SILENT", ms(45.001)),
+    ]
+
+
+@settings(deadline=None)
+@given(
+    minutes=st.lists(st.integers(0, 120), min_size=1, max_size=12),
+    cuts=st.lists(st.integers(0, 12), max_size=4),
+    watermarks=st.booleans(),
+)
+def test_any_split_into_batches_tells_the_same_silences(minutes: list[int], cuts: list[int], watermarks: bool) -> None:
+    """Rows come in order of time here, so none is late; time passes between the batches, or only at the end."""
+    rows = [{"device_id": "d1", "ts": NOON + timedelta(minutes=minute)} for minute in sorted(minutes)]
+    end = NOON + timedelta(hours=3)
+    drive, told, begin = Drive(Silence(QUARTER), "device_id"), [], 0
+    for cut in sorted({*cuts, len(rows)}):
+        batch = rows[begin:cut]
+        told += drive.arrive(*batch)
+        if watermarks and batch and cut < len(rows):
+            told += drive.pass_to(batch[-1]["ts"] - timedelta(milliseconds=1))
+        begin = max(begin, cut)
+    told += drive.pass_to(end)
+
+    topic = Topic()
+    topic.batch(*(reading(minute) for minute in minutes), reading(182, device="d2"))
+    topic.batch()
+    expected = [each for each in silences(topic.records, topic.batches).told if each.device_id == "d1"]
+    assert [{**asdict(each), "last_seen": _in_ms(each.last_seen), "at": _in_ms(each.at)} for each in told] == [
+        asdict(each) for each in expected
+    ]
+    assert drive.late == []
+
+
+def _in_ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> None:
+    def heard(minute: float) -> dict[str, object]:
+        return {"device_id": "d1", "ts": NOON + timedelta(minutes=minute)}
+
+    drive = Drive(Silence(QUARTER), "device_id")
+    assert drive.arrive(heard(0), heard(20)) == []
+    assert drive.arrive(heard(10)) == []
+    assert drive.pass_to(NOON + timedelta(minutes=34)) == []
+    (silent,) = drive.pass_to(NOON + timedelta(minutes=35))
+    assert (silent.status, silent.at) == ("SILENT", NOON + timedelta(minutes=35))
+    assert drive.timers("d1") == []
+    # Silent for days is told once, and kept in one value.
+    assert drive.pass_to(NOON + timedelta(days=9)) == []
+
+
+# ---- the readings ----
+
+
+def test_the_same_seed_gives_the_same_readings_one_device_sends_its_share_and_some_fall_silent() -> None:
+    traffic = IotTraffic(rate=20, late=0.02, duplicates=0.01, malformed=0.01, hottest=0.3)
+    made = list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
+    assert made == list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
+
+    devices = Counter(record.key for record in made)
+    assert devices[b"dev-0000"] / len(made) == pytest.approx(0.3, abs=0.02)
+    kinds = Counter(record.kind for record in made)
+    assert {kind for kind in kinds if kind not in MALFORMED} == {"reading", "late", "duplicate"}
+    assert set(MALFORMED) <= set(kinds)
+    in_time = [record for record in made if record.kind == "reading" and record.event_time_ms is not None]
+    gaps = [
+        later - earlier > QUARTER / timedelta(milliseconds=1)
+        for device in devices
+        for times in [sorted(int(str(each.event_time_ms)) for each in in_time if each.key == device)]
+        for earlier, later in pairwise(times)
+    ]
+    assert sum(gaps) >= 2
+    late = [record.arrival_ms - (record.event_time_ms or 0) for record in made if record.kind == "late"]
+    assert min(late) >= 10 * 60_000
+    assert max(late) > 5 * 3_600_000
+
+
+@pytest.mark.parametrize("changes", [{"devices": 1}, {"hottest": 1.0}, {"hottest": 0.0}])
+def test_a_stream_that_cannot_be_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        IotTraffic(**changes)  # type: ignore[arg-type]
+    assert refused.value.code == "HR-121"
