@@ -1,0 +1,13 @@
+"""The medallion with shorter triggers, and a rule of our own beside the usual ones."""
+
+from headrace import Every
+from headrace.flow.rules import Rule
+from headrace.patterns.medallion.flows import RULES, MedallionSettings, flows
+
+SETTINGS = MedallionSettings(
+    silver_trigger=Every("30 seconds"),
+    gold_trigger=Every("1 minute"),
+    rules=(*RULES, Rule("known_country", "country IN ('DE', 'FR', 'NL', 'AT')", "warn")),
+)
+
+medallion = flows(SETTINGS)
