@@ -244,7 +244,7 @@ class Chain:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=os.environ | quick | here | path,
+            env=quick | os.environ | here | path,
         ) as driver:
             try:
                 yield driver
