@@ -40,6 +40,7 @@ ROW = (
     "timestamp_seconds(1767225600 + id) AS changed",
 )
 _CREATED, _UPDATED = 0.4, 0.9
+_OVERLAPPING = 20
 
 
 @dataclass(frozen=True)
@@ -101,4 +102,7 @@ class Orders:
             op, key = ("c", created) if drawn < _CREATED else ("u" if drawn < _UPDATED else "d", old)
             created += op == "c"
             offset = number * self.batch + place
-            yield offset, op, key, self.rows * 1000 + offset * 1000
+            # Transactions that overlap: the first orders of a batch were written before the last changes of the one
+            # before it, and committed after them.
+            back = 2 * _OVERLAPPING * 1000 - 500 if op == "c" and place < _OVERLAPPING else 0
+            yield offset, op, key, self.rows * 1000 + offset * 1000 - back

@@ -30,8 +30,8 @@ def done_by(spark: SparkSession, folder: Path) -> str:
     return "REPLACE" if "predicate" in last.operationParameters and last.operation == "WRITE" else str(last.operation)
 
 
-def test_rows_are_replaced_while_changes_come_in_the_logs_order_and_merged_where_one_is_late(
-    spark: SparkSession, tmp_path: Path
+def test_rows_are_replaced_unless_a_change_is_older_or_needs_its_old_row_and_merged_where_most_are_late(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def apply(number: int, *changes: object) -> str:
         Mirror().apply(frame(spark, list(changes), 100 * number), into(tmp_path, number))  # type: ignore[arg-type]
@@ -46,22 +46,29 @@ def test_rows_are_replaced_while_changes_come_in_the_logs_order_and_merged_where
     # The same batch again, as after a crash, and one with a change that is older than a row and than a tombstone.
     apply(1, *changes)
     assert held(spark, tmp_path) == now
-    assert apply(2, row("u", 9, 1, 9), row("u", 11, 2, 9), row("u", 15, 3, 15)) == "MERGE"
-    now = (now - {(3, 3, "first")}) | {(3, 15, None)}
+    late = [row("u", 9, 1, 9), row("u", 11, 2, 9), row("d", 13, 7), row("u", 15, 3, 15)]
+    assert apply(2, *late) == "REPLACE"
+    # The third one is earlier in the log than the last batch's end, and newer than its row all the same.
+    now = (now - {(3, 3, "first"), (7, 7, "first")}) | {(3, 15, None)}
+    assert held(spark, tmp_path) == now
+    # A topic that is read again, most of which is late.
+    with monkeypatch.context() as few:
+        few.setattr("headrace.sinks.cdc_replace._MOST_OVERLAPPING", 2)
+        assert apply(21, *late) == "MERGE"
     assert held(spark, tmp_path) == now
 
     # A large value that the log left out is in the table only.
-    assert apply(3, row("u", 16, 4, 16, None, "note")) == "MERGE"
+    assert apply(22, row("u", 16, 4, 16, None, "note")) == "MERGE"
     now = (now - {(4, 4, "first")}) | {(4, 16, "first")}
     assert held(spark, tmp_path) == now
 
     # Another's commit, by which a row is newer than the changes that are on their way.
     orders = DeltaTable.forPath(spark, str(tmp_path / "orders"))
     orders.update("id = 5", {"pieces": "50", "_headrace_position": f"'{30:020d}'"})  # type: ignore[dict-item]
-    assert apply(4, row("u", 20, 5, 20), row("u", 21, 6, 21)) == "MERGE"
+    assert apply(23, row("u", 20, 5, 20), row("u", 21, 6, 21)) == "REPLACE"
     now = (now - {(5, 5, "first"), (6, 6, "first")}) | {(5, 50, "first"), (6, 21, None)}
     assert held(spark, tmp_path) == now
-    assert apply(5, row("u", 31, 5, 31), row("d", 32, 6)) == "REPLACE"
+    assert apply(24, row("u", 31, 5, 31), row("d", 32, 6)) == "REPLACE"
     assert held(spark, tmp_path) == (now - {(5, 50, "first"), (6, 21, None)}) | {(5, 31, None)}
 
 

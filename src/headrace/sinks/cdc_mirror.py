@@ -112,9 +112,7 @@ class Mirror:
 
     def _write(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> None:
         """Append the rows, replace those of their keys or merge them: the first of these that does."""
-        if self._can_replace(last, found, before, into) and cdc_replace.replace(
-            last, self._rows(last.where(F.col("_op") != "d")), into
-        ):
+        if self._can_replace(last, found, into) and self._replaced(last, found, before, into):
             return
         ranges = cdc_ranges.ranges_of(last, found.spans, found.keys)
         # What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
@@ -126,16 +124,27 @@ class Mirror:
         if not self._appended(rows, found, into, ranges):
             self._execute(rows, found, into, ranges)
 
-    def _can_replace(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> bool:
-        """Return whether every change of a batch is newer than all that is known, and holds its whole row."""
-        first, key = str(found.first), fields(last, "_key")
+    def _can_replace(self, last: DataFrame, found: Counts, into: Into) -> bool:
+        """Return whether every change of a batch holds its whole row, and the table is one whose rows are replaced."""
+        key = fields(last, "_key")
         needs_old_row = found.missing or (found.deletes and self.deletes == "soft")
         if needs_old_row or found.truncated is not None or not cdc_replace.can_be_named(key, found.keys):
             return False
-        if not (found.deletes or found.updates) or (before.newest is not None and first <= before.newest):
+        if not (found.deletes or found.updates):
             return False
-        session, columns = last.sparkSession, self.columns(key, fields(last, "_after")).names
-        return cdc_replace.takes_it(session, into, columns) and cdc_replace.is_newer(session, into, first)
+        return cdc_replace.takes_it(last.sparkSession, into, self.columns(key, fields(last, "_after")).names)
+
+    def _replaced(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> bool:
+        """Replace the rows of the keys, but for changes that are older than what is known. Says whether it did."""
+        known = max(cdc_replace.newest(last.sparkSession, into), before.newest or "")
+        first, newer = str(found.first), last
+        if first <= known:
+            # A truncate is a tombstone of every key, which no look at a few keys finds.
+            left = None if first < (before.truncated or "") else cdc_replace.without_older(last, into, known)
+            if left is None:
+                return False
+            newer = left
+        return cdc_replace.replace(newer, self._rows(newer.where(F.col("_op") != "d")), into)
 
     def _appended(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[cdc_ranges.Range]]) -> bool:
         """Append a batch of nothing but new rows, where none of its keys is in the table. Says whether it did.

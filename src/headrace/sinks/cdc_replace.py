@@ -1,7 +1,9 @@
-"""Rows of a mirror replaced by key: what a MERGE does for changes that are all newer than the table, without its join.
+"""Rows of a mirror replaced by key: what a MERGE does for changes that are newer than the table, without its join.
 
 One commit removes the rows of a batch's keys and adds those that the batch ends in. Which row is newer need not be
-asked for each key: the batch's first change is later in the source's log than every change that the table shows.
+asked for most keys: their changes are later in the source's log than every change that the table shows. Transactions
+that overlap end in another order than they write: a few changes of a batch are then earlier in the log than the last
+ones of the batch before. Only their keys are looked up.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.sinks.cdc_ranges import Range, cut
-from headrace.sinks.cdc_table import POSITION, Into, quoted, snapshot, text
+from headrace.sinks.cdc_table import POSITION, Into, fields, quoted, snapshot, text, version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +29,8 @@ State = tuple[str, int]
 _SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
 # So many keys are a condition of half a megabyte, which is read in a moment.
 _MOST_KEYS = 50_000
+# A batch with more changes than these that are not newer than the table is one that is read again: a MERGE looks once.
+_MOST_OVERLAPPING = 1_000
 # A run of keys is a range where it is worth one.
 _MOST_RUNS, _LEAST_RUN = 4, 16
 
@@ -34,8 +38,8 @@ _MOST_RUNS, _LEAST_RUN = 4, 16
 _seen: dict[str, tuple[State, str]] = {}
 
 
-def is_newer(session: SparkSession, into: Into, first: str) -> bool:
-    """Return whether changes from this position on are all newer than every row of the table.
+def newest(session: SparkSession, into: Into) -> str:
+    """Return the greatest position that a row of the table has.
 
     Reads the positions of a table once, and again after another's commit.
     """
@@ -44,7 +48,46 @@ def is_newer(session: SparkSession, into: Into, first: str) -> bool:
     if seen is None or seen[0] != now:
         row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
         seen = _seen[into.location] = (now, (row and row[0]) or "")
-    return first > seen[1]
+    return seen[1]
+
+
+def without_older(rows: DataFrame, into: Into, known: str) -> DataFrame | None:
+    """Return reduced changes without those that are older than the row, or the tombstone, of their key.
+
+    `known` is the greatest position of a row or a tombstone: later changes are newer than both. Returns None where too
+    many changes are not later, or a key holds a null.
+    """
+    session, key = rows.sparkSession, fields(rows, "_key")
+    overlapping = rows.where(F.col("_position") <= known).select("_key", "_position", "_op")
+    found = [(tuple(row._key), row) for row in overlapping.limit(_MOST_OVERLAPPING + 1).collect()]
+    if len(found) > _MOST_OVERLAPPING or _has_null([each for each, _ in found]):
+        return None
+    if not found:
+        return rows
+    named = condition(key, [each for each, _ in found])
+    held = _positions(session, into.location, key, named)
+    buried = _positions(session, into.tombstones, key, named) if version(session, into.tombstones) >= 0 else {}
+    older = [
+        (row._key,)
+        for each, row in found
+        if not _is_newer(row._position, row._op, held.get(each, "")) or row._position < buried.get(each, "")
+    ]
+    if not older:
+        return rows
+    told = session.createDataFrame(older, T.StructType([T.StructField("_key", key)]))
+    return rows.join(F.broadcast(told), "_key", "left_anti")
+
+
+def _positions(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[Key, str]:
+    """Return the greatest position of each key that a condition names. A tombstone for every key has no key."""
+    rows = session.read.format("delta").load(location).where(named)
+    found = rows.groupBy(*map(quoted, key.names)).agg(F.max(POSITION)).collect()
+    return {tuple(row)[:-1]: row[-1] for row in found}
+
+
+def _is_newer(position: str, op: str, held: str) -> bool:
+    # A row of a snapshot is what the source held at its position: a change at that position came after it.
+    return position > held or (position == held and op != "r")
 
 
 def remember(session: SparkSession, into: Into, before: State, last: str = "") -> None:
@@ -82,13 +125,12 @@ def takes_it(session: SparkSession, into: Into, columns: Sequence[str]) -> bool:
 
 def replace(rows: DataFrame, new: DataFrame, into: Into) -> bool:
     """Replace the rows that have the keys of changes, in one commit. Says whether it did: a key may hold a null."""
-    key = rows.schema["_key"].dataType
-    assert isinstance(key, T.StructType)  # noqa: S101 - the frame of changes says so
     keys: list[Key] = [tuple(row) for row in rows.select("_key.*").collect()]
-    if any(part is None for each in keys for part in each):
+    if _has_null(keys):
         return False
     if keys:
-        write = new.write.format("delta").mode("overwrite").option("replaceWhere", condition(key, keys))
+        named = condition(fields(rows, "_key"), keys)
+        write = new.write.format("delta").mode("overwrite").option("replaceWhere", named)
         write.save(into.location)
     return True
 
@@ -115,6 +157,10 @@ def condition(key: T.StructType, keys: Sequence[Key]) -> str:
     told = [_row([_literal(part, kind) for part, kind in zip(each, kinds, strict=True)]) for each in single]
     named = between(taken) + ([f"{_row(columns)} IN ({', '.join(told)})"] if told else [])
     return f"({' OR '.join(between(within))}) AND ({' OR '.join(named)})"
+
+
+def _has_null(keys: Sequence[Key]) -> bool:
+    return any(part is None for each in keys for part in each)
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
