@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from live_run import Folder, Hands, live
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
+from headrace import Flow, Input, Watermark
 from headrace.errors import HeadraceError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
+from headrace.runtime.events import BatchCommitted
 from headrace.sinks.delta_enriched import DeltaEnriched
 from headrace.sinks.dimension import AsOf, Dimension, DimensionInUse, EachBatch, EveryInterval, OnNewVersion, Refresh
 
@@ -92,6 +95,54 @@ def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target
     # Nobody is there twice, and nobody is missing, in between.
     for number, rows in enumerate([1, 4, 5, 5]):
         assert len(held(spark, target, number)) == rows
+
+
+def test_a_row_that_waits_gets_its_product_while_no_other_row_comes(
+    spark: SparkSession, target: Target, tmp_path: Path
+):
+    folder, clock = Folder(tmp_path / "in"), Hands(8)
+    given = DeltaEnriched("silver/purchases", key="product", dimension=PRODUCTS)
+    flow = Flow(
+        "purchases",
+        Input(folder.source, watermark=Watermark("at", "1 minute", idle="2 seconds")),
+        lambda rows: rows.selectExpr("CAST(id AS STRING) id", "shop AS product"),
+        given,
+    )
+    folder.put((1, 1))
+    with live(spark, target, flow, clock) as running:
+        running.wait_rows(read=1)
+        assert held(spark, target) == [("1", "north", None, False, -1)]
+        products(spark, target, "north")
+        clock.minute = 60
+        running.wait(lambda events: sum(isinstance(event, BatchCommitted) for event in events) == 2)
+        assert held(spark, target) == [("1", "north", "NORTH", True, 0)]
+        # Nobody waits any more, whatever becomes known.
+        products(spark, target, "north", "south")
+        assert not given.is_due(spark, target)
+    assert versions_seen(spark, target) == [-1, 0]
+    assert (running.figures["purchases"].rows_in, running.figures["purchases"].error) == (1, None)
+
+
+def test_rows_that_wait_are_due_when_the_policy_takes_another_version(spark: SparkSession, target: Target):
+    now = [1000.0]
+    every = replace(PRODUCTS, refresh=EveryInterval("5 minutes"))
+    given = replace(sink(every), in_use=DimensionInUse(lambda: now[0]))
+    products(spark, target, "nut")
+    given.prepare(spark, target)
+    assert not given.is_due(spark, target)
+    write(given, bought(spark, "1 bolt"), 0, target)
+    write(given, bought(spark, "2 nut"), 1, target)
+    assert not given.is_due(spark, target)
+    products(spark, target, "nut", "bolt")
+    now[0] += 299
+    assert not given.is_due(spark, target)
+    now[0] += 1
+    assert given.is_due(spark, target)
+    write(given, bought(spark), 2, target)
+    assert not given.is_due(spark, target)
+    # A batch without rows that has nobody to look up is in the table's log as any other.
+    write(given, bought(spark), 3, target)
+    assert versions_seen(spark, target) == [0, 0, 1, 1]
 
 
 def test_what_is_enriched_stays_when_the_product_changes_or_goes(spark: SparkSession, target: Target):

@@ -46,6 +46,9 @@ class DeltaEnriched(DeltaTableSink):
     rows up again; who is found moves to `enriched = true`, and is never touched again. `dimension_version` is the
     version that a row was looked up in last.
 
+    While no rows come there are no batches. Give the input's watermark an `idle`: then the runtime makes a batch without
+    rows when rows wait and the dimension is another one (`Waiting`).
+
     The rows of a batch and the rows that waited change in one commit, so that in every version of the table each row is
     there once: enriched or waiting. The commit tells the batch and the version of the dimension in its `userMetadata`.
 
@@ -105,6 +108,13 @@ class DeltaEnriched(DeltaTableSink):
         self._tried.identity = found if self._tried.wrote else None
         self._tried.wrote = True
         self.look_after(session, batch.target)
+
+    def is_due(self, session: SparkSession, target: Target) -> bool:
+        """Whether rows wait that were not looked up yet in the version of the dimension that a batch would see now."""
+        found, location = self.in_use.upcoming(self.dimension, session, target), self.folder(target)
+        if found is None or found == self._tried.identity or version(session, location) < 0:
+            return False
+        return not session.read.format("delta").load(location).where(~F.col(ENRICHED)).isEmpty()
 
     def _joined(self, rows: DataFrame, loaded: Loaded) -> DataFrame:
         dimension = self.dimension

@@ -112,7 +112,7 @@ class Loaded:
 
 
 class DimensionInUse:
-    """The dimension as one run of a flow uses it. Called on one thread; `begin` at every start of the flow."""
+    """The dimension as one run of a flow uses it. Called on one thread at a time; `begin` at every start of the flow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -139,6 +139,18 @@ class DimensionInUse:
         self.begin()
         self._loaded = _load(dimension, session, target.table(dimension.path), identity, version)
         return self._loaded
+
+    def upcoming(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int] | None:
+        """Return the table and the version that `current` would use now. Changes nothing; called on any thread.
+
+        None is before the first reading.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return None
+        if not self._is_due(dimension.refresh):
+            return loaded.identity, loaded.version
+        return _newest(session, target.table(dimension.path))
 
     def _is_due(self, refresh: Refresh) -> bool:
         if isinstance(refresh, EveryInterval):

@@ -64,6 +64,8 @@ class EnrichmentSettings:
     |                  |                  | then has `valid_from` and `valid_to`, and somebody else writes it   |
     | broadcast_limit  | 100 MB           | the most that the dimension may take in memory                      |
     | trigger          | every 30 seconds | freshness of the purchases                                          |
+    | idle             | 1 minute         | after how long without purchases those that wait are looked up when |
+    |                  |                  | the dimension has changed; None waits for the next purchase         |
     | products_topic   | products         | where changes of products are read                                  |
     | products_trigger | every 10 seconds | how soon a product is known                                         |
     | max_offsets      | fits the machine | the most records of one batch                                       |
@@ -77,6 +79,7 @@ class EnrichmentSettings:
     as_of: bool = False
     broadcast_limit: str = "100 MB"
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    idle: str | None = "1 minute"
     products_topic: str = "products"
     products_trigger: Trigger = field(default_factory=lambda: Every("10 seconds"))
     max_offsets: int | Fit = field(default_factory=Fit)
@@ -104,7 +107,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
             Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets),
             schema=PURCHASE,
             # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
-            watermark=Watermark("ts", "0 seconds"),
+            watermark=Watermark("ts", "0 seconds", idle=settings.idle),
         ),
         transform=as_they_are,
         sink=DeltaEnriched(
