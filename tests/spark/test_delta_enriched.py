@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,13 @@ import pytest
 from live_run import Folder, Hands, live
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
+from cdc_changes import BEGAN, frame, into, row
 from headrace import Flow, Input, Watermark
 from headrace.errors import HeadraceError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.events import BatchCommitted
+from headrace.sinks.cdc_history import History
 from headrace.sinks.delta_enriched import DeltaEnriched
 from headrace.sinks.dimension import AsOf, Dimension, DimensionInUse, EachBatch, EveryInterval, OnNewVersion, Refresh
 
@@ -206,19 +208,42 @@ def test_by_event_time_a_row_gets_what_was_valid_then(spark: SparkSession, targe
     columns = "id string, name string, price decimal(10,2), valid_from timestamp, valid_to timestamp"
     # The version from 11 to 11 was never valid.
     told = [("nut", "first", 9, 11), ("nut", "never", 11, 11), ("nut", "second", 11, 13), ("nut", "third", 14, None)]
-    rows = [(key, name, None, at(since), None if until is None else at(until)) for key, name, since, until in told]
+    # Nobody knows since when.
+    told += [("bolt", "old", None, 11), ("bolt", "new", 11, None)]
+    rows = [(key, name, None, *(hour and at(hour) for hour in hours)) for key, name, *hours in told]
     spark.createDataFrame(rows, columns).write.format("delta").save(target.table("dim/products"))
     times = [8, 9, 10, 11, 13, 14, 20]
-    events = spark.createDataFrame(
-        [(str(hour), "nut", at(hour)) for hour in times], "id string, product string, ts timestamp"
-    )
+    bought = [(f"{hour}", product, at(hour)) for product in ("nut", "bolt") for hour in times]
+    events = spark.createDataFrame(bought, "id string, product string, ts timestamp")
     given = sink(replace(PRODUCTS, as_of=AsOf("ts")))
     given.prepare(spark, target)
 
     write(given, events, 0, target)
 
-    found = {int(row[0]): row[2] for row in held(spark, target)}
-    assert found == {8: None, 9: "first", 10: "first", 11: "second", 13: None, 14: "third", 20: "third"}
+    found = {(row[1], int(row[0])): row[2] for row in held(spark, target)}
+    expected = [None, "first", "first", "second", None, "third", "third"]
+    assert [found["nut", hour] for hour in times] == expected
+    assert [found["bolt", hour] for hour in times] == ["old"] * 3 + ["new"] * 4
+
+
+def test_of_a_history_of_changes_a_row_gets_what_the_source_held_then_and_waits_where_it_held_nothing(
+    spark: SparkSession, target: Target, tmp_path: Path
+):
+    marked = History("mark")
+    # Inserted, changed, deleted and inserted again, at these seconds.
+    log = [("c", 10, "a"), ("u", 20, "b"), ("d", 30, None), ("c", 40, "c")]
+    marked.apply(frame(spark, [row(op, at, 7, note=note) for op, at, note in log]), into(tmp_path, 0))
+    orders = Dimension("orders", key="id", columns=StructType([StructField("note", StringType())]), as_of=AsOf("ts"))
+    given = DeltaEnriched("silver/seen", key="order", dimension=orders)
+    given.prepare(spark, target)
+    seconds = [9, 10, 19, 20, 29, 30, 39, 40, 99]
+    events = [(7, BEGAN + timedelta(seconds=second)) for second in seconds]
+
+    write(given, spark.createDataFrame(events, "order bigint, ts timestamp"), 0, target)
+
+    found = spark.read.format("delta").load(target.table("silver/seen")).orderBy("ts").collect()
+    assert [each.note for each in found] == [None, "a", "a", "b", "b", None, None, "c", "c"]
+    assert [each.enriched for each in found] == [each.note is not None for each in found]
 
 
 def refused(given: DeltaEnriched, spark: SparkSession, target: Target) -> str:
@@ -241,7 +266,13 @@ def test_validity_that_overlaps_is_refused(spark: SparkSession, target: Target):
     rows = [("nut", "a", None, moment, None), ("nut", "b", None, moment.replace(hour=5), None)]
     spark.createDataFrame(rows, columns).write.format("delta").save(target.table("dim/products"))
 
-    assert "HR-562" in refused(sink(replace(PRODUCTS, as_of=AsOf("ts"))), spark, target)
+    given = sink(replace(PRODUCTS, as_of=AsOf("ts")))
+    assert "HR-562" in refused(given, spark, target)
+    # Nor may two of them have been valid from ever.
+    unknown = [("nut", "a", None, None, moment), ("nut", "b", None, None, moment)]
+    told = spark.createDataFrame(unknown, columns)
+    told.write.format("delta").mode("overwrite").save(target.table("dim/products"))
+    assert "HR-562" in refused(given, spark, target)
 
 
 @pytest.mark.parametrize("limit", ["100 B", "30 KB"])

@@ -46,8 +46,8 @@ class DeltaEnriched(DeltaTableSink):
     rows up again; who is found moves to `enriched = true`, and is never touched again. `dimension_version` is the
     version that a row was looked up in last.
 
-    While no rows come there are no batches. Give the input's watermark an `idle`: then the runtime makes a batch without
-    rows when rows wait and the dimension is another one (`Waiting`).
+    While no rows come there are no batches. Give the input's watermark an `idle`: then the runtime makes a batch
+    without rows when rows wait and the dimension is another one (`Waiting`).
 
     The rows of a batch and the rows that waited change in one commit, so that in every version of the table each row is
     there once: enriched or waiting. The commit tells the batch and the version of the dimension in its `userMetadata`.
@@ -122,8 +122,9 @@ class DeltaEnriched(DeltaTableSink):
         here = F.broadcast(loaded.rows.select(F.struct("*").alias("_dimension")))
         condition = _quoted(self.key) == known[dimension.key]
         if dimension.as_of is not None:
-            at, until = _quoted(dimension.as_of.time), known[dimension.as_of.valid_to]
-            condition &= (at >= known[dimension.as_of.valid_from]) & (until.isNull() | (at < until))
+            at, since = _quoted(dimension.as_of.time), known[dimension.as_of.valid_from]
+            until = known[dimension.as_of.valid_to]
+            condition &= (since.isNull() | (at >= since)) & (until.isNull() | (at < until))
         return rows.join(here, condition, "left").select(
             *(_quoted(name) for name in rows.columns),
             *(known[name].alias(name) for name in dimension.names),

@@ -22,6 +22,7 @@ from headrace.errors import DataError
 from headrace.flow.duration import Duration
 from headrace.flow.size import Size, said_bytes
 from headrace.flow.target import Target
+from headrace.sinks.cdc_mirror import DELETED
 from headrace.sinks.cdc_table import snapshot
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ Refresh = EachBatch | EveryInterval | OnNewVersion
 class AsOf:
     """Take the row of a key that was valid when the event happened: from `valid_from` to before `valid_to`.
 
-    `time` is the event's column. A null `valid_to` is valid until further notice, as in a table of SCD type 2.
+    `time` is the event's column. A null `valid_from` is valid from ever, and a null `valid_to` until further notice, as
+    in a table of SCD type 2.
     """
 
     time: str
@@ -72,6 +74,8 @@ class AsOf:
 @dataclass(frozen=True)
 class Dimension:
     """A Delta table below the lake, unless `path` is absolute, with one row per key, or per key and time.
+
+    Rows that are marked as deleted, as a mirror or a history of captured changes marks them, count as not there.
 
     | field           | default        | meaning                                                                     |
     |-----------------|----------------|-----------------------------------------------------------------------------|
@@ -112,7 +116,7 @@ class Loaded:
 
 
 class DimensionInUse:
-    """The dimension as one run of a flow uses it. Called on one thread at a time; `begin` at every start of the flow."""
+    """The dimension as one run of a flow uses it. Called on one thread, but for `upcoming`; `begin` at every start."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -184,7 +188,10 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
         raise _too_large(dimension, f"{said_bytes(int(files.get()))} in its files alone", limit)
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
-    rows = table.where(_column(dimension.key).isNotNull()).select(*map(_column, _read(dimension)))
+    there = _column(dimension.key).isNotNull()
+    if DELETED in table.columns:
+        there &= ~F.coalesce(_column(DELETED), F.lit(False))
+    rows = table.where(there).select(*map(_column, _read(dimension)))
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
@@ -237,10 +244,12 @@ def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
         return rows.groupBy(key).count().where("count > 1").select(key)
     since, until = _column(dimension.as_of.valid_from), _column(dimension.as_of.valid_to)
     # A version that ends when it begins is never valid.
-    valid = rows.where(until.isNull() | (until > since))
-    following = F.lead(since).over(Window.partitionBy(key).orderBy(since))
+    valid = rows.where(until.isNull() | since.isNull() | (until > since))
+    by_time = Window.partitionBy(key).orderBy(since.asc_nulls_first())
+    following = F.lead(F.struct(since.alias("since"))).over(by_time)
     marked = valid.select(key, until.alias("_until"), following.alias("_next"))
-    return marked.where("_next IS NOT NULL AND (_until IS NULL OR _until > _next)").select(key)
+    overlap = "_until IS NULL OR _next.since IS NULL OR _until > _next.since"
+    return marked.where(f"_next IS NOT NULL AND ({overlap})").select(key)
 
 
 def _require_columns(dimension: Dimension, schema: T.StructType) -> None:

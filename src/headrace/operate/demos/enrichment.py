@@ -25,6 +25,7 @@ from headrace.patterns.enrichment import model
 from headrace.patterns.enrichment.generator import ProductGenerator, generator
 from headrace.patterns.window_model import taken
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.sinks.cdc_mirror import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +94,9 @@ def _catalogue(
 ) -> list[model.Product]:
     """Return the rows of one version of the dimension."""
     read = spark.read.format("delta").option("versionAsOf", str(version)).load(target.table(settings.dimension))
-    bounds = ("valid_from", "valid_to") if settings.as_of else ()
+    bounds = () if settings.as_of is None else (settings.as_of.valid_from, settings.as_of.valid_to)
+    if DELETED in read.columns:
+        read = read.where(f"NOT coalesce({DELETED}, false)")
     return [
         model.Product(row.product_id, row.name, row.category, row.price, *(_micros(row[name]) for name in bounds))
         for row in read.select("product_id", "name", "category", "price", *bounds).collect()

@@ -60,8 +60,9 @@ class EnrichmentSettings:
     | dimension        | dim/products     | the table of products                                               |
     | refresh          | on a new version | when purchases meet a newer version of it: `OnNewVersion()`,        |
     |                  |                  | `EachBatch()`, `EveryInterval("5 minutes")`                         |
-    | as_of            | no               | join with the product as it was when it was bought; the dimension   |
-    |                  |                  | then has `valid_from` and `valid_to`, and somebody else writes it   |
+    | as_of            | None             | `AsOf("ts")`: join with the product as it was when it was bought;   |
+    |                  |                  | the dimension then says from when to when each row was valid, by    |
+    |                  |                  | the columns that `AsOf` names, and somebody else writes it          |
     | broadcast_limit  | 100 MB           | the most that the dimension may take in memory                      |
     | trigger          | every 30 seconds | freshness of the purchases                                          |
     | idle             | 1 minute         | after how long without purchases those that wait are looked up when |
@@ -76,7 +77,7 @@ class EnrichmentSettings:
     topic: str = "purchases"
     dimension: str = "dim/products"
     refresh: Refresh = field(default_factory=OnNewVersion)
-    as_of: bool = False
+    as_of: AsOf | None = None
     broadcast_limit: str = "100 MB"
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
     idle: str | None = "1 minute"
@@ -118,14 +119,14 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
                 key="product_id",
                 columns=PRODUCT_COLUMNS,
                 refresh=settings.refresh,
-                as_of=AsOf("ts") if settings.as_of else None,
+                as_of=settings.as_of,
                 broadcast_limit=settings.broadcast_limit,
-                required=settings.as_of,
+                required=settings.as_of is not None,
             ),
         ),
         trigger=settings.trigger,
     )
-    if settings.as_of:
+    if settings.as_of is not None:
         return [purchases]
     products = Flow(
         name="products",
