@@ -181,29 +181,35 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
         raise _missing(dimension, location)
     if version == ABSENT:
         return Loaded(identity, version, session.createDataFrame([], _typed(dimension, _key_type(dimension))), 0)
-    limit = Size.parse(dimension.broadcast_limit)
-    # Files are compressed: rows that fit may still turn out too large, and what is too large here is not even read.
-    files = snapshot(session, location).sizeInBytesIfKnown()
-    if files.isDefined() and int(files.get()) > limit.bytes:
-        raise _too_large(dimension, f"{said_bytes(int(files.get()))} in its files alone", limit)
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
     there = _column(dimension.key).isNotNull()
     if DELETED in table.columns:
         there &= ~F.coalesce(_column(DELETED), F.lit(False))
     rows = table.where(there).select(*map(_column, _read(dimension)))
+    files = snapshot(session, location).sizeInBytesIfKnown()
+    if files.isDefined() and int(files.get()) > Size.parse(dimension.broadcast_limit).bytes:
+        # Perhaps by columns that nobody takes. It is read once more, rather than kept and then refused.
+        _measured(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
-        if size > limit.bytes:
-            raise _too_large(dimension, f"{said_bytes(size)} in {count:,} rows", limit)
+        size = _measured(dimension, rows)
         twice = [str(row[0]) for row in _ambiguous(dimension, rows).limit(_FEW).collect()]
         if twice:
             raise _more_than_one(dimension, version, twice)
     except BaseException:
         rows.unpersist()
         raise
-    return Loaded(identity, version, rows, int(size))
+    return Loaded(identity, version, rows, size)
+
+
+def _measured(dimension: Dimension, rows: DataFrame) -> int:
+    """Return what the rows take in memory; raise when that is more than the limit."""
+    limit = Size.parse(dimension.broadcast_limit)
+    count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
+    if size > limit.bytes:
+        raise _too_large(dimension, f"{said_bytes(size)} in {count:,} rows", limit)
+    return int(size)
 
 
 def _read(dimension: Dimension) -> list[str]:
