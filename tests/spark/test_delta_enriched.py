@@ -21,6 +21,7 @@ from headrace.runtime.events import BatchCommitted
 from headrace.sinks.cdc_history import History
 from headrace.sinks.delta_enriched import DeltaEnriched
 from headrace.sinks.dimension import AsOf, Dimension, DimensionInUse, EachBatch, EveryInterval, OnNewVersion, Refresh
+from headrace.sinks.table_policy import TablePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -147,15 +148,22 @@ def test_rows_that_wait_are_due_when_the_policy_takes_another_version(spark: Spa
     assert versions_seen(spark, target) == [0, 0, 1, 1]
 
 
-def test_what_is_enriched_stays_when_the_product_changes_or_goes(spark: SparkSession, target: Target):
-    given = sink()
+def test_what_is_enriched_stays_when_the_product_changes_or_goes_and_files_are_joined(
+    spark: SparkSession, target: Target
+):
+    given = replace(sink(), policy=TablePolicy(small_files=2))
     products(spark, target, "nut")
     given.prepare(spark, target)
     write(given, bought(spark, "1 nut"), 0, target)
     products(spark, target, "bolt")
     write(given, bought(spark, "2 nut"), 1, target)
 
-    assert held(spark, target) == [("1", "nut", "NUT", True, 0), ("2", "nut", None, False, 1)]
+    write(given, bought(spark, "3 bolt"), 2, target)
+
+    stays = [("1", "nut", "NUT", True, 0), ("2", "nut", None, False, 1), ("3", "bolt", "BOLT", True, 1)]
+    assert held(spark, target) == stays
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{target.table('silver/purchases')}`").orderBy("version").collect()
+    assert [each.operation for each in history] == ["WRITE", "WRITE", "WRITE", "OPTIMIZE"]
 
 
 def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_version(

@@ -71,7 +71,7 @@ class EnrichmentSettings:
     | products_trigger | every 10 seconds | how soon a product is known                                         |
     | max_offsets      | fits the machine | the most records of one batch                                       |
     | table            | silver/purchases | where purchases go, enriched and waiting ones                       |
-    | policy           | `TablePolicy()`  | how the dimension is kept: small files joined, old ones removed     |
+    | policy           | `TablePolicy()`  | how both tables are kept: small files joined, old ones removed      |
     """
 
     topic: str = "purchases"
@@ -123,6 +123,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
                 broadcast_limit=settings.broadcast_limit,
                 required=settings.as_of is not None,
             ),
+            policy=settings.policy,
         ),
         trigger=settings.trigger,
     )
