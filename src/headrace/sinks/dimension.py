@@ -303,7 +303,7 @@ def _more_than_one(dimension: Dimension, version: int, keys: list[str]) -> DataE
         f"The dimension {dimension.path} does not say which row belongs to a key: {dimension.key} {', '.join(keys)}.",
         why=f"In version {version} each of these {how}, so that a row joined with it would become two.",
         state=_NOTHING_WRITTEN,
-        remedy="Correct the table: the flow takes its next version."
+        remedy="Correct the table, and start the flow again: it takes the newest version."
         + (" For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""),
         code="HR-562",
     )
