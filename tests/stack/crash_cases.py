@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
+import pyarrow as pa
 from crash_shelf import Shelf
+from deltalake import write_deltalake
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
@@ -30,8 +32,11 @@ from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_cdc import DeltaCdc
+from headrace.sinks.delta_enriched import DeltaEnriched
 from headrace.sinks.delta_overwrite import DeltaOverwrite
+from headrace.sinks.delta_roll_ups import DeltaRollUps
 from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.dimension import Dimension
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.files import Files
 from headrace.sinks.jdbc import JdbcUpsert
@@ -42,6 +47,7 @@ from headrace.sources.kafka import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.group import GroupedData
 
 POINTS = {
     "P0": "before the offset log has the batch",
@@ -65,6 +71,9 @@ _EVENTS = 24
 # So many that every stage has kinds that are new and kinds that are not.
 _KINDS = 37
 _DELETES = 5
+# What a dimension knows of half of the keys.
+RANKS = {key: 10 * number for number, key in enumerate(KEYS[::2])}
+_RANKED = Dimension("ranks", key="name", columns=StructType([StructField("rank", LongType())]))
 
 Row = dict[str, object]
 
@@ -148,6 +157,39 @@ def kinds(stages: Stages) -> list[Row]:
     return [{"key": key, "kind": kind} for key, kind in sorted(found)]
 
 
+def minutes_of_keys(events: DataFrame) -> DataFrame:
+    found = events.groupBy(F.window("at", "1 minute"), "key").agg(
+        F.count("*").alias("events"), F.sum("seq").alias("sum")
+    )
+    window = F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end")
+    return found.select(F.lit("1 minute").alias("grain"), *window, "key", "events", "sum")
+
+
+def summed(rows: GroupedData) -> DataFrame:
+    return rows.agg(F.sum("events").alias("events"), F.sum("sum").alias("sum"))
+
+
+def minutes_and_hours(stages: Stages) -> list[Row]:
+    """Every minute so far, and every hour: of each key what its events add up to."""
+    events = [event for each in stages for event in each]
+    minute, hour = {"second": 0}, {"minute": 0, "second": 0}
+    grains = {"1 minute": (timedelta(minutes=1), minute), "1 hour": (timedelta(hours=1), hour)}
+    return [
+        {"grain": grain, "window_start": start, "window_end": start + length, **total}
+        for grain, (length, floor) in grains.items()
+        for start in sorted({event.at.replace(**floor) for event in events})
+        for total in totals([[event for event in events if event.at.replace(**floor) == start]])
+    ]
+
+
+def beside_their_rank(stages: Stages) -> list[Row]:
+    """Every event; those of a key that the dimension lacks wait in the table."""
+    return [
+        {**row, "rank": RANKS.get(str(row["key"])), "enriched": row["key"] in RANKS, "dimension_version": 0}
+        for row in each_event(stages)
+    ]
+
+
 def as_envelopes(events: DataFrame) -> DataFrame:
     """Changes of two tables, told by events: every fifth deletes the row of its key, the others set it."""
     gone = F.expr(f"seq % {_DELETES} = 0")
@@ -165,6 +207,11 @@ def as_envelopes(events: DataFrame) -> DataFrame:
 def newest_rows(stages: Stages) -> list[Row]:
     newest = {event.key: event.seq for events in stages for event in sorted(events, key=lambda event: event.seq)}
     return [{"key": key, "seq": str(seq)} for key, seq in newest.items() if seq % _DELETES]
+
+
+def make_dimension(target: Target) -> None:
+    """Make the table that events are enriched from, before the first driver."""
+    write_deltalake(target.table(_RANKED.path), pa.table({"name": list(RANKS), "rank": list(RANKS.values())}))
 
 
 def _half() -> Column:
@@ -280,7 +327,7 @@ class Case:
 
 
 def canonical(row: Row) -> str:
-    return json.dumps(row, sort_keys=True)
+    return json.dumps(row, sort_keys=True, default=str)
 
 
 CASES = {
@@ -288,6 +335,14 @@ CASES = {
     for case in (
         Case("delta-append", DeltaAppend("append"), closed_minutes, per_minute, delay="30 seconds"),
         Case("delta-upsert", DeltaUpsert("upsert", ["key"], "events"), totals, running_totals, "update"),
+        Case(
+            "delta-roll-ups",
+            DeltaRollUps("roll-ups", ["grain", "window_start", "key"], grains=["1 minute", "1 hour"], combine=summed),
+            minutes_and_hours,
+            minutes_of_keys,
+            "update",
+        ),
+        Case("delta-enriched", DeltaEnriched("enriched", key="key", dimension=_RANKED), beside_their_rank),
         Case("delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
         Case("delta-cdc", DeltaCdc("cdc", _captured, _typed), newest_rows, as_envelopes),
         Case("files", Files("files"), from_files=True),

@@ -26,7 +26,7 @@ from pathlib import Path
 import crash_armed
 import psutil
 from confluent_kafka import Producer
-from crash_cases import CASES, FOLDER, POINTS, TOPIC, WRITTEN, Case, Event, stage
+from crash_cases import CASES, FOLDER, POINTS, TOPIC, WRITTEN, Case, Event, make_dimension, stage
 from crash_points import END, Plan
 from crash_readers import Follower, half_done, held
 
@@ -146,6 +146,7 @@ class Chain:
         self.plan = Plan(tuple(CASES), str(folder), bootstrap, login)
         self._inbox = Path(self.plan.target.table(FOLDER))
         self._inbox.mkdir(parents=True)
+        make_dimension(self.plan.target)
         outputs = [place.topic for case in CASES.values() for place in case.places if isinstance(place, KafkaSink)]
         create_topics(self.plan.target.kafka, {TOPIC: 1, **dict.fromkeys(outputs, 2)})
         exact = [place.topic for case in CASES.values() for place in case.places if isinstance(place, KafkaExactlyOnce)]

@@ -214,4 +214,4 @@ def _connection(target: Target, name: str) -> psycopg.Connection[Row]:
 
 def _unmentioned(folder: Path, log: Iterator[Path]) -> bool:
     text = "".join(entry.read_text() for entry in log)
-    return any(file.name not in text for file in folder.glob("part-*"))
+    return any(file.name not in text for file in folder.rglob("part-*"))

@@ -12,6 +12,8 @@ from crash_cases import CASES, KEYS, POINTS, Case, canonical
 from crash_chain import Chain, Difference
 from crash_readers import delta_versions
 
+from headrace.flow.guarantee import Guarantee
+from headrace.operate.matrix_page import SINKS
 from headrace.sinks.delta_table import DeltaTableSink
 from headrace.sinks.kafka import KafkaSink
 
@@ -39,6 +41,12 @@ def chain(broker: Broker, postgres: Database, tmp_path_factory: pytest.TempPathF
     chain.run()
     logging.getLogger(__name__).info("seconds %s", chain.seconds)
     return chain
+
+
+def test_every_sink_that_promises_exactly_once_is_killed():
+    promised = {each for each in SINKS if each.guarantee is Guarantee.EXACTLY_ONCE}  # type: ignore[attr-defined]
+
+    assert promised - {type(place) for case in EXACT for place in case.places} == set()
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -6,14 +6,17 @@ import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from headrace.patterns.enrichment.flows import EnrichmentSettings, flows
 from headrace.patterns.enrichment.generator import (
     MALFORMED,
+    EnrichmentGenerator,
     ProductGenerator,
     PurchaseGenerator,
     PurchaseTraffic,
 )
 from headrace.patterns.enrichment.model import Product, judge, newest_products, replay
 from headrace.patterns.records import Bad, Consumed
+from headrace.sinks.table_policy import TablePolicy
 
 DAY = datetime(2024, 5, 6, tzinfo=UTC)
 NOON_US = round(DAY.timestamp() * 1_000_000) + 12 * 3_600_000_000
@@ -96,6 +99,29 @@ def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_the
         told = json.loads(each.value or b"")
         prices.setdefault(told["product_id"], set()).add(told["price"])
     assert any(len(each) > 1 for each in prices.values())
+
+
+def test_both_tables_are_kept_by_the_policy():
+    kept = TablePolicy(keep="2 days")
+
+    assert [flow.sink.policy for flow in flows(EnrichmentSettings(policy=kept))] == [kept, kept]
+    assert [flow.sink.policy for flow in flows()] == [TablePolicy(), TablePolicy()]
+
+
+def test_both_come_in_one_stream_in_order_each_on_its_topic():
+    settings, end = PurchaseTraffic(rate=5, products_topic="known"), DAY + timedelta(minutes=10)
+    made = list(EnrichmentGenerator(settings).events(DAY, end))
+
+    assert [each.arrival_ms for each in made] == sorted(each.arrival_ms for each in made)
+    products = [each for each in made if each.topic == "known"]
+    assert products == list(ProductGenerator(settings).events(DAY, end))
+    # None is the topic of the generator itself.
+    purchases = [each for each in made if each.topic is None]
+    assert purchases == list(PurchaseGenerator(settings).events(DAY, end))
+    assert len(products) + len(purchases) == len(made)
+    assert EnrichmentGenerator(settings).topic == "purchases"
+    # What is known at the first moment comes before the first purchase.
+    assert made.index(purchases[0]) > 100
 
 
 def test_some_products_are_bought_before_they_are_announced_and_some_never_are():

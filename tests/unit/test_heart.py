@@ -74,6 +74,28 @@ def test_without_state_nothing_waits_and_the_heart_is_still() -> None:
     assert beating.on_batch({"rows": Seen(0)}, state_rows=2) == {"rows": 490_000}
 
 
+def test_without_state_a_beat_is_due_when_rows_wait_in_the_sink() -> None:
+    clock, waits, asked = Clock(), [False], []
+
+    def sink_waits() -> bool:
+        asked.append(clock.now)
+        return waits[0]
+
+    beating = Heart({"rows": IDLE}, clock, sink_waits)
+    beating.on_batch({"rows": Seen(3)}, state_rows=0)
+    for clock.now in (105_000, 110_000, 111_000):
+        assert beating.on_nothing() == {}
+    # Before its input is quiet for long enough nobody asks the sink.
+    assert asked == [110_000, 111_000]
+    waits[0] = True
+    clock.now = 112_000
+    assert beating.on_nothing() == {"rows": 102_000}
+    clock.now = 116_999
+    assert beating.on_nothing() == {}
+    clock.now = 117_000
+    assert beating.on_batch({"rows": Seen(0)}, state_rows=0) == {"rows": 107_000}
+
+
 def test_of_two_inputs_only_the_quiet_one_gets_a_beat() -> None:
     clock = Clock()
     beating = heart(clock, "orders", "payments")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import warnings
 from pathlib import Path
 
@@ -27,12 +29,14 @@ from headrace import (
     RealTime,
     Severity,
     check,
+    sinks,
 )
 from headrace.flow import judge, matrix
 from headrace.flow.operators import Kind, Operator, Plan, Unplanned
 from headrace.operate import plans
 from headrace.operate.matrix_page import SINKS, drawn
 from headrace.operate.run import until_done_of
+from headrace.sinks.kafka import KafkaSink
 
 LEVERS = Path(__file__).parents[2] / "docs" / "levers"
 ROW = StructType([StructField("id", StringType())])
@@ -168,6 +172,16 @@ def test_every_refusal_of_a_sink_has_a_reason_and_a_way_out() -> None:
     refusing = {each.__name__: frozenset(OutputMode) - each.output_modes for each in SINKS}  # type: ignore[attr-defined]
     told = {name: frozenset(others) for name, (_, others) in matrix.SINKS.items()}
     assert {name: modes for name, modes in refusing.items() if modes} == told
+
+
+def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
+    modules = [
+        importlib.import_module(each.name) for each in pkgutil.iter_modules(sinks.__path__, f"{sinks.__name__}.")
+    ]
+    classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+    # Those that wrap others have the modes as a property. A `KafkaSink` is what the two for topics have in common.
+    ends = {each for each in classes if isinstance(getattr(each, "output_modes", None), frozenset)}
+    assert {each for each in ends if not each.__name__.startswith("_")} - {KafkaSink} == set(SINKS)
 
 
 def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:

@@ -317,6 +317,10 @@ _REPLACED = "The table is replaced by each batch, so only the rows of the last o
 _STAYS = (
     "Rows are written by key, so a group that is no longer in the result would stay, and all others be written again."
 )
+_CHANGES = (
+    "Its rows are changes of a source, each told once and applied in the order of the source's log, so a row that "
+    "replaces an earlier one would be one change more."
+)
 
 # By the class of a sink: why it does not take the modes that it does not take, and which sink does.
 SINKS: Mapping[str, tuple[str, Mapping[OutputMode, str]]] = {
@@ -324,6 +328,9 @@ SINKS: Mapping[str, tuple[str, Mapping[OutputMode, str]]] = {
     "Files": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
     "DeltaOverwrite": (_REPLACED, {OutputMode.APPEND: "DeltaAppend", OutputMode.UPDATE: "DeltaUpsert"}),
     "DeltaUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "DeltaRollUps": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "DeltaEnriched": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "DeltaCdc": (_CHANGES, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
     "JdbcUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
     "Rest": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
 }

@@ -111,6 +111,19 @@ class InFolder(Protocol):
 
 
 @runtime_checkable
+class Waiting(Protocol):
+    """A sink in which rows wait for something that comes by another way than the flow's inputs."""
+
+    def is_due(self, session: SparkSession, target: Target) -> bool:
+        """Whether a batch would do something for them even if it brought no rows.
+
+        Changes nothing. Called between batches while an input whose watermark has an `idle` is quiet, on the thread of
+        Spark's listener: a batch may be under way. After a yes the runtime makes a batch without rows.
+        """
+        ...
+
+
+@runtime_checkable
 class Captured(Protocol):
     """A sink for the changes of a captured database."""
 

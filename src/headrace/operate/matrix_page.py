@@ -23,7 +23,10 @@ from headrace.flow.operators import Kind
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink
 from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta_cdc import DeltaCdc
+from headrace.sinks.delta_enriched import DeltaEnriched
 from headrace.sinks.delta_overwrite import DeltaOverwrite
+from headrace.sinks.delta_roll_ups import DeltaRollUps
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.files import Files
 from headrace.sinks.jdbc import JdbcUpsert
@@ -37,7 +40,10 @@ from headrace.sinks.rest import Rest
 SINKS: tuple[type, ...] = (
     DeltaAppend,
     DeltaUpsert,
+    DeltaRollUps,
+    DeltaEnriched,
     DeltaOverwrite,
+    DeltaCdc,
     Files,
     KafkaTopic,
     KafkaExactlyOnce,

@@ -3,7 +3,8 @@
 A watermark moves only with rows, so the last windows of a topic that goes quiet would stay open until its next row. A
 beat says that event time has come to a moment. It is due when all of these hold:
 
-1. the flow keeps state, or it is not known yet whether it does: otherwise nothing waits for the watermark;
+1. something waits: the flow keeps state, or it is not known yet whether it does, or rows wait in its sink for what has
+   come meanwhile (`Waiting`). Otherwise nobody needs the watermark, or a batch;
 2. the last trigger found nothing new in the input: a beat amid a backlog would make the rest of it late;
 3. nothing has come for `idle`, counted from the last rows or from the start of this run;
 4. the last beat is half of `idle` old: more would move the watermark by little and cost a batch each.
@@ -13,7 +14,7 @@ A beat stands `idle` behind the clock, and later than all before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headrace.runtime.clock import Clock
@@ -35,10 +36,15 @@ class _Pulse:
 
 
 class Heart:
-    """The beats of one run of a flow. Used by one thread at a time."""
+    """The beats of one run of a flow. Used by one thread at a time.
 
-    def __init__(self, idle_ms: Mapping[str, int], clock: Clock) -> None:
-        self._clock = clock
+    `sink_waits` says whether rows in the sink wait for a batch; it is asked only when that decides.
+    """
+
+    def __init__(
+        self, idle_ms: Mapping[str, int], clock: Clock, sink_waits: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._clock, self._sink_waits = clock, sink_waits
         start = clock()
         self._pulses = {name: _Pulse(idle, start) for name, idle in idle_ms.items()}
         self._state_rows: int | None = None
@@ -60,6 +66,10 @@ class Heart:
         for name, pulse in self._pulses.items():
             beat = now - pulse.idle_ms
             rested = pulse.last_beat is None or beat >= pulse.last_beat + pulse.idle_ms // 2
-            if name in quiet and self._state_rows != 0 and beat >= pulse.quiet_since and rested:
-                due[name] = pulse.last_beat = beat
+            if name in quiet and beat >= pulse.quiet_since and rested:
+                due[name] = beat
+        if not due or (self._state_rows == 0 and not self._sink_waits()):
+            return {}
+        for name, beat in due.items():
+            self._pulses[name].last_beat = beat
         return due

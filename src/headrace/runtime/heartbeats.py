@@ -15,9 +15,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Continuous, RealTime, Watermark
+from headrace.flow.sink import Waiting, leaves
+from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock
 from headrace.runtime.heart import Heart, Seen
@@ -36,15 +39,17 @@ _KEEP = ".keep"
 class Heartbeats:
     """The beats of one run of a flow. `under_watermark` on the thread that starts it, the rest on the listener's."""
 
-    def __init__(self, flow: Flow, checkpoint: Checkpoint, clock: Clock) -> None:
-        self._flow, self._checkpoint, self._clock = flow, checkpoint, clock
+    def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, clock: Clock) -> None:
+        self._flow, self._target, self._checkpoint = flow, target, checkpoint
         # A run that ends when everything is read waits for nobody.
         ending = isinstance(flow.trigger, AvailableNow)
         idles = {name: given.watermark.idle_duration for name, given in flow.named_inputs.items() if given.watermark}
         # Triggers without batches keep no state, and take no second source.
         batches = not isinstance(flow.trigger, Continuous | RealTime)
         self._idle = {name: idle.ms for name, idle in idles.items() if idle is not None and batches}
-        self._heart = Heart({} if ending else self._idle, clock)
+        self._heart = Heart({} if ending else self._idle, clock, self._sink_waits)
+        self._waiting = [sink for _, sink in leaves(flow.sink) if isinstance(sink, Waiting)]
+        self._session: SparkSession | None = None
         self._beating = threading.Lock()
         self.streams: dict[Place, DataFrame] = {}
 
@@ -52,7 +57,7 @@ class Heartbeats:
         """Return the rows of an input under its watermark, with its beats. Called once per input and start."""
         if name not in self._idle and not self._was_beating(name):
             return rows.withWatermark(watermark.column, watermark.duration.spark())
-        folder = self._folder(name)
+        self._session, folder = session, self._folder(name)
         if self._checkpoint.unfinished() is None:
             for each in self._checkpoint.files.names(folder):
                 if not each.startswith("."):
@@ -87,6 +92,13 @@ class Heartbeats:
             # A beat that cannot be written is not missed: the next one comes with the next trigger.
             with suppress(OSError, Py4JError):
                 self._checkpoint.files.write(f"{self._folder(name)}/{beat}", str(beat))
+
+    def _sink_waits(self) -> bool:
+        """Whether rows in a sink wait for a batch. A sink that cannot say now is asked at the next trigger again."""
+        session = self._session
+        with suppress(OSError, Py4JError, PySparkException):
+            return session is not None and any(sink.is_due(session, self._target) for sink in self._waiting)
+        return False
 
     def _was_beating(self, name: str) -> bool:
         """Whether the checkpoint counts beats of the input. Its stream then stays, without beats, and can be silent."""

@@ -96,7 +96,7 @@ class RunningQuery:
         self._manifest = Manifest(checkpoint)
         self._digests: dict[int, str] = {}
         self._memory_mb = memory_mb
-        self._beats = Heartbeats(flow, checkpoint, clock)
+        self._beats = Heartbeats(flow, target, checkpoint, clock)
         self._watch = StateWatch(flow, checkpoint, clock, hear)
         self._frames = Frames(flow, target, checkpoint, self._beats)
         self._order: tuple[Place, ...] = ()

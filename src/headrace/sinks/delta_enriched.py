@@ -46,6 +46,9 @@ class DeltaEnriched(DeltaTableSink):
     rows up again; who is found moves to `enriched = true`, and is never touched again. `dimension_version` is the
     version that a row was looked up in last.
 
+    While no rows come there are no batches. Give the input's watermark an `idle`: then the runtime makes a batch
+    without rows when rows wait and the dimension is another one (`Waiting`).
+
     The rows of a batch and the rows that waited change in one commit, so that in every version of the table each row is
     there once: enriched or waiting. The commit tells the batch and the version of the dimension in its `userMetadata`.
 
@@ -106,14 +109,22 @@ class DeltaEnriched(DeltaTableSink):
         self._tried.wrote = True
         self.look_after(session, batch.target)
 
+    def is_due(self, session: SparkSession, target: Target) -> bool:
+        """Whether rows wait that were not looked up yet in the version of the dimension that a batch would see now."""
+        found, location = self.in_use.upcoming(self.dimension, session, target), self.folder(target)
+        if found is None or found == self._tried.identity or version(session, location) < 0:
+            return False
+        return not session.read.format("delta").load(location).where(~F.col(ENRICHED)).isEmpty()
+
     def _joined(self, rows: DataFrame, loaded: Loaded) -> DataFrame:
         dimension = self.dimension
         known = {name: F.col(f"_dimension.`{name}`") for name in loaded.rows.columns}
         here = F.broadcast(loaded.rows.select(F.struct("*").alias("_dimension")))
         condition = _quoted(self.key) == known[dimension.key]
         if dimension.as_of is not None:
-            at, until = _quoted(dimension.as_of.time), known[dimension.as_of.valid_to]
-            condition &= (at >= known[dimension.as_of.valid_from]) & (until.isNull() | (at < until))
+            at, since = _quoted(dimension.as_of.time), known[dimension.as_of.valid_from]
+            until = known[dimension.as_of.valid_to]
+            condition &= (since.isNull() | (at >= since)) & (until.isNull() | (at < until))
         return rows.join(here, condition, "left").select(
             *(_quoted(name) for name in rows.columns),
             *(known[name].alias(name) for name in dimension.names),

@@ -22,6 +22,7 @@ from headrace.errors import DataError
 from headrace.flow.duration import Duration
 from headrace.flow.size import Size, said_bytes
 from headrace.flow.target import Target
+from headrace.sinks.cdc_mirror import DELETED
 from headrace.sinks.cdc_table import snapshot
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ Refresh = EachBatch | EveryInterval | OnNewVersion
 class AsOf:
     """Take the row of a key that was valid when the event happened: from `valid_from` to before `valid_to`.
 
-    `time` is the event's column. A null `valid_to` is valid until further notice, as in a table of SCD type 2.
+    `time` is the event's column. A null `valid_from` is valid from ever, and a null `valid_to` until further notice, as
+    in a table of SCD type 2.
     """
 
     time: str
@@ -72,6 +74,8 @@ class AsOf:
 @dataclass(frozen=True)
 class Dimension:
     """A Delta table below the lake, unless `path` is absolute, with one row per key, or per key and time.
+
+    Rows that are marked as deleted, as a mirror or a history of captured changes marks them, count as not there.
 
     | field           | default        | meaning                                                                     |
     |-----------------|----------------|-----------------------------------------------------------------------------|
@@ -112,7 +116,7 @@ class Loaded:
 
 
 class DimensionInUse:
-    """The dimension as one run of a flow uses it. Called on one thread; `begin` at every start of the flow."""
+    """The dimension as one run of a flow uses it. Called on one thread, but for `upcoming`; `begin` at every start."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -140,6 +144,18 @@ class DimensionInUse:
         self._loaded = _load(dimension, session, target.table(dimension.path), identity, version)
         return self._loaded
 
+    def upcoming(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int] | None:
+        """Return the table and the version that `current` would use now. Changes nothing; called on any thread.
+
+        None is before the first reading.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return None
+        if not self._is_due(dimension.refresh):
+            return loaded.identity, loaded.version
+        return _newest(session, target.table(dimension.path))
+
     def _is_due(self, refresh: Refresh) -> bool:
         if isinstance(refresh, EveryInterval):
             return self._clock() - self._looked >= Duration.parse(refresh.interval).seconds
@@ -165,26 +181,35 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
         raise _missing(dimension, location)
     if version == ABSENT:
         return Loaded(identity, version, session.createDataFrame([], _typed(dimension, _key_type(dimension))), 0)
-    limit = Size.parse(dimension.broadcast_limit)
-    # Files are compressed: rows that fit may still turn out too large, and what is too large here is not even read.
-    files = snapshot(session, location).sizeInBytesIfKnown()
-    if files.isDefined() and int(files.get()) > limit.bytes:
-        raise _too_large(dimension, f"{said_bytes(int(files.get()))} in its files alone", limit)
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
-    rows = table.where(_column(dimension.key).isNotNull()).select(*map(_column, _read(dimension)))
+    there = _column(dimension.key).isNotNull()
+    if DELETED in table.columns:
+        there &= ~F.coalesce(_column(DELETED), F.lit(False))
+    rows = table.where(there).select(*map(_column, _read(dimension)))
+    files = snapshot(session, location).sizeInBytesIfKnown()
+    if files.isDefined() and int(files.get()) > Size.parse(dimension.broadcast_limit).bytes:
+        # Perhaps by columns that nobody takes. It is read once more, rather than kept and then refused.
+        _measured(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
-        if size > limit.bytes:
-            raise _too_large(dimension, f"{said_bytes(size)} in {count:,} rows", limit)
+        size = _measured(dimension, rows)
         twice = [str(row[0]) for row in _ambiguous(dimension, rows).limit(_FEW).collect()]
         if twice:
             raise _more_than_one(dimension, version, twice)
     except BaseException:
         rows.unpersist()
         raise
-    return Loaded(identity, version, rows, int(size))
+    return Loaded(identity, version, rows, size)
+
+
+def _measured(dimension: Dimension, rows: DataFrame) -> int:
+    """Return what the rows take in memory; raise when that is more than the limit."""
+    limit = Size.parse(dimension.broadcast_limit)
+    count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
+    if size > limit.bytes:
+        raise _too_large(dimension, f"{said_bytes(size)} in {count:,} rows", limit)
+    return int(size)
 
 
 def _read(dimension: Dimension) -> list[str]:
@@ -225,10 +250,12 @@ def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
         return rows.groupBy(key).count().where("count > 1").select(key)
     since, until = _column(dimension.as_of.valid_from), _column(dimension.as_of.valid_to)
     # A version that ends when it begins is never valid.
-    valid = rows.where(until.isNull() | (until > since))
-    following = F.lead(since).over(Window.partitionBy(key).orderBy(since))
+    valid = rows.where(until.isNull() | since.isNull() | (until > since))
+    by_time = Window.partitionBy(key).orderBy(since.asc_nulls_first())
+    following = F.lead(F.struct(since.alias("since"))).over(by_time)
     marked = valid.select(key, until.alias("_until"), following.alias("_next"))
-    return marked.where("_next IS NOT NULL AND (_until IS NULL OR _until > _next)").select(key)
+    overlap = "_until IS NULL OR _next.since IS NULL OR _until > _next.since"
+    return marked.where(f"_next IS NOT NULL AND ({overlap})").select(key)
 
 
 def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
@@ -276,7 +303,7 @@ def _more_than_one(dimension: Dimension, version: int, keys: list[str]) -> DataE
         f"The dimension {dimension.path} does not say which row belongs to a key: {dimension.key} {', '.join(keys)}.",
         why=f"In version {version} each of these {how}, so that a row joined with it would become two.",
         state=_NOTHING_WRITTEN,
-        remedy="Correct the table: the flow takes its next version."
+        remedy="Correct the table, and start the flow again: it takes the newest version."
         + (" For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""),
         code="HR-562",
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from threading import Event
@@ -17,14 +16,16 @@ from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.operate.compare import Comparison, table_rows
-from headrace.operate.generate import Generator, Sent, generate
+from headrace.operate.generate import Sent, generate
 from headrace.operate.replayed import Filed, ModelVerdict, boundaries, compare_filed, consumed, only, past
 from headrace.operate.scene import Scene
 from headrace.patterns.enrichment import flows as pattern
 from headrace.patterns.enrichment import model
-from headrace.patterns.enrichment.generator import ProductGenerator, generator
+from headrace.patterns.enrichment.generator import EnrichmentGenerator, PurchaseTraffic
+from headrace.patterns.records import Bad
 from headrace.patterns.window_model import taken
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.sinks.cdc_mirror import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,6 +87,8 @@ def _compare_products(
     ]
     path = settings.dimension
     found.add(f"delta:{path}", expected, only(table_rows(spark, "delta", target.table(path)), *names))
+    bad = [each for each in map(model.PRODUCT.judge, read) if isinstance(each, Bad)]
+    compare_filed(found, spark, target, flow.name, Filed(bad, [0] * len(batches)))
 
 
 def _catalogue(
@@ -93,7 +96,9 @@ def _catalogue(
 ) -> list[model.Product]:
     """Return the rows of one version of the dimension."""
     read = spark.read.format("delta").option("versionAsOf", str(version)).load(target.table(settings.dimension))
-    bounds = ("valid_from", "valid_to") if settings.as_of else ()
+    bounds = () if settings.as_of is None else (settings.as_of.valid_from, settings.as_of.valid_to)
+    if DELETED in read.columns:
+        read = read.where(f"NOT coalesce({DELETED}, false)")
     return [
         model.Product(row.product_id, row.name, row.category, row.price, *(_micros(row[name]) for name in bounds))
         for row in read.select("product_id", "name", "category", "price", *bounds).collect()
@@ -122,23 +127,16 @@ class EnrichmentDemo:
         create_topics(scene.target.kafka, dict.fromkeys(self.settings.topics, _PARTITIONS))
 
     def feed(self, scene: Scene, stop: Event) -> Sent:
-        """Send the recent past at once, then purchases and what becomes known of products, side by side."""
+        """Send the recent past at once, then purchases and what becomes known of products as they come."""
         wanted = scene.settings
-        purchases = generator(rate=wanted.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=wanted.seed)
-
-        def send(records: Generator) -> Sent:
-            try:
-                return generate(records, scene.target, backfill=past(scene.target, records.topic, wanted), stop=stop)
-            except BaseException:
-                stop.set()  # the other one would go on alone
-                raise
-
-        with ThreadPoolExecutor(2) as pool:
-            sent = [
-                each.result() for each in [pool.submit(send, it) for it in (ProductGenerator(wanted.seed), purchases)]
-            ]
-        kinds = {kind: number for each in sent for kind, number in each.by_kind.items()}
-        return Sent(sum(each.records for each in sent), kinds, max(each.seconds for each in sent))
+        traffic = PurchaseTraffic(
+            wanted.rate,
+            seed=wanted.seed,
+            purchases_topic=self.settings.topic,
+            products_topic=self.settings.products_topic,
+        )
+        history = past(scene.target, self.settings.topic, wanted)
+        return generate(EnrichmentGenerator(traffic), scene.target, backfill=history, stop=stop)
 
     def flows(self) -> Sequence[Flow]:
         """Return products and purchases."""

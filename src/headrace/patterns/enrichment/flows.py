@@ -60,23 +60,27 @@ class EnrichmentSettings:
     | dimension        | dim/products     | the table of products                                               |
     | refresh          | on a new version | when purchases meet a newer version of it: `OnNewVersion()`,        |
     |                  |                  | `EachBatch()`, `EveryInterval("5 minutes")`                         |
-    | as_of            | no               | join with the product as it was when it was bought; the dimension   |
-    |                  |                  | then has `valid_from` and `valid_to`, and somebody else writes it   |
+    | as_of            | None             | `AsOf("ts")`: join with the product as it was when it was bought;   |
+    |                  |                  | the dimension then says from when to when each row was valid, by    |
+    |                  |                  | the columns that `AsOf` names, and somebody else writes it          |
     | broadcast_limit  | 100 MB           | the most that the dimension may take in memory                      |
     | trigger          | every 30 seconds | freshness of the purchases                                          |
+    | idle             | 1 minute         | after how long without purchases those that wait are looked up when |
+    |                  |                  | the dimension has changed; None waits for the next purchase         |
     | products_topic   | products         | where changes of products are read                                  |
     | products_trigger | every 10 seconds | how soon a product is known                                         |
     | max_offsets      | fits the machine | the most records of one batch                                       |
     | table            | silver/purchases | where purchases go, enriched and waiting ones                       |
-    | policy           | `TablePolicy()`  | how the dimension is kept: small files joined, old ones removed     |
+    | policy           | `TablePolicy()`  | how both tables are kept: small files joined, old ones removed      |
     """
 
     topic: str = "purchases"
     dimension: str = "dim/products"
     refresh: Refresh = field(default_factory=OnNewVersion)
-    as_of: bool = False
+    as_of: AsOf | None = None
     broadcast_limit: str = "100 MB"
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    idle: str | None = "1 minute"
     products_topic: str = "products"
     products_trigger: Trigger = field(default_factory=lambda: Every("10 seconds"))
     max_offsets: int | Fit = field(default_factory=Fit)
@@ -104,7 +108,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
             Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets),
             schema=PURCHASE,
             # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
-            watermark=Watermark("ts", "0 seconds"),
+            watermark=Watermark("ts", "0 seconds", idle=settings.idle),
         ),
         transform=as_they_are,
         sink=DeltaEnriched(
@@ -115,14 +119,15 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
                 key="product_id",
                 columns=PRODUCT_COLUMNS,
                 refresh=settings.refresh,
-                as_of=AsOf("ts") if settings.as_of else None,
+                as_of=settings.as_of,
                 broadcast_limit=settings.broadcast_limit,
-                required=settings.as_of,
+                required=settings.as_of is not None,
             ),
+            policy=settings.policy,
         ),
         trigger=settings.trigger,
     )
-    if settings.as_of:
+    if settings.as_of is not None:
         return [purchases]
     products = Flow(
         name="products",

@@ -9,6 +9,9 @@ minutes, most in its first ones.
 - One in forty is never announced: its purchases wait for ever.
 - The price of a product changes every ten minutes.
 
+Both come in one stream, in the order of their arrival, each record with its topic. A stream begins with all products
+that are known at its first moment.
+
 Late, duplicate and malformed purchases are as everywhere: `headrace.patterns.traffic`.
 """
 
@@ -20,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from itertools import count
 from typing import ClassVar
 
@@ -81,18 +84,27 @@ def price(seed: int, product: CatalogueEntry, change: int) -> str:
 
 @dataclass(frozen=True)
 class PurchaseTraffic(Traffic):
-    """How a stream of purchases looks: as any traffic."""
+    """How a stream of purchases looks: as any traffic. What is told of products comes on top of `rate`.
+
+    The topics are where the flows read.
+    """
 
     pattern: ClassVar[str] = "enrichment"
+
+    purchases_topic: str = "purchases"
+    products_topic: str = "products"
 
 
 @dataclass(frozen=True)
 class PurchaseGenerator:
     """Streams of purchases. Holds no state: every call of `events` starts a simulation of its own."""
 
-    topic: ClassVar[str] = "purchases"
-
     settings: PurchaseTraffic = PurchaseTraffic()
+
+    @property
+    def topic(self) -> str:
+        """Where purchases go."""
+        return self.settings.purchases_topic
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
@@ -103,14 +115,22 @@ class PurchaseGenerator:
 class ProductGenerator:
     """What becomes known of products: all that was known at the first moment, then what changes."""
 
-    topic: ClassVar[str] = "products"
+    settings: PurchaseTraffic = PurchaseTraffic()
 
-    seed: int = 7
+    @property
+    def topic(self) -> str:
+        """Where products go."""
+        return self.settings.products_topic
+
+    @property
+    def seed(self) -> int:
+        """That of the catalogue, which purchases are made from too."""
+        return self.settings.seed
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        start = PurchaseTraffic().milliseconds(from_)
-        end = None if until is None else PurchaseTraffic().milliseconds(until)
+        start = self.settings.milliseconds(from_)
+        end = None if until is None else self.settings.milliseconds(until)
         due: list[tuple[int, int, int]] = []
         # Late purchases reach back an hour, to products that were born 40 minutes before.
         for number in count(start // _BORN_EVERY_MS - 3 * _SOLD_FOR):
@@ -146,14 +166,31 @@ class ProductGenerator:
             f'"updated_at":"{iso(moment)}"}}'
         )
         kind = "price" if change else "product"
-        return Record(product.product_id.encode(), text.encode(), moment, max(moment, start), kind)
+        return Record(product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic)
+
+
+@dataclass(frozen=True)
+class EnrichmentGenerator:
+    """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
+
+    settings: PurchaseTraffic = PurchaseTraffic()
+
+    @property
+    def topic(self) -> str:
+        """Where purchases go; the records of products name theirs."""
+        return self.settings.purchases_topic
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        both = ProductGenerator(self.settings), PurchaseGenerator(self.settings)
+        return merge(*(each.events(from_, until) for each in both), key=lambda record: record.arrival_ms)
 
 
 def generator(
     *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
-) -> PurchaseGenerator:
+) -> EnrichmentGenerator:
     """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return PurchaseGenerator(PurchaseTraffic(rate, late, duplicates, malformed, seed, oversized))
+    return EnrichmentGenerator(PurchaseTraffic(rate, late, duplicates, malformed, seed, oversized))
 
 
 class _Simulation:
