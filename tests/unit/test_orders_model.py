@@ -7,9 +7,12 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from typer.testing import CliRunner
 
 from headrace.cli.flow_events import watermark_lines
+from headrace.cli.main import app
 from headrace.operate.run import FlowFigures
+from headrace.operate.scene import DemoSettings
 from headrace.patterns.orders.flows import OrderSettings
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.orders.model import (
@@ -209,6 +212,19 @@ def test_the_same_seed_and_moment_give_the_same_bytes():
     traffic = OrderGenerator(OrderTraffic(rate=5))
     first, again = (list(traffic.events(NOW, NOW + timedelta(minutes=3))) for _ in range(2))
     assert first == again
+
+
+def test_the_demo_begins_with_a_past_of_which_minutes_are_judged(monkeypatch: pytest.MonkeyPatch):
+    begun = list[timedelta]()
+
+    def run_demo(_name: str, settings: DemoSettings, *_rest: object) -> None:
+        begun.append(settings.backfill)
+        raise SystemExit
+
+    monkeypatch.setattr("headrace.cli.demo.run_demo", run_demo)
+    for words in (["orders"], ["rides"], ["orders", "--backfill", "10 minutes"]):
+        CliRunner().invoke(app, ["demo", *words, "--json"])
+    assert begun == [timedelta(hours=3), timedelta(minutes=90), timedelta(minutes=10)]
 
 
 def test_an_input_without_a_row_in_the_run_is_the_one_that_holds_the_others_back():
