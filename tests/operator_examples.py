@@ -32,6 +32,9 @@ ROW = StructType(
 )
 HOUR = "l.id = r.id and r.at between l.at and l.at + interval 1 hour"
 BOTH = "l.id = r.id and r.at between l.at - interval 1 hour and l.at + interval 1 hour"
+# One end of a bound: the first lets go of rows on the left, the second of rows on the right.
+UP_TO = "l.id = r.id and r.at <= l.at + interval 1 hour"
+FROM = "l.id = r.id and r.at >= l.at"
 
 Example = Callable[["DataFrame", "DataFrame"], "DataFrame"]
 
@@ -145,10 +148,14 @@ EXAMPLES: dict[Kind, Example] = {
     Kind.DEDUP_WITHIN: lambda rows, _: rows.dropDuplicatesWithinWatermark(["id"]),
     Kind.DEDUP_WITHIN_UNBOUNDED: lambda rows, _: bare(rows).dropDuplicatesWithinWatermark(["id"]),
     Kind.INNER_JOIN: joined("inner", BOTH),
+    Kind.INNER_JOIN_HALF: joined("inner", UP_TO),
     Kind.INNER_JOIN_UNBOUNDED: joined("inner", "l.id = r.id"),
     Kind.SEMI_JOIN: joined("left_semi", BOTH),
+    Kind.SEMI_JOIN_HALF: joined("left_semi", UP_TO),
     Kind.SEMI_JOIN_UNBOUNDED: joined("left_semi", BOTH, marked=False),
     Kind.OUTER_JOIN: joined("left", HOUR),
+    Kind.OUTER_JOIN_HALF: joined("left", UP_TO),
+    Kind.FULL_JOIN_HALF: joined("full", UP_TO),
     Kind.OUTER_JOIN_UNBOUNDED: joined("full", "l.id = r.id"),
     Kind.ANTI_JOIN: joined("left_anti", BOTH),
     Kind.KEYLESS_JOIN: joined("inner", "r.at between l.at and l.at + interval 1 hour"),
@@ -176,6 +183,31 @@ EXAMPLES: dict[Kind, Example] = {
     Kind.STATIC_UNION: lambda rows, _: rows.select("id").union(static(rows).select("id")),
     Kind.INTERSECT: lambda rows, _: rows.select("id").intersect(static(rows).select("id")),
     Kind.EXCEPT: lambda rows, _: rows.select("id").exceptAll(static(rows).select("id")),
+}
+
+# Every join by every bound: what it is, and the sides whose rows are never let go of.
+BOUNDS = {"both": HOUR, "up to": UP_TO, "from": FROM, "none": "l.id = r.id"}
+JOINS: dict[tuple[str, str], tuple[Kind, set[str]]] = {
+    ("inner", "both"): (Kind.INNER_JOIN, set()),
+    ("inner", "up to"): (Kind.INNER_JOIN_HALF, {"right"}),
+    ("inner", "from"): (Kind.INNER_JOIN_HALF, {"left"}),
+    ("inner", "none"): (Kind.INNER_JOIN_UNBOUNDED, {"left", "right"}),
+    ("left_semi", "both"): (Kind.SEMI_JOIN, set()),
+    ("left_semi", "up to"): (Kind.SEMI_JOIN_HALF, {"right"}),
+    ("left_semi", "from"): (Kind.SEMI_JOIN_UNBOUNDED, {"left"}),
+    ("left_semi", "none"): (Kind.SEMI_JOIN_UNBOUNDED, {"left", "right"}),
+    ("left", "both"): (Kind.OUTER_JOIN, set()),
+    ("left", "up to"): (Kind.OUTER_JOIN_HALF, {"right"}),
+    ("left", "from"): (Kind.OUTER_JOIN_UNBOUNDED, {"left"}),
+    ("left", "none"): (Kind.OUTER_JOIN_UNBOUNDED, {"left", "right"}),
+    ("right", "both"): (Kind.OUTER_JOIN, set()),
+    ("right", "up to"): (Kind.OUTER_JOIN_UNBOUNDED, {"right"}),
+    ("right", "from"): (Kind.OUTER_JOIN_HALF, {"left"}),
+    ("right", "none"): (Kind.OUTER_JOIN_UNBOUNDED, {"left", "right"}),
+    ("full", "both"): (Kind.OUTER_JOIN, set()),
+    ("full", "up to"): (Kind.FULL_JOIN_HALF, {"right"}),
+    ("full", "from"): (Kind.FULL_JOIN_HALF, {"left"}),
+    ("full", "none"): (Kind.OUTER_JOIN_UNBOUNDED, {"left", "right"}),
 }
 
 # Operators before an aggregation, as complete mode wants one: the matrix says of them that they need it.

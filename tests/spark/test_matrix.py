@@ -39,7 +39,7 @@ from headrace.flow.sink import Batch, Sink
 from headrace.runtime.operators import operators, spark_refuses
 from headrace.runtime.planning import blank
 from headrace.runtime.session import flow_session
-from operator_examples import AGGREGATED, EXAMPLES, ROW, Example, alarms, bare
+from operator_examples import AGGREGATED, BOUNDS, EXAMPLES, JOINS, ROW, UP_TO, Example, alarms, bare, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,6 +170,16 @@ def test_the_kinds_are_read_from_the_plans(spark: SparkSession) -> None:
     }
 
 
+def test_of_every_join_it_is_known_which_side_never_ends_and_spark_takes_the_same_ones(spark: SparkSession) -> None:
+    for (how, bound), (kind, endless) in JOINS.items():
+        left, right = blanks(spark)
+        rows = joined(how, BOUNDS[bound])(left, right)
+        found = {each.kind: set(each.endless) for each in operators(rows, 2, {"left": left, "right": right})}
+        assert found == {kind: endless, Kind.PROJECTION: set()}, (how, bound)
+        refused = matrix.MODES[kind][0].verdict is Verdict.REFUSED
+        assert refused == bool(spark_refuses(rows, OutputMode.APPEND)), (how, bound)
+
+
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.name.lower())
 def test_spark_takes_and_refuses_what_the_matrix_says(stage: Stage, spark: SparkSession, kind: Kind) -> None:
     if kind in (Kind.CUSTOM_STATE, Kind.CUSTOM_TIMERS_UNMARKED):
@@ -266,6 +276,18 @@ def test_state_without_a_watermark_is_kept_and_with_one_it_is_let_go(spark: Spar
     assert kept(EXAMPLES[Kind.DEDUP_WITHIN], "within") < 4
     assert kept(EXAMPLES[Kind.INNER_JOIN_UNBOUNDED], "join-ever") == 8
     assert kept(EXAMPLES[Kind.INNER_JOIN], "join") < 8
+    # Both sides have the same four rows: those on the right stay, and of those on the left the last ones.
+    assert 4 < kept(EXAMPLES[Kind.OUTER_JOIN_HALF], "join-half") < 8
+
+
+def test_a_full_join_with_one_end_of_a_bound_tells_the_rows_of_one_side_only(stage: Stage) -> None:
+    def apart(left: DataFrame, right: DataFrame) -> DataFrame:
+        # Nothing finds a partner.
+        right = right.withColumn("id", F.concat(F.lit("right "), "id"))
+        return left.alias("l").join(right.alias("r"), F.expr(UP_TO), "full").select(F.coalesce("l.id", "r.id"))
+
+    played = stage.played(apart, OutputMode.APPEND, [[("a", 1, 0)], [("b", 2, 180)], [("c", 3, 360)], [("d", 4, 540)]])
+    assert sorted(row for batch in played for row in batch) == [("a",), ("b",)]
 
 
 # ---- sinks ----

@@ -7,18 +7,25 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli.flow_events import watermark_lines
+from headrace.cli.main import app
+from headrace.operate.run import FlowFigures
+from headrace.operate.scene import DemoSettings
 from headrace.patterns.orders.flows import OrderSettings
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.orders.model import (
     JOINS,
     Joined,
     JoinFlow,
+    Late,
     Order,
     Payment,
     day,
     judge_order,
     judge_payment,
+    paid_by_minute,
     replay,
 )
 from headrace.patterns.records import Bad, Consumed
@@ -106,7 +113,7 @@ def test_a_row_at_or_before_the_watermark_of_the_batch_before_is_late():
     topics.batch("o c 09:50:00", "o d 09:50:00.001")
     outcome = replay(topics.orders, topics.payments, topics.batches, JOINS["inner"])
     assert outcome.watermarks == [0, ms("09:50:00"), ms("09:50:00")]
-    assert outcome.late == [0, 0, 1]
+    assert outcome.late == [Late(2, "orders", 0, 2)]
 
 
 def test_rows_that_the_watermark_has_left_behind_do_not_meet_in_one_batch():
@@ -118,11 +125,43 @@ def test_rows_that_the_watermark_has_left_behind_do_not_meet_in_one_batch():
 
 def test_a_recorded_watermark_counts_where_a_restart_explains_it():
     topics = unpaid_and_lone()
-    computed = replay(topics.orders, topics.payments, topics.batches, JOINS["full"]).watermarks
-    behind = [computed[0], computed[1], computed[1], computed[3]]
-    assert topics.told(JOINS["full"], behind) == [["a"], [], [], ["b o", "c p"]]
-    with pytest.raises(AssertionError, match="batch 2 ran with watermark"):
-        topics.told(JOINS["full"], [*computed[:2], computed[2] + 1, computed[3]])
+    topics.batch("o g 12:01:00", "p h 11:40:00")
+    topics.batch()
+    alone = replay(topics.orders, topics.payments, topics.batches, JOINS["full"]).watermarks
+    early, half, late = ms("09:30:00"), ms("10:30:00.001"), ms("11:00:00.001")
+    assert alone == [0, early, half, late, late, ms("11:10:00")]
+    # A driver that begins with batch 2 knows 09:30, and moves on when it has seen rows of both topics: after batch 4.
+    behind = [0, early, early, early, early, ms("11:10:00")]
+    assert topics.told(JOINS["full"], behind) == [["a"], [], [], [], [], ["b o", "c p", "e p"]]
+    assert replay(topics.orders, topics.payments, topics.batches, JOINS["full"], behind).restarts == 1
+    assert replay(topics.orders, topics.payments, topics.batches, JOINS["full"], alone).restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("recorded", "batch"),
+    [
+        (["09:30:00", "10:30:00.002"], 2),
+        # Between the one before and the right one, and what no start gives.
+        (["09:30:00", "10:00:00"], 2),
+        # Who began with batch 2 has seen no order since, and cannot know again what was forgotten.
+        (["09:30:00", "09:30:00", "11:00:00.001"], 3),
+    ],
+)
+def test_a_recorded_watermark_that_no_restart_explains_is_an_error(recorded: list[str], batch: int):
+    topics = unpaid_and_lone()
+    with pytest.raises(AssertionError, match=f"batch {batch} ran with watermark"):
+        topics.told(JOINS["full"], [0, *map(ms, recorded), ms("11:00:00.001")])
+
+
+def test_the_hit_rate_is_of_the_minutes_whose_unpaid_orders_are_told():
+    topics = Topics()
+    topics.batch("o a 10:00:10", "o b 10:00:50", "o c 10:01:00", "p a 10:05:00", "p c 10:02:00")
+    topics.batch("o x 11:31:00", "p y 11:31:00")
+    topics.batch()  # runs with 11:01: orders of before 10:01 are judged, and c is told as paid only
+    outcome = replay(topics.orders, topics.payments, topics.batches, JOINS["left"])
+    assert paid_by_minute(outcome, JOINS["left"].bound_ms) == [(ms("10:00:00"), 2, 1)]
+    # a and b, and their payments of 10:05 and 10:02, are out of the state.
+    assert (outcome.state, outcome.forgotten) == ([5, 7, 3], [0, 0, 4])
 
 
 def test_a_day_counts_every_record_once_whenever_it_came():
@@ -137,6 +176,8 @@ def test_the_state_is_each_rate_times_how_long_its_rows_are_kept():
     # 20 x (10 + 60) minutes of orders and 10 x 10 minutes of payments; 30 minutes for the outer joins.
     assert settings.expected_rows("inner", 20, 10) == 20 * 4200 + 10 * 600
     assert settings.expected_rows("full", 20, 10) == 20 * 5400 + 10 * 1800
+    # An order has two texts of 24 and a time of 8, a payment a text, an amount of 8 and a time; 48 beside them each.
+    assert settings.expected_bytes("full", 20, 10) == 20 * 5400 * 104 + 10 * 1800 * 88
 
 
 def test_generated_records_are_what_they_are_counted_as():
@@ -153,10 +194,54 @@ def test_generated_records_are_what_they_are_counted_as():
     assert all(isinstance(verdict, Bad) for record, verdict in verdicts if record.kind not in others)
 
 
+def test_some_orders_come_long_after_their_payment_and_too_late():
+    traffic = OrderGenerator(OrderTraffic(rate=2, late=0.05, seed=3))
+    paid, found = dict[str, int](), 0
+    for record in traffic.events(NOW - timedelta(hours=4), NOW):
+        if record.kind == "payment":
+            paid[json.loads(record.value)["order_id"]] = record.arrival_ms
+        elif record.kind == "late" and record.topic == "orders":
+            order = judge_order(_consumed(record))
+            assert isinstance(order, Order)
+            found += order.order_id in paid
+            assert record.arrival_ms - order.order_time >= 45 * 60_000
+    assert found > 10
+
+
 def test_the_same_seed_and_moment_give_the_same_bytes():
     traffic = OrderGenerator(OrderTraffic(rate=5))
     first, again = (list(traffic.events(NOW, NOW + timedelta(minutes=3))) for _ in range(2))
     assert first == again
+
+
+def test_the_demo_begins_with_a_past_of_which_minutes_are_judged(monkeypatch: pytest.MonkeyPatch):
+    begun = list[timedelta]()
+
+    def run_demo(_name: str, settings: DemoSettings, *_rest: object) -> None:
+        begun.append(settings.backfill)
+        raise SystemExit
+
+    monkeypatch.setattr("headrace.cli.demo.run_demo", run_demo)
+    for words in (["orders"], ["rides"], ["orders", "--backfill", "10 minutes"]):
+        CliRunner().invoke(app, ["demo", *words, "--json"])
+    assert begun == [timedelta(hours=3), timedelta(minutes=90), timedelta(minutes=10)]
+
+
+def test_an_input_without_a_row_in_the_run_is_the_one_that_holds_the_others_back():
+    minutes = {name: timedelta(minutes=30) for name in ("orders", "payments")}
+    noon = datetime(2026, 11, 16, 12, tzinfo=UTC)
+    both = FlowFigures(delays=minutes, watermarks={"orders": noon, "payments": noon - timedelta(seconds=1)}, evicted=7)
+    one = FlowFigures(delays=minutes, watermarks={"orders": noon})
+    single = FlowFigures(delays={"orders": minutes["orders"]}, watermarks={"orders": noon})
+    figures = {"a": both, "b": one, "c": single, "d": FlowFigures(delays=minutes)}
+    held = {name: each.held_back_by for name, each in figures.items()}
+    assert held == {"a": "payments", "b": "payments", "c": None, "d": None}
+    assert list(watermark_lines(figures)) == [
+        "a: watermarks of orders 2026-11-16 12:00:00, payments 2026-11-16 11:59:59 (holds it back); 7 rows left the "
+        "state.",
+        "b: watermarks of orders 2026-11-16 12:00:00, payments (no row in this run) (holds it back); 0 rows left the "
+        "state.",
+    ]
 
 
 def _consumed(record) -> Consumed:

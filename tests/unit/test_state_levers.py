@@ -164,6 +164,11 @@ def test_a_join_without_end_is_told_with_what_it_costs_in_an_hour() -> None:
     assert found.severity is Severity.WARNING
     # 15 records a second; a text of 24, a time of 8 and 48 beside them are 80 bytes each, 4,320,000 in all.
     assert "54,000 more rows with every hour, about 4.1 MB" in found.reason
+    # Of a join that keeps one side for ever, its rows alone: 5 a second.
+    half = {two.name: Plan((Operator(Kind.OUTER_JOIN_HALF, endless=("b",)),))}
+    warned = {each.code: each.reason for each in check([two], measured, half)}
+    assert "(b 5.0 a second) the join keeps 18,000 more rows with every hour, about 1.4 MB" in warned["HRC-216"]
+    assert "One side keeps every row for ever" in warned["HRC-208"]
     ended = {two.name: Plan((Operator(Kind.INNER_JOIN),))}
     assert "HRC-216" not in {each.code for each in check([two], measured, ended)}
     assert "HRC-216" not in {each.code for each in check([two], {}, plans)}

@@ -17,7 +17,7 @@ from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err
 from headrace.cli.progress import shown
 from headrace.cli.signals import stopping
 from headrace.operate.demo import DemoResult, Watch, find_demo, find_demos, run_demo
-from headrace.operate.scene import DemoSettings
+from headrace.operate.scene import DemoSettings, backfill_of
 
 # Long enough to see windows close, short enough for a script. Only used when nobody sits at a terminal.
 _UNATTENDED = timedelta(seconds=90)
@@ -34,7 +34,10 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
         ),
     ] = None,
     rate: Annotated[float, typer.Option(help="Records or transactions per second.")] = 40.0,
-    backfill: Annotated[str, typer.Option(metavar="TIME", help="The past that records begin with.")] = "90 minutes",
+    backfill: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="The past that records begin with. Default: 90 minutes, orders 3 hours."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives another stream.")] = 7,
     port: Annotated[int, typer.Option(help="Port of the page, or the next free one.")] = 8080,
     home: HomeOption = DEFAULT_HOME,
@@ -48,10 +51,10 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
     if list_ or name is None:
         _list(json=json)
         return
-    find_demo(name)
+    past = length("--backfill", backfill) if backfill else backfill_of(find_demo(name))
     attended = sys.stdin.isatty() and sys.stdout.isatty()
     run_for = length("--for", for_) if for_ else (None if attended else _UNATTENDED)
-    settings = DemoSettings(home, run_for, rate, length("--backfill", backfill), seed, port)
+    settings = DemoSettings(home, run_for, rate, past, seed, port)
     with shown(json=json) as show, stopping() as stop:
         watch = Watch(
             step=lambda step: show.event("demo", step),

@@ -98,9 +98,11 @@ def watermark_lines(flows: Mapping[str, FlowFigures]) -> Iterator[str]:
     for name, each in flows.items():
         if each.held_back_by is None:
             continue
+        marks = {given: each.watermarks.get(given) for given in each.delays}
         told = (
-            f"{given} {mark:%Y-%m-%d %H:%M:%S}{' (holds it back)' if given == each.held_back_by else ''}"
-            for given, mark in each.watermarks.items()
+            f"{given} {'(no row in this run)' if mark is None else f'{mark:%Y-%m-%d %H:%M:%S}'}"
+            f"{' (holds it back)' if given == each.held_back_by else ''}"
+            for given, mark in marks.items()
         )
         yield f"{name}: watermarks of {', '.join(told)}; {each.evicted:,} rows left the state."
 

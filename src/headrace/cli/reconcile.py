@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import date
+from itertools import groupby, islice
 from typing import Annotated
 
 import typer
@@ -23,6 +25,8 @@ reconcile_app = typer.Typer(help="Compare tables with what they were made of, an
 
 # The most rows that are printed per table; `--json` has all.
 _FEW = 10
+# Of a join: the most rows that are printed of each cause, and of orders and payments that stand alone.
+_SOME = 3
 
 
 @reconcile_app.command("cdc")
@@ -134,9 +138,17 @@ def _date(text: str | None) -> date | None:
 def _tell_join(plan: JoinPlan) -> None:
     for line in plan.lines():
         out.print(line, markup=False)
-    for each in plan.examples[:_FEW]:
-        told = ", ".join(f"{name}={value}" for name, value in each.items() if name not in ("cause", "change", "times"))
-        out.print(f"  {each['change']} ({each['cause']}): {told}", markup=False)
+    for _cause, rows in groupby(plan.examples, key=lambda each: each["cause"]):
+        for each in islice(rows, _SOME):
+            out.print(f"  {each['change']} ({each['cause']}): {_row(each)}", markup=False)
+    for lacks, rows in groupby(plan.alone, key=lambda each: "order" if each["order_time"] is None else "payment"):
+        for each in islice(rows, _SOME):
+            out.print(f"  no {lacks} came: {_row(each)}", markup=False)
+
+
+def _row(each: Mapping[str, object]) -> str:
+    named = {name: value for name, value in each.items() if name not in ("cause", "change", "times")}
+    return ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
 
 
 def _agreed(found: Compared, *, yes: bool) -> bool:

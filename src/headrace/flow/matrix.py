@@ -88,6 +88,11 @@ _UNBOUND_OUTER = _no(
     "A row without a partner is handed on when the watermark says that none can come any more, and here it never does.",
     _BOUND,
 )
+_HALF_BOUND_FULL = _wrong(
+    "A row without a partner is handed on when the watermark says that none can come any more. Here it does so for one "
+    "side: rows of the other one stay in the state for ever and are never told. Spark takes it.",
+    _BOUND,
+)
 _UNBOUND_SEMI = _no("Rows on the left would wait for a partner for ever.", _BOUND)
 _OUTER_APPEND_ONLY = _no(
     "A row that was sent without a partner could not be taken back by an update.", "Set output_mode='append'."
@@ -173,6 +178,12 @@ _DEDUP_EVER = _warn(
     "Take dropDuplicatesWithinWatermark, or add the watermark's column to the keys where copies carry the same time.",
 )
 _JOIN_EVER = _warn("HRC-208", "Both sides keep every row for ever, in wait for a partner.", _BOUND)
+_JOIN_HALF_EVER = _warn(
+    "HRC-208",
+    "One side keeps every row for ever, in wait for a partner: the bound of the times has one end, and lets go of the "
+    "other side's rows only.",
+    _BOUND,
+)
 
 _OWN_MODE = _no("The function hands rows on in update mode, and the flow in another.", "Set both alike.")
 _OWN_MODE_APPEND = Cell(
@@ -211,10 +222,14 @@ MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
     Kind.DEDUP_WITHIN: (_YES, _YES, _WITH),
     Kind.DEDUP_WITHIN_UNBOUNDED: (_UNMARKED, _UNMARKED, _UNMARKED),
     Kind.INNER_JOIN: (_YES, _YES, _JOIN_COMPLETE),
+    Kind.INNER_JOIN_HALF: (_JOIN_HALF_EVER, _JOIN_HALF_EVER, _JOIN_COMPLETE),
     Kind.INNER_JOIN_UNBOUNDED: (_JOIN_EVER, _JOIN_EVER, _JOIN_COMPLETE),
     Kind.SEMI_JOIN: (_YES, _YES, _JOIN_COMPLETE),
+    Kind.SEMI_JOIN_HALF: (_JOIN_HALF_EVER, _JOIN_HALF_EVER, _JOIN_COMPLETE),
     Kind.SEMI_JOIN_UNBOUNDED: (_UNBOUND_SEMI, _UNBOUND_SEMI, _JOIN_COMPLETE),
     Kind.OUTER_JOIN: (_YES, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    Kind.OUTER_JOIN_HALF: (_JOIN_HALF_EVER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    Kind.FULL_JOIN_HALF: (_HALF_BOUND_FULL, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
     Kind.OUTER_JOIN_UNBOUNDED: (_UNBOUND_OUTER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
     Kind.ANTI_JOIN: (_ANTI, _ANTI, _JOIN_COMPLETE),
     Kind.KEYLESS_JOIN: (_NO_EQUAL_KEY, _NO_EQUAL_KEY, _JOIN_COMPLETE),

@@ -46,10 +46,14 @@ class Kind(StrEnum):
 
     # Streams with streams.
     INNER_JOIN = "inner join of streams, with watermark and time bound"
+    INNER_JOIN_HALF = "inner join of streams, one side without end"
     INNER_JOIN_UNBOUNDED = "inner join of streams, state without end"
     SEMI_JOIN = "semi join of streams, with watermark and time bound"
+    SEMI_JOIN_HALF = "semi join of streams, its right side without end"
     SEMI_JOIN_UNBOUNDED = "semi join of streams, state without end"
     OUTER_JOIN = "outer join of streams, with watermark and time bound"
+    OUTER_JOIN_HALF = "left or right outer join of streams, the other side without end"
+    FULL_JOIN_HALF = "full outer join of streams, one side without end"
     OUTER_JOIN_UNBOUNDED = "outer join of streams, state without end"
     ANTI_JOIN = "anti join of streams"
     KEYLESS_JOIN = "join of streams without an equal key"
@@ -87,10 +91,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of a plan. `detail` is what Spark calls it, or what it is about, for a message."""
+    """One operator of a plan. `detail` is what Spark calls it, or what it is about, for a message.
+
+    `endless` names the inputs whose rows a join never lets go of, where they are known.
+    """
 
     kind: Kind
     detail: str = ""
+    endless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

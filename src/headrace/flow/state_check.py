@@ -6,7 +6,7 @@
 | HRC-210 | warning  | an `idle` that has no effect under the trigger                                     |
 | HRC-212 | info     | a source whose rows from the future are left out and counted, and cannot be filed   |
 | HRC-214 | info     | a state budget below the rows that arrive within the watermark's delay             |
-| HRC-216 | warning  | what a join that keeps every row costs in an hour, at the rates that were measured  |
+| HRC-216 | warning  | what a join that keeps rows for ever costs in an hour, at the measured rates        |
 """
 
 from __future__ import annotations
@@ -100,18 +100,23 @@ def _expected(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Itera
 
 
 def join_growth(flow: Flow, plan: Plan | Unplanned, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
-    """Say what a join without end costs: every row of both sides stays in its state."""
-    if not isinstance(plan, Plan) or all(each.kind is not Kind.INNER_JOIN_UNBOUNDED for each in plan.operators):
+    """Say what a join without end costs: every row of the sides that are never let go of stays in its state."""
+    joins = [each for each in plan.operators if each.kind in _ENDLESS] if isinstance(plan, Plan) else []
+    if not joins:
         return
+    named = {name for each in joins for name in each.endless}
     rates = {
         name: measured[flow.name, name].arrivals["records"]
         for name in flow.named_inputs
-        if (flow.name, name) in measured and "records" in measured[flow.name, name].arrivals
+        if (flow.name, name) in measured
+        and "records" in measured[flow.name, name].arrivals
+        # Where it is not known which inputs they are, it may be all.
+        and (name in named or not named)
     }
     rows = sum(rates.values()) * _HOUR
     if not rows:
         return
-    held = sum(rate * _HOUR * _kept_bytes(flow.named_inputs[name]) for name, rate in rates.items())
+    held = sum(rate * _HOUR * kept_bytes(flow.named_inputs[name]) for name, rate in rates.items())
     said = ", ".join(f"{name} {rate:,.1f} a second" for name, rate in rates.items())
     yield Finding(
         "HRC-216",
@@ -119,18 +124,19 @@ def join_growth(flow: Flow, plan: Plan | Unplanned, measured: Mapping[tuple[str,
         f"flow '{flow.name}'",
         f"At the rates that were measured ({said}) the join keeps {rows:,.0f} more rows with every hour, about "
         f"{said_bytes(round(held))}, and never gives one back.",
-        "Set watermark= on both inputs and join on a bound of their times; the state then stays at rate x (delay + "
-        "bound).",
+        "Set watermark= on both inputs and join on a bound of their times with two ends; the state then stays at rate "
+        "x (delay + bound).",
     )
 
 
 _HOUR = 3600.0
+_ENDLESS = {Kind.INNER_JOIN_UNBOUNDED, Kind.INNER_JOIN_HALF, Kind.SEMI_JOIN_HALF, Kind.OUTER_JOIN_HALF}
 # What a row takes in a store beside its fields: the key again, a number for each value of a key, lengths.
 _BESIDE = 48
 _FIELD, _TEXT = 8, 24
 
 
-def _kept_bytes(given: Input) -> int:
+def kept_bytes(given: Input) -> int:
     """Return about how many bytes a row of an input takes in the state: a text is taken for a short one."""
     fields = given.columns.fields if given.columns is not None else []
     return _BESIDE + sum(_TEXT if each.dataType.simpleString() in ("string", "binary") else _FIELD for each in fields)

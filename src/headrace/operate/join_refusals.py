@@ -33,6 +33,18 @@ def nothing_read(flow: Flow) -> RecoveryError:
     )
 
 
+def no_watermark(flow: Flow) -> RecoveryError:
+    """Return the error for a flow of which nothing at all is closed."""
+    return RecoveryError(
+        f"Nothing is closed yet for flow '{flow.name}': every day is still open.",
+        why="It has no watermark yet. That begins to move when orders and payments both have come: the one that is "
+        "further behind counts.",
+        state=_UNCHANGED,
+        remedy="Let the flow run on until both topics have rows.",
+        code="HR-356",
+    )
+
+
 def still_open(flow: Flow, start: datetime, closed: datetime) -> RecoveryError:
     """Return the error for a day of which nothing is closed."""
     return RecoveryError(

@@ -12,7 +12,8 @@ Only what is closed is looked at: rows whose bound the watermark has passed. The
 | cause       | the table                                                                                     |
 |-------------|-----------------------------------------------------------------------------------------------|
 | `late`      | lacks a pair, or shows a side alone: a record came behind the watermark                        |
-| `duplicate` | holds a row more than once: an order or a payment was sent twice                               |
+| `duplicate` | holds a row more than once: an order or a payment was sent twice. Where it should not be there |
+|             | at all, one of them is `late` or `other`, and the rest are these                               |
 | `other`     | differs for another reason: both came in one batch, behind the watermark by more than the bound |
 
 What never came is no difference. The batch has no partner for it either; it is told apart.
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 # The step under which a reconciliation is recorded in the table, apart from those of the flow's batches.
 _STEP = "reconcile"
-# The most rows that a plan names, of each cause and of what never came. The numbers are of all.
+# The most rows that a plan names, of each cause, of orders and of payments that stand alone. The numbers are of all.
 _EXAMPLES = 20
 _COLUMNS = ("order_id", "user_id", "order_time", "amount", "pay_time")
 
@@ -67,9 +68,9 @@ class JoinPlan:
     | whole       | whether that is the whole day                                                              |
     | rows        | how many rows the table should have for it                                                 |
     | added, removed | rows of the table that a repair adds and removes, by cause                              |
-    | examples    | some of those rows                                                                         |
+    | examples    | the first 20 of those rows by id, of each cause                                            |
     | never_came  | how many orders have no payment, and how many payments no order                            |
-    | alone       | some of these                                                                              |
+    | alone       | the first 20 of these by id, of either                                                     |
     """
 
     flow: str
@@ -134,7 +135,7 @@ class JoinReconciliation:
         self._rows = self._flow.apply(once).where(inside).persist(StorageLevel.MEMORY_AND_DISK)
         place = sink.folder(self._target)
         table = self._session.read.format("delta").load(place).where(inside)
-        added, removed, examples = self._differences(table, frames)
+        added, removed, examples = self._differences(table)
         counts, alone = self._never_came(once, inside)
         return JoinPlan(
             self._flow.name, place, start, end, whole, self._rows.count(), added, removed, examples, counts, alone
@@ -164,16 +165,17 @@ class JoinReconciliation:
 
     def _span(self, last: int, day: date | None) -> tuple[datetime, datetime, bool]:
         """Return the part of a day that is closed, and whether that is all of it."""
-        closed = datetime.fromtimestamp(self._checkpoint.entry(last).watermark_ms / 1000, UTC) - self._bound
+        watermark_ms = self._checkpoint.entry(last).watermark_ms
+        if not watermark_ms:
+            raise refusals.no_watermark(self._flow)
+        closed = datetime.fromtimestamp(watermark_ms / 1000, UTC) - self._bound
         start = datetime.combine(day or closed.date() - timedelta(days=1), datetime.min.time(), UTC)
         end = min(start + timedelta(days=1), closed)
         if end <= start:
             raise refusals.still_open(self._flow, start, closed)
         return start, end, end == start + timedelta(days=1)
 
-    def _differences(
-        self, table: DataFrame, frames: Mapping[str, DataFrame]
-    ) -> tuple[dict[str, int], dict[str, int], list[dict[str, object]]]:
+    def _differences(self, table: DataFrame) -> tuple[dict[str, int], dict[str, int], list[dict[str, object]]]:
         """Return how many rows are missing and too many, by cause, and some of them."""
         assert self._rows is not None  # noqa: S101 - made before
         sides = [
@@ -182,21 +184,17 @@ class JoinReconciliation:
         ]
         both = reduce(DataFrame.unionAll, sides).groupBy(*_COLUMNS)
         counted = both.agg(F.sum("held").alias("held"), F.sum("due").alias("due")).where("held <> due")
-        late, twice = (
-            self._late_ids().withColumn("late", F.lit(True)),
-            _repeated_ids(frames).withColumn("twice", F.lit(True)),
-        )
-        caused = counted.join(late, "order_id", "left").join(twice, "order_id", "left")
-        is_repeat = (F.col("held") > F.col("due")) & (F.col("twice") | (F.col("due") > 0))
-        cause = F.when(F.coalesce(is_repeat, F.lit(False)), "duplicate").when(F.col("late"), "late").otherwise("other")
-        added, removed, examples = Counter[str](), Counter[str](), list[dict[str, object]]()
-        for row in caused.select(*_COLUMNS, "held", "due", cause.alias("cause")).orderBy("order_id").toLocalIterator():
-            surplus = row.held - row.due
-            (removed if surplus > 0 else added)[row.cause] += abs(surplus)
-            if len(examples) < _EXAMPLES:
-                change = {"cause": row.cause, "change": "remove" if surplus > 0 else "add", "times": abs(surplus)}
-                examples.append({**change, **{name: _said(row[name]) for name in _COLUMNS}})
-        return dict(added), dict(removed), examples
+        late = self._late_ids().withColumn("late", F.lit(True))
+        caused = counted.join(late, "order_id", "left").orderBy("order_id", "order_time", "pay_time")
+        added, removed, named = Counter[str](), Counter[str](), dict[str, list[dict[str, object]]]()
+        for row in caused.toLocalIterator():
+            for cause, surplus in surplus_by_cause(row.held, row.due, late=bool(row.late)).items():
+                (removed if surplus > 0 else added)[cause] += abs(surplus)
+                some = named.setdefault(cause, [])
+                if len(some) < _EXAMPLES:
+                    change = {"cause": cause, "change": "remove" if surplus > 0 else "add", "times": abs(surplus)}
+                    some.append({**change, **{name: _said(row[name]) for name in _COLUMNS}})
+        return dict(added), dict(removed), [each for cause in sorted(named) for each in named[cause]]
 
     def _late_ids(self) -> DataFrame:
         """Return the orders of which a record is in the ledger of late rows."""
@@ -222,7 +220,8 @@ class JoinReconciliation:
                 F.count_if(F.col("pay_time").isNull()), F.count_if(F.col("order_time").isNull())
             ).first()
             orders, payments = counts or (0, 0)
-            some = [{name: _said(row[name]) for name in _COLUMNS} for row in lone.orderBy("order_id").take(_EXAMPLES)]
+            sides = (lone.where(F.col(name).isNull()).orderBy("order_id") for name in ("pay_time", "order_time"))
+            some = [{name: _said(row[name]) for name in _COLUMNS} for side in sides for row in side.take(_EXAMPLES)]
         finally:
             lone.unpersist()
         return {"payment(s) of an order": orders, "order(s) of a payment": payments}, some
@@ -256,12 +255,18 @@ def _bound_of(flow: Flow) -> timedelta:
     return timedelta(milliseconds=Duration.parse(str(flow.transform.keywords["bound"])).ms)
 
 
-def _repeated_ids(frames: Mapping[str, DataFrame]) -> DataFrame:
-    """Return the orders of which a record was sent more than once, as it is."""
-    repeated = [
-        frame.groupBy(*frame.columns).count().where("count > 1").select("order_id") for frame in frames.values()
-    ]
-    return reduce(DataFrame.unionAll, repeated).distinct()
+def surplus_by_cause(held: int, due: int, *, late: bool) -> dict[str, int]:
+    """Return how many rows too many a table holds of one row, by cause; below zero they are missing.
+
+    Where the row belongs there, what is too much are duplicates. Where it does not, the stream told it once for a
+    reason, and the rest are duplicates of that.
+    """
+    reason = "late" if late else "other"
+    if held <= due:
+        return {reason: held - due} if held < due else {}
+    wrong = 0 if due else 1
+    found = {reason: wrong, "duplicate": held - due - wrong}
+    return {cause: rows for cause, rows in found.items() if rows}
 
 
 def _moment() -> Column:

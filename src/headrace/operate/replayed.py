@@ -71,19 +71,51 @@ class Filed:
     bad: Sequence[Bad]
     late: Sequence[int]
 
+    @property
+    def bad_rows(self) -> list[Row]:
+        """The bad records as the quarantine has them."""
+        return [asdict(bad) for bad in self.bad]
 
-def compare_filed(found: Comparison, spark: SparkSession, target: Target, flow: str, filed: Filed) -> None:
+    @property
+    def late_rows(self) -> list[Row]:
+        """The late rows, as far as the ledger is looked at: by their batch."""
+        return [{"batch_id": number} for number, late in enumerate(self.late) for _ in range(late)]
+
+
+@dataclass(frozen=True)
+class FiledByInput:
+    """What a flow of several inputs must have filed, record by record.
+
+    | field | meaning                                                                        |
+    |-------|--------------------------------------------------------------------------------|
+    | bad   | every bad record, by input                                                     |
+    | late  | `batch_id`, `input`, `partition` and `offset` of every row that was dropped     |
+    """
+
+    bad: Mapping[str, Sequence[Bad]]
+    late: Sequence[Row]
+
+    @property
+    def bad_rows(self) -> list[Row]:
+        """The bad records as the quarantine has them."""
+        return [{"input": name, **asdict(bad)} for name, rows in self.bad.items() for bad in rows]
+
+    @property
+    def late_rows(self) -> list[Row]:
+        """The late rows as the ledger has them."""
+        return list(self.late)
+
+
+def compare_filed(
+    found: Comparison, spark: SparkSession, target: Target, flow: str, filed: Filed | FiledByInput
+) -> None:
     """Compare the quarantine and the late ledger of a flow with what should be in them."""
-    found.add(
-        f"quarantine of {flow}",
-        [asdict(bad) for bad in filed.bad],
-        only(table_rows(spark, "delta", quarantine_table(target, flow)), "partition", "offset", "reason"),
-    )
-    found.add(
-        f"late rows of {flow}",
-        [{"batch_id": number} for number, late in enumerate(filed.late) for _ in range(late)],
-        only(table_rows(spark, "delta", late_table(target, flow)), "batch_id"),
-    )
+    by_input = ("input",) if isinstance(filed, FiledByInput) else ()
+    places = ("input", "partition", "offset") if by_input else ()
+    quarantined = table_rows(spark, "delta", quarantine_table(target, flow))
+    found.add(f"quarantine of {flow}", filed.bad_rows, only(quarantined, *by_input, "partition", "offset", "reason"))
+    dropped = table_rows(spark, "delta", late_table(target, flow))
+    found.add(f"late rows of {flow}", filed.late_rows, only(dropped, "batch_id", *places))
 
 
 def only(rows: Iterable[Row], *names: str) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # Among the reasons of bad rows: those that were left out and counted, and whose source cannot be read again.
 NOT_FILED = "not filed"
+# Before every watermark.
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass
@@ -43,7 +45,8 @@ class FlowFigures:
     """What one flow did in one run. `state` is what its operators kept after the last batch.
 
     `watermarks` are those of its inputs, by their newest rows of this run, and `watermark` the one in force. It is that
-    of the input that is furthest behind, which `held_back_by` names where there are several.
+    of the input that is furthest behind, which `held_back_by` names where there are several. `delays` are the declared
+    ones; an input that has one and no row in this run has no watermark, and holds all others back.
 
     `rules` counts the rows that broke each rule, whatever it did with them; with several inputs it is `INPUT.RULE`.
     """
@@ -62,11 +65,14 @@ class FlowFigures:
     watermark: str | None = None
     watermarks: dict[str, datetime] = field(default_factory=dict)
     error: HeadraceError | None = None
+    delays: Mapping[str, timedelta] = field(default_factory=dict)
 
     @property
     def held_back_by(self) -> str | None:
-        """The input whose watermark is the lowest, of several."""
-        return min(self.watermarks, key=self.watermarks.__getitem__) if len(self.watermarks) > 1 else None
+        """The input whose watermark is the lowest, of several: one without a row in this run, or the oldest."""
+        if len(self.delays) < 2 or not self.watermarks:
+            return None
+        return min(self.delays, key=lambda name: self.watermarks.get(name, _NEVER))
 
     def as_dict(self) -> dict[str, object]:
         """The figures as `--json` prints them."""
@@ -136,16 +142,8 @@ class Application:
     ) -> None:
         self.bus = EventBus()
         flows, self._fitted = fitted_flows(flows, target, spark)
-        self._figures = {flow.name: FlowFigures() for flow in flows}
+        self._figures = {flow.name: FlowFigures(delays=_delays(flow)) for flow in flows}
         self._counted = dict.fromkeys(self._figures, 0)
-        self._delays = {
-            flow.name: {
-                name: timedelta(milliseconds=given.watermark.duration.ms)
-                for name, given in flow.named_inputs.items()
-                if given.watermark is not None
-            }
-            for flow in flows
-        }
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
         self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
@@ -178,7 +176,7 @@ class Application:
             figures.state = event.state
             figures.evicted += sum(each.removed for each in event.state)
             figures.watermark = event.watermark or figures.watermark
-            for name, delay in self._delays[event.flow].items():
+            for name, delay in figures.delays.items():
                 if name in event.newest:
                     reached = event.newest[name] - delay
                     figures.watermarks[name] = max(reached, figures.watermarks.get(name, reached))
@@ -211,6 +209,11 @@ def open_application(
         # Only now can the checkpoints be looked at.
         require_starts(flows, target, files_for(target.checkpoints, spark))
     return Application(spark, target, flows, backoff=backoff), spark
+
+
+def _delays(flow: Flow) -> dict[str, timedelta]:
+    declared = {name: given.watermark for name, given in flow.named_inputs.items()}
+    return {name: timedelta(milliseconds=each.duration.ms) for name, each in declared.items() if each is not None}
 
 
 def _add(figures: FlowFigures, tally: Tally, counted: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.clients.positions import Partition
 from headrace.flow.flow import Flow
@@ -31,7 +31,8 @@ class DemoSettings:
     | home     | .headrace  | where the stack and the data live                                                    |
     | run_for  | None       | end after this long; None is until `stop`                                            |
     | rate     | 40         | records or transactions per second: of rides about a thousand per city and window    |
-    | backfill | 90 minutes | the past that the first run of records begins with, long enough for windows to close |
+    | backfill | 90 minutes | the past that the first run of records begins with, long enough for windows to close; |
+    |          |            | `backfill_of` says which demo wants more                                             |
     | port     | 8080       | of the page, or the next free one                                                    |
     """
 
@@ -107,3 +108,17 @@ class Demo(Protocol):
 
     def compare(self, scene: Scene, spark: SparkSession) -> Verdict:
         """Compare everything that came out with what should have. Once, when the flows have stopped."""
+
+
+@runtime_checkable
+class OfLongPast(Protocol):
+    """A demo that needs more of the past than others before there is something to show."""
+
+    @property
+    def backfill(self) -> timedelta:
+        """The past that its first run begins with, where nobody says another."""
+
+
+def backfill_of(demo: Demo) -> timedelta:
+    """Return the past that the first run of a demo begins with, where nobody says another."""
+    return demo.backfill if isinstance(demo, OfLongPast) else DemoSettings.backfill

@@ -57,7 +57,7 @@ class Holding:
     def check(self) -> None:
         """Raise unless this lease is still the highest: RecoveryError when it is lost, PartUnavailable if unknown."""
         try:
-            highest = _highest(self._checkpoint)
+            highest = highest_lease(self._checkpoint)
             record = self._checkpoint.files.read(_path(self._checkpoint, self.token))
         except (OSError, Py4JError) as error:
             raise _unanswered(self._checkpoint, error) from error
@@ -147,7 +147,7 @@ def lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterator[Holdin
         try:
             if local and terms.kind != "record":
                 stack.enter_context(_locked(checkpoint))
-                holding = _taken(checkpoint, _highest(checkpoint) + 1)
+                holding = _taken(checkpoint, highest_lease(checkpoint) + 1)
             else:
                 holding = _taken(checkpoint, _watched(checkpoint, terms.seconds) + 1)
                 stack.enter_context(holding.beating(terms.seconds / _BEATS_PER_LEASE))
@@ -169,7 +169,7 @@ def go_on_above(checkpoint: Checkpoint, number: int) -> None:
 
     Called by a restore: sinks remember the highest number that they have seen, and refuse drivers with a lower one.
     """
-    if _highest(checkpoint) < number:
+    if highest_lease(checkpoint) < number:
         checkpoint.files.write(f"{_path(checkpoint, number)}.beat", _ENDED)
         checkpoint.files.create(_path(checkpoint, number), json.dumps({"restored": True}))
 
@@ -188,13 +188,13 @@ def _locked(checkpoint: Checkpoint) -> Iterator[None]:
 
 def _watched(checkpoint: Checkpoint, seconds: float) -> int:
     """Return the highest number when its holder is done or has been silent for `seconds`; raise when it lives."""
-    number = _highest(checkpoint)
+    number = highest_lease(checkpoint)
     path = f"{_path(checkpoint, number)}.beat"
     heard, since = checkpoint.files.read(path), time.monotonic()
     while number and heard != _ENDED and time.monotonic() - since < seconds:
         time.sleep(seconds / _BEATS_PER_LEASE / 2)
         now = checkpoint.files.read(path)
-        if now not in (heard, _ENDED) or _highest(checkpoint) != number:
+        if now not in (heard, _ENDED) or highest_lease(checkpoint) != number:
             raise _running(checkpoint)
         heard = now
     return number
@@ -218,7 +218,7 @@ def _taken(checkpoint: Checkpoint, number: int) -> Holding:
     return holding
 
 
-def _highest(checkpoint: Checkpoint) -> int:
+def highest_lease(checkpoint: Checkpoint) -> int:
     """Return the highest number that was taken, 0 before the first."""
     return max((int(name) for name in checkpoint.files.names(_folder(checkpoint)) if name.isdigit()), default=0)
 
@@ -243,7 +243,7 @@ def _holder(checkpoint: Checkpoint, number: int) -> str:
 def _running(checkpoint: Checkpoint) -> RecoveryError:
     return RecoveryError(
         f"Flow '{checkpoint.flow}' is running already.",
-        why=f"Its checkpoint {checkpoint.folder} was taken by {_holder(checkpoint, _highest(checkpoint))}.",
+        why=f"Its checkpoint {checkpoint.folder} was taken by {_holder(checkpoint, highest_lease(checkpoint))}.",
         state="Nothing was started; the running flow is not touched.",
         remedy="Stop the other process, or run this flow against another target.",
         code="HR-302",

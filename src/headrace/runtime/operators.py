@@ -6,8 +6,8 @@ what ends the state of a join, that rule is asked, so that the answer is Spark's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -58,8 +58,24 @@ _SIMPLE = {
     "Except": Kind.EXCEPT,
     "Except All": Kind.EXCEPT,
 }
-_OUTER = {"LeftOuter", "RightOuter", "FullOuter"}
-_STATEFUL_JOINS = {Kind.INNER_JOIN, Kind.INNER_JOIN_UNBOUNDED, Kind.SEMI_JOIN, Kind.OUTER_JOIN}
+_STATEFUL_JOINS = {
+    Kind.INNER_JOIN,
+    Kind.INNER_JOIN_HALF,
+    Kind.INNER_JOIN_UNBOUNDED,
+    Kind.SEMI_JOIN,
+    Kind.SEMI_JOIN_HALF,
+    Kind.OUTER_JOIN,
+    Kind.OUTER_JOIN_HALF,
+}
+# By how streams are joined: what it is when rows of both sides are let go of, of one side, and of none. Of one side is
+# enough for Spark to take the join where that is the side whose rows without partner it hands on.
+_BOUNDED = {
+    "Inner": (Kind.INNER_JOIN, Kind.INNER_JOIN_HALF, Kind.INNER_JOIN_UNBOUNDED),
+    "LeftSemi": (Kind.SEMI_JOIN, Kind.SEMI_JOIN_HALF, Kind.SEMI_JOIN_UNBOUNDED),
+    "LeftOuter": (Kind.OUTER_JOIN, Kind.OUTER_JOIN_HALF, Kind.OUTER_JOIN_UNBOUNDED),
+    "RightOuter": (Kind.OUTER_JOIN, Kind.OUTER_JOIN_HALF, Kind.OUTER_JOIN_UNBOUNDED),
+    "FullOuter": (Kind.OUTER_JOIN, Kind.FULL_JOIN_HALF, Kind.OUTER_JOIN_UNBOUNDED),
+}
 
 
 @dataclass(frozen=True)
@@ -82,19 +98,22 @@ class _Below:
         )
 
 
-def operators(result: DataFrame, inputs: int = 1) -> tuple[Operator, ...]:
+def operators(result: DataFrame, inputs: int = 1, named: Mapping[str, DataFrame] | None = None) -> tuple[Operator, ...]:
     """Return the operators of a streaming frame, each kind once, those next to the sources first.
 
     `inputs` is how many inputs the frame was made from: more streams in its plan mean that one of them is read twice.
+    `named` holds their frames, for who wants to know which of them a join never lets go of.
     """
     plan = result._jdf.queryExecution().analyzed()
-    reader = _Reader(_jvm(result), plan)
+    reader = _Reader(_jvm(result), plan, named or {})
     found = list(reader.read(plan))
     if reader.below.sources > inputs:
         found.append(Operator(Kind.READ_TWICE))
     first: dict[Kind, Operator] = {}
     for operator in found:
-        first.setdefault(operator.kind, operator)
+        known = first.setdefault(operator.kind, operator)
+        endless = tuple(dict.fromkeys((*known.endless, *operator.endless)))
+        first[operator.kind] = replace(known, endless=endless)
     return tuple(first.values())
 
 
@@ -115,8 +134,8 @@ def spark_refuses(result: DataFrame, mode: OutputMode) -> str | None:
 class _Reader:
     """Walks one plan. `below` is what the whole of it holds, once `read` has come to its end."""
 
-    def __init__(self, jvm: Any, plan: JavaObject) -> None:
-        self._jvm = jvm
+    def __init__(self, jvm: Any, plan: JavaObject, named: Mapping[str, DataFrame]) -> None:
+        self._jvm, self._named = jvm, named
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         marks = {Kind.PYTHON: patterns.PYTHON_UDF(), Kind.CURRENT_TIME: patterns.CURRENT_LIKE()}
         # Each question takes a trip to the JVM: most plans hold neither, and then no expression is asked.
@@ -207,8 +226,8 @@ class _Reader:
         left, right = (child.isStreaming() for child in children)
         keyed = self._jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
         if left and right:
-            kind = self._streams_joined(plan, how, keyed=keyed)
-            yield Operator(kind, how)
+            kind, endless = self._streams_joined(plan, how, keyed=keyed)
+            yield Operator(kind, how, tuple(name for side in endless for name in self._inputs_of(side)))
             if kind in _STATEFUL_JOINS:
                 yield from _following(below)
         elif how == "FullOuter" or how in ({"RightOuter"} if left else {"LeftOuter", "LeftSemi", "LeftAnti"}):
@@ -217,34 +236,47 @@ class _Reader:
             hinted = keyed and _broadcast(children[1] if left else children[0])
             yield Operator(Kind.BROADCAST_JOIN if hinted else Kind.STATIC_JOIN, how)
 
-    def _streams_joined(self, plan: JavaObject, how: str, *, keyed: bool) -> Kind:
+    def _streams_joined(self, plan: JavaObject, how: str, *, keyed: bool) -> tuple[Kind, list[JavaObject]]:
+        """Return what a join of two streams is, and the sides whose rows it never lets go of."""
         if how == "LeftAnti":
-            return Kind.ANTI_JOIN
+            return Kind.ANTI_JOIN, []
         if not keyed:
-            return Kind.KEYLESS_JOIN
+            return Kind.KEYLESS_JOIN, []
         bounds = self._jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
         some_time = self._jvm.scala.Some(_SOME_TIME_MS)
-        one, other = plan.left().outputSet(), plan.right().outputSet()
 
         def ends(side: JavaObject, against: JavaObject) -> bool:
-            """Whether rows of a side are let go of, by what the watermark of the other one says."""
-            return bool(bounds.getStateValueWatermark(side, against, plan.condition(), some_time).isDefined())
+            """Whether rows of a side are let go of, by what the watermark of the other one says.
 
+            Spark asks for a watermark of the side, too: without one it keeps the rows.
+            """
+            found = bounds.getStateValueWatermark(side.outputSet(), against.outputSet(), plan.condition(), some_time)
+            return bool(found.isDefined()) and any(_marked(each, _WATERMARK) for each in _each(side.output()))
+
+        left, right = plan.left(), plan.right()
         by_key = bool(bounds.isWatermarkInJoinKeys(plan))
-        match how:
-            case "LeftOuter" | "LeftSemi":
-                bounded = by_key or ends(one, other)
-            case "RightOuter":
-                bounded = by_key or ends(other, one)
-            case "FullOuter":
-                bounded = by_key or ends(one, other) or ends(other, one)
-            case _:
-                bounded = by_key or (ends(one, other) and ends(other, one))
-        if how in _OUTER:
-            return Kind.OUTER_JOIN if bounded else Kind.OUTER_JOIN_UNBOUNDED
-        if how == "LeftSemi":
-            return Kind.SEMI_JOIN if bounded else Kind.SEMI_JOIN_UNBOUNDED
-        return Kind.INNER_JOIN if bounded else Kind.INNER_JOIN_UNBOUNDED
+        left_ends, right_ends = by_key or ends(left, right), by_key or ends(right, left)
+        endless = [side for side, over in ((left, left_ends), (right, right_ends)) if not over]
+        both, one, none = _BOUNDED.get(how, _BOUNDED["Inner"])
+        # The side whose rows wait for a partner to be handed on, or not. Of the others either may be the one.
+        waits = {"LeftOuter": left_ends, "LeftSemi": left_ends, "RightOuter": right_ends}
+        if not endless:
+            return both, endless
+        return one if waits.get(how, left_ends or right_ends) else none, endless
+
+    def _inputs_of(self, side: JavaObject) -> list[str]:
+        """Return which inputs a part of a plan reads, as far as its columns are still theirs."""
+        read = set(_read_columns(side))
+        return [
+            name
+            for name, frame in self._named.items()
+            if not read.isdisjoint(_read_columns(frame._jdf.queryExecution().analyzed()))
+        ]
+
+
+def _read_columns(plan: JavaObject) -> Iterator[int]:
+    """Yield the numbers that Spark gave to the columns of what a plan reads."""
+    return (int(column.exprId().id()) for leaf in _each(plan.collectLeaves()) for column in _each(leaf.output()))
 
 
 def _following(below: _Below) -> Iterator[Operator]:

@@ -52,7 +52,7 @@ def plan_of(session: SparkSession, flow: Flow, target: Target | None) -> Plan | 
                 return Unplanned(f"Rule '{rule.name}' of input '{name}': {_said(error)}", wrong=True)
     try:
         result = flow.apply(frames)
-        return Plan(operators(result, len(frames)), spark_refuses(result, flow.mode))
+        return Plan(operators(result, len(frames), frames), spark_refuses(result, flow.mode))
     except PySparkException as error:
         missing = any(word in str(error.getCondition() or error) for word in _NOT_THERE)
         return Unplanned(_said(error), wrong=not missing)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
 
 from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition
 from headrace.clients.topics import create_topics
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
+from headrace.flow.size import said_bytes
 from headrace.flow.target import Target
 from headrace.operate.compare import Comparison, Row, table_rows
 from headrace.operate.generate import Sent, generate
-from headrace.operate.replayed import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
+from headrace.operate.replayed import FiledByInput, ModelVerdict, boundaries, compare_filed, consumed, only, past
 from headrace.operate.scene import Scene
 from headrace.patterns.orders import flows as pattern
 from headrace.patterns.orders import model
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.records import Consumed
 from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.lease import highest_lease
 from headrace.runtime.state_size import read_note
 
 if TYPE_CHECKING:
@@ -31,13 +36,11 @@ if TYPE_CHECKING:
 _MINUTES = 5
 
 
-def compare(
-    spark: SparkSession, target: Target, settings: pattern.OrderSettings, *, restarted: bool = True
-) -> Comparison:
-    """Compare every row of every join, every late row and every bad row with the model.
+def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> Comparison:
+    """Compare every row of every join, every late row, every bad row and the hit rate with the model.
 
-    The model gets the records of the topics and the batches' boundaries from the offset logs. For flows that were
-    started more than once it takes the watermarks that are recorded there, too. Called when the flows have stopped.
+    The model gets the records of the topics and the batches' boundaries from the offset logs. For a flow that was
+    started more than once it gets the watermarks that are recorded there, too. Called when the flows have stopped.
     """
     orders, payments = consumed(target, settings.orders_topic), consumed(target, settings.payments_topic)
     found = Comparison()
@@ -48,19 +51,30 @@ def compare(
             payments,
             boundaries(spark, target, flow),
             model.JoinFlow(how, delay, bound),
-            recorded=watermarks(spark, target, flow) if restarted else None,
+            recorded=watermarks(spark, target, flow.name) if ran_before(spark, target, flow.name) else None,
         )
         expected: list[Row] = [row._asdict() for batch in outcome.batches for row in batch]
         place = settings.table(how)
         found.add(f"delta:{place}", expected, table_rows(spark, "delta", target.table(place)))
-        compare_filed(found, spark, target, flow.name, Filed(outcome.bad, outcome.late))
+        late = [each._asdict() for each in outcome.late]
+        compare_filed(found, spark, target, flow.name, FiledByInput(outcome.bad, late))
+        if how == judged(settings):
+            shown = only(hit_rates(spark, target, settings), "minute", "orders", "paid")
+            due = [_counted(_utc(start), *counts) for start, *counts in model.paid_by_minute(outcome, bound)]
+            found.add("hit rate by minute", due, shown)
     return found
 
 
-def watermarks(spark: SparkSession | None, target: Target, flow: Flow) -> list[int]:
+def watermarks(spark: SparkSession | None, target: Target, flow: str) -> list[int]:
     """Return the watermark that each committed batch of a flow ran with."""
-    checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow, target, files_for(target.checkpoints, spark))
     return [checkpoint.entry(batch_id).watermark_ms for batch_id in checkpoint.committed()]
+
+
+def ran_before(spark: SparkSession | None, target: Target, flow: str) -> bool:
+    """Return whether a flow was started more than once: every start takes a lease of the next number."""
+    checkpoint = Checkpoint.of(flow, target, files_for(target.checkpoints, spark))
+    return highest_lease(checkpoint) > 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,8 @@ class OrdersDemo:
     parts: tuple[str, ...] = ("kafka",)
     has_page: bool = False
     spark: Mapping[str, str] = field(default_factory=dict)
+    # Delay and bound are an hour and a half together: of a shorter past no minute is judged.
+    backfill: timedelta = timedelta(hours=3)
     settings: pattern.OrderSettings = field(default_factory=pattern.OrderSettings)
 
     def prepare(self, scene: Scene) -> None:
@@ -106,22 +122,50 @@ class OrdersDemo:
         """Compare every row of every table with the model."""
         rates, state = hit_rates(spark, scene.target, self.settings), states(spark, scene.target, self.settings)
         told = [
-            f"{flow}: {each['rows']:,} rows of state, {each['forecast']:,} forecast." for flow, each in state.items()
+            f"{flow}: {each['rows']:,} rows of state, {each['forecast']:,} forecast; {said_bytes(each['bytes'])} in "
+            f"its store, at most {said_bytes(each['forecast_bytes'])} forecast."
+            for flow, each in state.items()
         ]
         figures = {"hit_rate": rates, "state": state}
         return ModelVerdict(compare(spark, scene.target, self.settings), figures, told)
 
 
 def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> list[dict[str, object]]:
-    """Return, by minute, how many orders found their payment: of the minutes that the left join has judged."""
-    place = target.table(settings.table("left"))
-    if not files_for(place, spark).names(f"{place}/_delta_log"):
+    """Return, by minute, how many orders found their payment: of the minutes whose unpaid orders are told as well.
+
+    Of the left join, or of the full one; without either it is not known. A paid order is told at once and an unpaid one
+    when the watermark has passed its bound, so a minute is judged when that has happened to its end.
+    """
+    how = judged(settings)
+    if how is None:
         return []
-    rows = pattern.hit_rate(spark.read.format("delta").load(place)).orderBy("window_start").collect()
+    place = target.table(settings.table(how))
+    # Asked before the table is read: what the batch of this watermark told is in it then.
+    checkpoint = Checkpoint.of(pattern.NAMES[how], target, files_for(target.checkpoints, spark))
+    committed = checkpoint.committed()
+    if not committed or not files_for(place, spark).names(f"{place}/_delta_log"):
+        return []
+    closed = _utc(checkpoint.entry(committed[-1]).watermark_ms - Duration.parse(settings.bound).ms)
+    rates = pattern.hit_rate(spark.read.format("delta").load(place)).where(F.col("window_end") <= F.lit(closed))
     return [
-        {"minute": f"{row.window_start:%Y-%m-%d %H:%M}", "orders": row.orders, "paid": row.paid, "rate": row.hit_rate}
-        for row in rows
+        # Spark gives times without a zone, in the zone of the machine.
+        {**_counted(row.window_start.astimezone(UTC), row.orders, row.paid), "rate": row.hit_rate}
+        for row in rates.orderBy("window_start").collect()
     ]
+
+
+def judged(settings: pattern.OrderSettings) -> pattern.Join | None:
+    """Return the join whose table has every order, paid or not."""
+    both: tuple[pattern.Join, ...] = ("left", "full")
+    return next((how for how in both if how in settings.joins), None)
+
+
+def _utc(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _counted(minute: datetime, orders: int, paid: int) -> dict[str, object]:
+    return {"minute": minute.isoformat(timespec="minutes"), "orders": orders, "paid": paid}
 
 
 def states(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> dict[str, dict[str, int]]:
@@ -132,8 +176,12 @@ def states(spark: SparkSession, target: Target, settings: pattern.OrderSettings)
         flow = pattern.NAMES[how]
         note = read_note(Checkpoint.of(flow, target, files_for(target.checkpoints, spark)))
         if note is not None:
-            forecast = settings.expected_rows(how, *rates)
-            found[flow] = {"rows": note.rows, "bytes": note.bytes, "forecast": forecast}
+            found[flow] = {
+                "rows": note.rows,
+                "forecast": settings.expected_rows(how, *rates),
+                "bytes": note.bytes,
+                "forecast_bytes": settings.expected_bytes(how, *rates),
+            }
     return found
 
 

@@ -19,6 +19,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger, Watermark
 from headrace.flow.source import Fit
+from headrace.flow.state_check import kept_bytes
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sources.kafka import Kafka
 from headrace.transforms.windows import tumbling, window_bounds
@@ -61,6 +62,7 @@ class OrderSettings:
     | bound           | 1 hour           | how long after its order a payment may be made                     |
     | inner_watermark | 10 minutes       | how late a row may be for the inner join                           |
     | outer_watermark | 30 minutes       | how late a row may be for the outer joins                          |
+    | idle            | None             | how long a quiet topic is waited for before time moves on alone    |
     | trigger         | every 30 seconds | freshness of the tables                                            |
     | max_offsets     | fits the machine | the most records of one batch, of each topic                       |
     | folder          | silver           | where the tables are, each named as its flow                       |
@@ -72,6 +74,7 @@ class OrderSettings:
     bound: str = "1 hour"
     inner_watermark: str = "10 minutes"
     outer_watermark: str = "30 minutes"
+    idle: str | None = None
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
     max_offsets: int | Fit = field(default_factory=Fit)
     folder: str = "silver"
@@ -96,8 +99,28 @@ class OrderSettings:
         An order waits until the watermark has passed the bound, which lies the delay behind the newest row. A payment
         waits for an order of before it, so only for the delay.
         """
+        return round(sum(self._expected(how, orders_per_second, payments_per_second)))
+
+    def expected_bytes(self, how: Join, orders_per_second: float, payments_per_second: float) -> int:
+        """Return about how many bytes these rows take in a store, before it packs them."""
+        orders, payments = self._expected(how, orders_per_second, payments_per_second)
+        return round(
+            orders * kept_bytes(self.reads(how, "orders")) + payments * kept_bytes(self.reads(how, "payments"))
+        )
+
+    def _expected(self, how: Join, orders_per_second: float, payments_per_second: float) -> tuple[float, float]:
         delay, bound = Duration.parse(self.delay(how)).seconds, Duration.parse(self.bound).seconds
-        return round(orders_per_second * (delay + bound) + payments_per_second * delay)
+        return orders_per_second * (delay + bound), payments_per_second * delay
+
+    def reads(self, how: Join, side: Literal["orders", "payments"]) -> Input:
+        """Return what a join reads of a side."""
+        topic, schema, column = {
+            "orders": (self.orders_topic, ORDER, "order_time"),
+            "payments": (self.payments_topic, PAYMENT, "pay_time"),
+        }[side]
+        source = Kafka(topic, max_offsets_per_trigger=self.max_offsets)
+        watermark = Watermark(column, self.delay(how), idle=self.idle)
+        return Input(source, schema=schema, watermark=watermark, key_required=True)
 
 
 def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
@@ -135,19 +158,11 @@ def hit_rate(rows: DataFrame, every: str = "1 minute") -> DataFrame:
 def flows(settings: OrderSettings | None = None) -> list[Flow]:
     """Return one flow for each join."""
     settings = settings or OrderSettings()
-
-    def read(topic: str, schema: StructType, column: str, how: Join) -> Input:
-        source = Kafka(topic, max_offsets_per_trigger=settings.max_offsets)
-        return Input(source, schema=schema, watermark=Watermark(column, settings.delay(how)), key_required=True)
-
     return [
         Flow(
             name=NAMES[how],
             description=f"Orders beside their payments, {how} join",
-            inputs={
-                "orders": read(settings.orders_topic, ORDER, "order_time", how),
-                "payments": read(settings.payments_topic, PAYMENT, "pay_time", how),
-            },
+            inputs={"orders": settings.reads(how, "orders"), "payments": settings.reads(how, "payments")},
             transform=partial(joined, how=how, bound=settings.bound),
             sink=DeltaAppend(settings.table(how)),
             trigger=settings.trigger,

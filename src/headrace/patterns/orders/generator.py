@@ -5,7 +5,8 @@
 - One payment in a hundred is of an order that nobody has seen.
 - Event times lie seconds behind the arrival, now and then minutes.
 - A `late` record is the payment of an order that seemed unpaid, or every fifth time an order. It arrives 45 minutes or
-  more behind its time: too late for a watermark of 30.
+  more behind its time: too late for a watermark of 30. Of two payments in three of an order that nobody has seen, it is
+  the order: it was paid in time, and its payment stood alone.
 
 Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 """
@@ -37,6 +38,8 @@ _USERS = 5_000
 # Payments to come that are remembered. At rates that no shop has, orders go unpaid instead of memory getting full.
 _MOST_UNPAID = 500_000
 _UNKNOWN = 0.01
+# Of these, how many are of an order that is still to come.
+_ORDERED_LATE = 2 / 3
 
 # How long after its order a payment is made: shares, and from and to how many minutes.
 _WAITS = ((0.70, 0.1, 5.0), (0.90, 5.0, 45.0), (0.93, 45.0, 59.9), (0.95, 60.1, 80.0))
@@ -83,6 +86,14 @@ class _Due(NamedTuple):
     order_id: str
 
 
+class _Unordered(NamedTuple):
+    """An order to come, long after its payment. The first field orders a heap by when it arrives, or later."""
+
+    due_ms: int
+    pay_ms: int
+    order_id: str
+
+
 class _Simulation:
     """One stream, from its first moment on: makes one record at a time, never goes back."""
 
@@ -95,6 +106,7 @@ class _Simulation:
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
         self._due: list[_Due] = []
         self._unpaid: deque[_Due] = deque(maxlen=_MOST_UNPAID)
+        self._unordered: list[_Unordered] = []
         self._number = 0
 
     def event(self, now: int) -> Said:
@@ -102,7 +114,11 @@ class _Simulation:
             due = heappop(self._due)
             return self._payment(due.order_id, due.pay_ms)
         if self.random() < _UNKNOWN:
-            return self._payment(self._new_id(), now)
+            order_id = self._new_id()
+            if self.random() < _ORDERED_LATE and len(self._unordered) < _MOST_UNPAID:
+                behind = int((60 + 120 * self.random()) * MINUTE_MS)
+                heappush(self._unordered, _Unordered(now + behind, now, order_id))
+            return self._payment(order_id, now)
         order_ms = now - self._delays[self._bits(12)]
         order_id = self._new_id()
         wait_ms = self._wait_ms()
@@ -115,10 +131,17 @@ class _Simulation:
     def late(self, now: int) -> Said:
         behind = int((45 + 105 * self.random()) * MINUTE_MS)
         if self.random() < 0.2 or not self._unpaid or self._unpaid[0].pay_ms > now - behind - 5 * MINUTE_MS:
-            return self._order(self._new_id(), now - behind)
+            return self._late_order(now, behind)
         # The order seemed unpaid; it was paid within five minutes, and the message took its time.
         order = self._unpaid.popleft()
         return self._payment(order.order_id, order.pay_ms + int(5 * MINUTE_MS * self.random()))
+
+    def _late_order(self, now: int, behind: int) -> Said:
+        if not self._unordered or self._unordered[0].due_ms > now:
+            return self._order(self._new_id(), now - behind)
+        # Its payment came in time and stood alone.
+        paid = heappop(self._unordered)
+        return self._order(paid.order_id, paid.pay_ms - int(5 * MINUTE_MS * self.random()))
 
     def alone(self, now: int) -> Said:
         order_id = self._new_id()

@@ -16,8 +16,9 @@ times are whole milliseconds since the epoch, UTC. A replay takes these steps fo
 7. The watermark of a topic is its highest event time so far less the delay, and 0 before its first row. W[N+1] is the
    lower one of the two, or W[N] if that is higher. Bad records never count.
 
-A driver that starts anew has forgotten how far each topic was, and knows only W. So after a restart W may lag behind
-step 7 for a while: where it was recorded, the record is taken.
+A driver that starts anew has forgotten how far each topic was, and knows only W: step 7 then looks at the batches since
+that start. Where it is not known when that was, the watermarks that were recorded are taken, as long as there are
+starts that give each of them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from typing import NamedTuple, cast
 
 from headrace.patterns.records import HOUR_MS, MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
 from headrace.patterns.window_model import Batch, taken
+
+INPUTS = ("orders", "payments")
 
 ORDER = Schema(
     (Field("order_id", text), Field("user_id", text), Field("order_time", instant)),
@@ -117,16 +120,30 @@ JOINS = {
 }
 
 
+class Late(NamedTuple):
+    """A record that a batch dropped as late."""
+
+    batch_id: int
+    input: str
+    partition: int
+    offset: int
+
+
 @dataclass
 class Outcome:
-    """What a flow must have done; lists but `bad` have one entry per batch."""
+    """What a flow must have done. `batches`, `watermarks`, `state` and `forgotten` have one entry per batch."""
 
     batches: list[list[Joined]] = field(default_factory=list)
-    late: list[int] = field(default_factory=list)
+    late: list[Late] = field(default_factory=list)
     watermarks: list[int] = field(default_factory=list)
-    bad: list[Bad] = field(default_factory=list)
+    bad: dict[str, list[Bad]] = field(default_factory=lambda: {name: [] for name in INPUTS})
+    """By input."""
     state: list[int] = field(default_factory=list)
     """The rows that both sides keep after the batch."""
+    forgotten: list[int] = field(default_factory=list)
+    """The rows that the batch took out of what was kept."""
+    restarts: int = 0
+    """How many new starts it takes, at least, to explain the watermarks that were recorded."""
 
 
 @dataclass
@@ -137,6 +154,8 @@ class _Kept:
     payments: dict[str, list[Payment]] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
     """By identity: the same order may be there twice."""
+    forgotten: int = 0
+    """How many rows were taken out so far."""
 
     @property
     def rows(self) -> int:
@@ -153,42 +172,105 @@ def replay(
 ) -> Outcome:
     """Run a join over its batches, in the steps that the module's docstring numbers.
 
-    `recorded` are the watermarks of the offset log, for a flow that was started more than once. One that no restart
+    `recorded` are the watermarks of the offset log, for a flow that was started more than once. One that no start
     explains is an error.
     """
     logs = [{(each.partition, each.offset): each for each in log} for log in (orders, payments)]
-    outcome, kept = Outcome(), _Kept()
-    before, now, newest = 0, 0, [0, 0]
+    outcome, kept, starts = Outcome(), _Kept(), _Starts(flow.delay_ms)
+    before = 0
     for number, batch in enumerate(batches):
         # 1. the records, judged
-        new_orders = [judge_order(each) for each in taken(logs[0], batch["orders"])]
-        new_payments = [judge_payment(each) for each in taken(logs[1], batch["payments"])]
-        outcome.bad += [each for each in (*new_orders, *new_payments) if isinstance(each, Bad)]
-        told_orders = [each for each in new_orders if isinstance(each, Order)]
-        told_payments = [each for each in new_payments if isinstance(each, Payment)]
+        new_orders = [(each, judge_order(each)) for each in taken(logs[0], batch["orders"])]
+        new_payments = [(each, judge_payment(each)) for each in taken(logs[1], batch["payments"])]
+        outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, Bad)]
+        outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, Bad)]
+        told_orders = [(each, order) for each, order in new_orders if isinstance(order, Order)]
+        told_payments = [(each, payment) for each, payment in new_payments if isinstance(payment, Payment)]
 
         # 2. the watermark in force
-        if recorded is not None:
-            if not before <= recorded[number] <= now:
-                message = f"batch {number} ran with watermark {recorded[number]}, and not one of {before} to {now}"
-                raise AssertionError(message)
-            now = recorded[number]
+        now = starts.watermark(None if recorded is None else recorded[number])
         outcome.watermarks.append(now)
 
         # 3. late rows apart
-        in_time = [each for each in told_orders if each.order_time > before]
-        paid_in_time = [each for each in told_payments if each.pay_time > before]
-        outcome.late.append(len(told_orders) + len(told_payments) - len(in_time) - len(paid_in_time))
+        late_orders = [each for each, order in told_orders if order.order_time <= before]
+        late_payments = [each for each, payment in told_payments if payment.pay_time <= before]
+        for name, late in zip(INPUTS, (late_orders, late_payments), strict=True):
+            outcome.late += [Late(number, name, each.partition, each.offset) for each in late]
+        in_time = [order for _, order in told_orders if order.order_time > before]
+        paid_in_time = [payment for _, payment in told_payments if payment.pay_time > before]
 
         # 4.-6. pairs, then what is forgotten
+        gone = kept.forgotten
         outcome.batches.append(sorted(_batch(flow, kept, in_time, paid_in_time, now), key=str))
         outcome.state.append(kept.rows)
+        outcome.forgotten.append(kept.forgotten - gone)
 
         # 7. the next watermark
-        newest[0] = max([newest[0], *(each.order_time for each in told_orders)])
-        newest[1] = max([newest[1], *(each.pay_time for each in told_payments)])
-        before, now = now, max(now, min(newest) - flow.delay_ms)
+        starts.saw(
+            max((order.order_time for _, order in told_orders), default=0),
+            max((payment.pay_time for _, payment in told_payments), default=0),
+        )
+        before = now
+    outcome.restarts = starts.restarts
     return outcome
+
+
+@dataclass
+class _Starts:
+    """The watermarks of a flow, by the batch that its driver may have begun with.
+
+    `newest` holds the highest event time of each topic since each batch. `first` and `last` are the batches between
+    which the driver of now began: the first driver with batch 0, a later one not before the one that it followed.
+    """
+
+    delay_ms: int
+    now: int = 0
+    newest: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    first: int = 0
+    last: int = 0
+    restarts: int = 0
+
+    def watermark(self, recorded: int | None) -> int:
+        """Return the watermark of the next batch: the one of a single start, or the one that was recorded."""
+        predicted = [max(self.now, min(since) - self.delay_ms) for since in self.newest]
+        if recorded is None:
+            self.now = predicted[0]
+            return self.now
+        explaining = [start for start, each in enumerate(predicted) if each == recorded and start >= self.first]
+        if not explaining:
+            told = sorted(set(predicted[self.first :]))
+            message = f"batch {len(predicted) - 1} ran with watermark {recorded}, and every start gives one of {told}"
+            raise AssertionError(message)
+        same = [start for start in explaining if start <= self.last]
+        self.restarts += not same
+        self.first, self.last = (same or explaining)[0], (same or explaining)[-1]
+        self.now = recorded
+        return self.now
+
+    def saw(self, order_time: int, pay_time: int) -> None:
+        """Take in the highest event times of a batch; 0 is none."""
+        self.newest = [(max(one, order_time), max(other, pay_time)) for one, other in self.newest]
+        self.newest.append((0, 0))
+
+
+def paid_by_minute(outcome: Outcome, bound_ms: int) -> list[tuple[int, int, int]]:
+    """Return when a minute begins, how many orders it has, and how many of them are paid.
+
+    Of a join that keeps orders, and of the minutes whose every order the last batch's watermark has passed by more than
+    the bound: an unpaid one is told then.
+    """
+    closed = (outcome.watermarks[-1] if outcome.watermarks else 0) - bound_ms
+    orders, paid = dict[int, set[str]](), dict[int, set[str]]()
+    for row in (row for batch in outcome.batches for row in batch if row.order_time is not None):
+        minute = cast("int", row.order_time) // MINUTE_MS * MINUTE_MS
+        orders.setdefault(minute, set()).add(row.order_id)
+        if row.pay_time is not None:
+            paid.setdefault(minute, set()).add(row.order_id)
+    return [
+        (minute, len(ids), len(paid.get(minute, ())))
+        for minute, ids in sorted(orders.items())
+        if minute + MINUTE_MS <= closed
+    ]
 
 
 def day(orders: Iterable[Consumed], payments: Iterable[Consumed], flow: JoinFlow, start: int, end: int) -> list[Joined]:
@@ -243,11 +325,13 @@ def _forgotten(flow: JoinFlow, kept: _Kept, watermark: int) -> Iterable[Joined]:
         if flow.keeps_orders and id(order) not in kept.met:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
         _drop(kept.orders, order.order_id, order)
+        kept.forgotten += 1
         kept.met.discard(id(order))
     for payment in [p for each in kept.payments.values() for p in each if p.pay_time < watermark]:
         if flow.keeps_payments and id(payment) not in kept.met:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
         _drop(kept.payments, payment.order_id, payment)
+        kept.forgotten += 1
         kept.met.discard(id(payment))
 
 
