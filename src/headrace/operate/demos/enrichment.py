@@ -172,7 +172,7 @@ class EnrichmentDemo:
         }
         line = (
             f"{found.outcome.enriched_later:,} purchases came before their product and got it later, {waiting:,} wait "
-            f"still; batches saw {found.versions} versions of the dimension."
+            f"still; batches saw {found.versions} version{'' if found.versions == 1 else 's'} of the dimension."
         )
         return ModelVerdict(found.comparison, {"enrichment": told}, [line])
 
