@@ -138,11 +138,16 @@ def shown_is_what_is_there(spark: SparkSession, demo: SalesDemo, scene: Scene, d
         for row in sorted(days, key=lambda row: row.category)
         if row.window_start == newest
     ]
-    before, stop = len(consumed(scene.target, demo.settings.topic)), Event()
+    topic, stop = demo.settings.topic, Event()
+    before = len(consumed(scene.target, topic))
     Timer(1, stop.set).start()
     sent = demo.feed(scene, stop)
     assert sent.records > 0
-    assert len(consumed(scene.target, demo.settings.topic)) - before == sent.records
+    records = consumed(scene.target, topic)
+    assert len(records) - before == sent.records
+    # Both flows are waited for until they have read all of it.
+    ends = {(topic, number): sum(record.partition == number for record in records) for number in range(2)}
+    assert demo.awaited(scene) == {"category_sales": ends, "rolling_revenue": ends}
 
 
 def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(

@@ -12,7 +12,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.clients.filesystem import files_for
-from headrace.clients.positions import Partition
+from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.topics import create_topics
 from headrace.flow.duration import Duration
 from headrace.flow.flow import ONLY, Flow
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 # Twice the usual share: a demo of a minute has few batches in which a sale can be late.
 _LATE = 0.04
 # A sale is late by the watermark of the batch before, so from the third batch on. With this bound the past that a demo
-# begins with is several batches, of a few seconds each, and not one.
-_MOST_OF_A_BATCH = 20_000
+# begins with is about seven batches, and not one.
+_MOST_OF_A_BATCH = 30_000
+# One per core of a small machine.
+_PARTITIONS = 2
 _GOLD = ("grain", "window_start", "window_end", "category", "revenue", "orders", "unique_users")
 
 
@@ -194,8 +196,8 @@ class SalesDemo:
     )
 
     def prepare(self, scene: Scene) -> None:
-        """Make the topic, two partitions: one per core of a small machine."""
-        create_topics(scene.target.kafka, {self.settings.topic: 2})
+        """Make the topic."""
+        create_topics(scene.target.kafka, {self.settings.topic: _PARTITIONS})
 
     def feed(self, scene: Scene, stop: Event) -> Sent:
         """Send the recent past at once, then sales with late, repeated and malformed records among them."""
@@ -220,8 +222,9 @@ class SalesDemo:
         ]
 
     def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
-        """Return nothing: the model replays the batches that there were."""
-        return {}
+        """Return the end of the topic: a demo that ends amid its first batches has no late sale to show."""
+        ends = end_offsets(scene.target, [(self.settings.topic, number) for number in range(_PARTITIONS)])
+        return {flow.name: ends for flow in self.flows()}
 
     def compare(self, scene: Scene, spark: SparkSession) -> ModelVerdict:
         """Compare every row of both tables with the model, and tell how far the sketches are off."""
