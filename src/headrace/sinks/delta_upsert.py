@@ -91,7 +91,7 @@ class DeltaUpsert(DeltaTableSink):
         self.look_after(session, batch.target)
 
     def _bounds(self, rows: DataFrame) -> str:
-        """Return a condition that holds for every row of the table whose key one of the rows has; none is empty."""
+        """Return a condition that holds for every row of the table whose key one of the rows has, or an empty one."""
         if self.prune_by is None:
             return ""
         column, kind = F.col(f"`{self.prune_by}`"), rows.schema[self.prune_by].dataType
