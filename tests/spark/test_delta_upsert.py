@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import DataType, DateType, LongType, StringType, TimestampNTZType
 
+from headrace.errors import FlowError
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.delta_overwrite import DeltaOverwrite
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta_upsert import DeltaUpsert, literal
 from headrace.sinks.fan_out import FanOut
 
 if TYPE_CHECKING:
@@ -103,3 +107,25 @@ def test_a_new_checkpoint_counts_from_zero_and_loses_nothing(spark: SparkSession
     sink.write(stock(spark, ("nut", 6, 2)), Batch("stock", "q2", 0, target))
 
     assert held(spark, target) == [("nut", 6, 2)]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "written"),
+    [
+        (7, LongType(), "7"),
+        (date(2026, 3, 2), DateType(), "DATE '2026-03-02'"),
+        (datetime(2026, 3, 2, 1, 2, 3, 4, UTC), TimestampNTZType(), "TIMESTAMP_NTZ '2026-03-02 01:02:03.000004'"),
+        ("a", StringType(), None),
+    ],
+)
+def test_bounds_are_written_as_literals(value: Any, kind: DataType, written: str | None):
+    assert literal(value, kind) == written
+
+
+def test_a_table_is_pruned_only_by_a_column_of_its_key_that_has_an_order(spark: SparkSession, target: Target):
+    with pytest.raises(FlowError) as refused:
+        DeltaUpsert("gold/stock", key=["item"], prune_by="change")
+    assert refused.value.code == "HR-569"
+    with pytest.raises(FlowError, match="is a string") as refused:
+        replace(UPSERT, prune_by="item").write(stock(spark, ("nut", 1, 1)), Batch("stock", "q1", 0, target))
+    assert refused.value.code == "HR-569"

@@ -56,7 +56,9 @@ def test_the_tests_of_an_example_pass(
         each(**{wanted: fixtures[wanted] for wanted in inspect.signature(each).parameters})
 
 
-@pytest.mark.parametrize("example", ["word_count", "daily_revenue", "rides", "cdc"])
+@pytest.mark.parametrize(
+    "example", ["word_count", "daily_revenue", "rides", "cdc", "orders", "iot", "sales", "enrichment", "medallion"]
+)
 def test_an_example_is_a_project_without_errors(example: str, load: Callable[[str, str], ModuleType]) -> None:
     load(example, "flows")
     flows = Project.open(EXAMPLES / example).flows()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING
 
+import live_run
 import pytest
 from pyspark.sql import functions as F
 
-from headrace.patterns.iot.flows import device_metrics, flows
+from headrace import AsFastAsPossible, FileSource, Input, RocksDB, Target
+from headrace.patterns.iot.flows import READING, IotSettings, device_metrics, flows
 from headrace.testing import Arrive, Crash, EndOfInput, Keyed, Point, rehearse
 
 if TYPE_CHECKING:
@@ -74,6 +78,31 @@ def test_a_silence_that_ends_exactly_at_the_watermark_is_told_and_a_crash_tells_
         ("d2", "SILENT", 900),
     ]
     assert found.restarts == 1
+
+
+def test_devices_that_are_all_silent_are_told_of_by_the_clock_alone(spark: SparkSession, tmp_path: Path):
+    """The watermark is 2 minutes and 2 seconds behind the clock while nothing comes."""
+    (tmp_path / "in").mkdir()
+    last = {"d1": 0, "d2": 1}
+    readings = [
+        {"device_id": device, "temperature": 20, "humidity": 50, "ts": str(live_run.NOON + timedelta(minutes=minute))}
+        for device, minute in last.items()
+    ]
+    (tmp_path / "in" / "0.json").write_text("\n".join(map(json.dumps, readings)))
+    declared = flows(IotSettings(idle="2 seconds", trigger=AsFastAsPossible()))[1]
+    (given,) = declared.named_inputs.values()
+    sink, clock = live_run.Brittle(), live_run.Hands(1)
+    rows = Input(FileSource(str(tmp_path / "in"), "json", READING), watermark=given.watermark)
+    flow = replace(declared, inputs=rows, sink=sink, state=RocksDB(shuffle_partitions=1))
+    target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
+    with live_run.live(spark, target, flow, clock) as running:
+        running.wait_rows(read=2)
+        clock.minute = 17.5
+        running.wait_rows(written=1)
+        assert [(row[0], row[1], row[4]) for row in sink.rows()] == [("d1", "SILENT", 900)]
+        clock.minute = 18.5
+        running.wait_rows(written=2)
+    assert [(row[0], row[1], row[4]) for row in sink.rows()] == [("d1", "SILENT", 900), ("d2", "SILENT", 900)]
 
 
 def test_a_hot_device_is_one_row_per_task_and_window_when_rows_are_handed_on(spark: SparkSession):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
+from threading import Event, Timer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from headrace.flow.target import Target
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.compare import Comparison
 from headrace.operate.demos.sales import (
+    SalesDemo,
     add_gold,
     compare,
     expected_gold,
@@ -27,9 +30,12 @@ from headrace.operate.demos.sales import (
 )
 from headrace.operate.generate import generate
 from headrace.operate.late_repair import repairing
+from headrace.operate.replayed import consumed
 from headrace.operate.run import Application
+from headrace.operate.scene import DemoSettings, Scene
 from headrace.patterns.sales.flows import SalesSettings, flows
 from headrace.patterns.sales.generator import generator
+from headrace.patterns.sales.model import GoldRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,10 +84,13 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
 
     assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
     assert {figure.rows_in for figure in figures.values()} == {sent}
-    found = compare(spark, target, [gold, rolling], settings)
+    demo, scene = SalesDemo(settings=settings), Scene(DemoSettings(rate=50, backfill=timedelta(seconds=2)), target)
+    verdict = demo.compare(scene, spark)
+    found = verdict.comparison
     assert found.differences == []
     # Equal and empty would prove nothing.
     assert all(rows > 0 for rows in found.rows.values()), found.rows
+    assert verdict.lines()[0].startswith(f"{figures[gold.name].late:,} sales came after their 5 minutes were closed")
     reasons = {row.reason for row in spark.read.format("delta").load(quarantine_table(target, gold.name)).collect()}
     assert reasons >= {"null_value", "malformed_json", "missing:amount", "wrong_type:amount", "event_time_in_future"}
 
@@ -102,6 +111,43 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
     assert max(each.root_mean_square for each in errors.values()) < settings.standard_error, {
         grain: asdict(each) for grain, each in errors.items()
     }
+    assert set(verdict.as_dict()["sketch"]) == {"stated", *settings.grains}  # type: ignore[call-overload]
+    tables_are_as_declared(spark, target, settings)
+    days = [row for row in expected_gold(outcome, settings) if row.grain == "1 day"]
+    shown_is_what_is_there(spark, demo, scene, days)
+
+
+def tables_are_as_declared(spark: SparkSession, target: Target, settings: SalesSettings) -> None:
+    """Clustered by category, and merged without a look at files of other times."""
+    for path in (settings.gold_table, settings.rolling_table):
+        table = f"delta.`{target.table(path)}`"
+        assert spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].clusteringColumns == ["category", "window_start"]
+        # A batch without rows looks for nothing.
+        with_rows = "operation = 'MERGE' AND operationMetrics.numSourceRows > 0"
+        merges = spark.sql(f"DESCRIBE HISTORY {table}").where(with_rows).collect()
+        assert len(merges) >= 4
+        assert all("window_start" in (said := row.operationParameters["predicate"]) and ">=" in said for row in merges)
+
+
+def shown_is_what_is_there(spark: SparkSession, demo: SalesDemo, scene: Scene, days: list[GoldRow]) -> None:
+    """The demo's lines about the day, and its feed into the topic of its own."""
+    shown = [line.split() for line in demo.status(scene, spark)]
+    newest = max(row.window_start for row in days)
+    assert [(words[0], words[1], words[3]) for words in shown] == [
+        (row.category, f"{row.revenue:,}", f"{row.orders:,}")
+        for row in sorted(days, key=lambda row: row.category)
+        if row.window_start == newest
+    ]
+    topic, stop = demo.settings.topic, Event()
+    before = len(consumed(scene.target, topic))
+    Timer(1, stop.set).start()
+    sent = demo.feed(scene, stop)
+    assert sent.records > 0
+    records = consumed(scene.target, topic)
+    assert len(records) - before == sent.records
+    # Both flows are waited for until they have read all of it.
+    ends = {(topic, number): sum(record.partition == number for record in records) for number in range(2)}
+    assert demo.awaited(scene) == {"category_sales": ends, "rolling_revenue": ends}
 
 
 def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(
@@ -115,7 +161,9 @@ def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_tables(
 
     Application(spark, target, flows(settings)).run()
 
-    assert compare(spark, target, flows(settings), settings).differences == []
+    found = compare(spark, target, flows(settings), settings)
+    assert found.differences == []
+    assert all(rows > 0 for rows in found.rows.values()), found.rows
 
     # Now as if it had died after the table had the last batch, before Spark noted it.
     forget_last_commit(target, "category_sales")

@@ -14,15 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.flow.duration import Duration
+from headrace.flow.levers import Every
+from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import MALFORMED, IotGenerator, IotTraffic
 from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceStatus, judge, recomputed, silences
 from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.window_model import replay
+from headrace.runtime.heart import Heart, Seen
+from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.fan_out import FanOut
+from headrace.sinks.table_policy import TablePolicy
+from headrace.sources.kafka import Kafka
 from headrace.testing import Drive
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
-QUARTER = timedelta(minutes=15)
+QUARTER, MONTH = timedelta(minutes=15), timedelta(days=30)
 
 
 def ms(minute: float) -> int:
@@ -48,6 +56,31 @@ class Topic:
             payload = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.records.append(Consumed(0, len(self.records), ms(240), b"k", payload))
         self.batches.append({0: (start, len(self.records))} if values else {})
+
+
+# ---- what is declared ----
+
+
+def test_the_pattern_has_the_numbers_that_it_is_known_by() -> None:
+    metrics, silent = flows()
+    assert [flow.trigger for flow in (metrics, silent)] == [Every("30 seconds")] * 2
+    for each in (*metrics.named_inputs.values(), *silent.named_inputs.values()):
+        assert isinstance(each.source, Kafka)
+        assert (each.source.topics, each.source.max_offsets_per_trigger) == ("iot-telemetry", 100_000)
+        assert each.watermark is not None
+        assert (each.watermark.column, each.watermark.delay) == ("ts", "2 minutes")
+    usual = IotSettings()
+    assert (usual.window, usual.high_temp, usual.high_humidity) == ("5 minutes", 80, 90)
+    assert (usual.silence, usual.idle, usual.forget) == ("15 minutes", "5 minutes", "30 days")
+
+
+def test_the_gold_table_is_kept_and_its_old_files_are_left_alone() -> None:
+    sink = flows()[0].sink
+    assert isinstance(sink, FanOut)
+    gold = sink.sinks[0]
+    assert isinstance(gold, DeltaUpsert)
+    assert (gold.path, gold.policy) == ("gold/device_metrics", TablePolicy())
+    assert (gold.cluster_by, gold.prune_by) == (("window_start",), "window_start")
 
 
 # ---- figures and alerts ----
@@ -159,7 +192,7 @@ def test_any_split_into_batches_tells_the_same_silences(minutes: list[int], cuts
     """Rows come in order of time here, so none is late; time passes between the batches, or only at the end."""
     rows = [{"device_id": "d1", "ts": NOON + timedelta(minutes=minute)} for minute in sorted(minutes)]
     end = NOON + timedelta(hours=3)
-    drive, told, begin = Drive(Silence(QUARTER), "device_id"), [], 0
+    drive, told, begin = Drive(Silence(QUARTER, MONTH), "device_id"), [], 0
     for cut in sorted({*cuts, len(rows)}):
         batch = rows[begin:cut]
         told += drive.arrive(*batch)
@@ -186,22 +219,66 @@ def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> No
     def heard(minute: float) -> dict[str, object]:
         return {"device_id": "d1", "ts": NOON + timedelta(minutes=minute)}
 
-    drive = Drive(Silence(QUARTER), "device_id")
+    drive = Drive(Silence(QUARTER, MONTH), "device_id")
     assert drive.arrive(heard(0), heard(20)) == []
     assert drive.arrive(heard(10)) == []
     assert drive.pass_to(NOON + timedelta(minutes=34)) == []
     (silent,) = drive.pass_to(NOON + timedelta(minutes=35))
     assert (silent.status, silent.at) == ("SILENT", NOON + timedelta(minutes=35))
+    # Silent for days is told once, and kept in one value, until it is forgotten.
+    last = NOON + timedelta(minutes=20)
+    assert drive.timers("d1") == [last + MONTH]
+    assert drive.pass_to(NOON + timedelta(days=30)) == []
+    assert drive.state("d1") is not None
+    assert drive.pass_to(last + MONTH) == []
+    assert drive.state("d1") is None
     assert drive.timers("d1") == []
-    # Silent for days is told once, and kept in one value.
-    assert drive.pass_to(NOON + timedelta(days=9)) == []
+
+
+@pytest.mark.parametrize(("days", "told"), [(29, ["SILENT", "BACK"]), (31, ["SILENT"])])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_device_that_was_forgotten_is_new_when_it_is_heard_again(days: int, told: list[str], at_once: bool) -> None:
+    """Whether the watermark or the reading itself comes first makes no difference."""
+    again = NOON + timedelta(days=days)
+    drive, found = Drive(Silence(QUARTER, MONTH), "device_id"), []
+    found += drive.arrive({"device_id": "d1", "ts": NOON})
+    found += drive.pass_to(NOON + QUARTER if at_once else again - timedelta(minutes=2))
+    found += drive.arrive({"device_id": "d1", "ts": again})
+    found += drive.pass_to(again + timedelta(minutes=1))
+    assert [each.status for each in found] == told
+
+    topic = Topic()
+    topic.records = [
+        Consumed(0, offset, ms(minute + 1), b"k", json.dumps(reading(minute)).encode())
+        for offset, minute in enumerate((0, days * 24 * 60, days * 24 * 60 + 3))
+    ]
+    assert [each.status for each in silences(topic.records, [{0: (0, 3)}, {}]).told] == told
+
+
+def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> None:
+    """By beats alone: 15 minutes of silence, 2 of the watermark, 5 of `idle`, and up to the next beat."""
+    (rows,) = flows()[1].named_inputs.values()
+    assert rows.watermark is not None
+    assert rows.watermark.idle is not None
+    now = ms(0)
+    heart = Heart({"rows": Duration.parse(rows.watermark.idle).ms}, lambda: now)
+    drive = Drive(Silence(QUARTER, MONTH), "device_id")
+    drive.arrive({"device_id": "d1", "ts": NOON})
+    heart.on_batch({"rows": Seen(1)}, state_rows=1)
+    told: list[tuple[float, str]] = []
+    for half_minute in range(1, 120):
+        now = ms(half_minute / 2)
+        for beat in heart.on_nothing().values():
+            watermark = datetime.fromtimestamp(beat / 1000, UTC) - timedelta(minutes=2)
+            told += [(half_minute / 2, each.status) for each in drive.pass_to(watermark)]
+    assert told == [(22.5, "SILENT")]
 
 
 # ---- the readings ----
 
 
 def test_the_same_seed_gives_the_same_readings_one_device_sends_its_share_and_some_fall_silent() -> None:
-    traffic = IotTraffic(rate=20, late=0.02, duplicates=0.01, malformed=0.01, hottest=0.3)
+    traffic = IotTraffic(rate=20, late=0.02, duplicates=0.01, malformed=0.01, busiest=0.3)
     made = list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
     assert made == list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
 
@@ -223,7 +300,7 @@ def test_the_same_seed_gives_the_same_readings_one_device_sends_its_share_and_so
     assert max(late) > 5 * 3_600_000
 
 
-@pytest.mark.parametrize("changes", [{"devices": 1}, {"hottest": 1.0}, {"hottest": 0.0}])
+@pytest.mark.parametrize("changes", [{"devices": 1}, {"busiest": 1.0}, {"busiest": 0.0}])
 def test_a_stream_that_cannot_be_is_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ConfigError) as refused:
         IotTraffic(**changes)  # type: ignore[arg-type]

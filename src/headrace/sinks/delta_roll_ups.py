@@ -54,6 +54,7 @@ class DeltaRollUps(DeltaUpsert):
     combine: Callable[[GroupedData], DataFrame] = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         lengths = [Duration.parse(grain).ms for grain in self.grains]
         if not lengths or any(not short or long % short or long == short for short, long in pairwise(lengths)):
             raise FlowError(

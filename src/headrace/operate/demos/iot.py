@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pyspark.sql import functions as F
 
@@ -26,7 +26,7 @@ from headrace.patterns.iot import flows as pattern
 from headrace.patterns.iot import model
 from headrace.patterns.iot.generator import generator
 from headrace.patterns.records import Bad, Consumed
-from headrace.patterns.window_model import Batch, replay
+from headrace.patterns.window_model import Batch, WindowFlow, replay
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,22 +42,30 @@ def compare(
     """
     records = consumed(target, settings.topic)
     found = Comparison()
-    spread: dict[str, object] = {}
+    cut: dict[str, Sequence[Batch]] = {}
     for flow in flows:
         batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
-        spread = skew(records, batches)
+        cut[flow.name] = batches
         if flow.name == "device_metrics":
-            metrics = model.device_metrics(Decimal(settings.high_temp), Decimal(settings.high_humidity))
-            outcome = replay(records, batches, metrics)
+            outcome = replay(records, batches, metrics_model(settings))
             rows = [asdict(row) for batch in outcome.batches for row in batch]
             _compare_metrics(found, spark, target, settings, rows)
             compare_filed(found, spark, target, flow.name, Filed(outcome.bad, outcome.late))
         else:
-            told = model.silences(records, batches, silence_ms=Duration.parse(settings.silence).ms)
+            lengths = settings.silence, settings.forget, settings.watermark
+            silence, forget, delay = (Duration.parse(each).ms for each in lengths)
+            told = model.silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
             topic = settings.status_topic
             found.add(f"kafka:{topic}", [asdict(each) for each in told.told], topic_rows(target, topic))
             compare_filed(found, spark, target, flow.name, Filed(told.bad, told.late))
-    return found, spread
+    return found, skew(records, cut)
+
+
+def metrics_model(settings: pattern.IotSettings) -> WindowFlow[model.Reading, model.DeviceMetrics]:
+    """Return the model of the gold table with the numbers of the settings."""
+    known = model.device_metrics(Decimal(settings.high_temp), Decimal(settings.high_humidity))
+    window, delay = Duration.parse(settings.window).ms, Duration.parse(settings.watermark).ms
+    return replace(known, window_ms=window, delay_ms=delay)
 
 
 def _compare_metrics(
@@ -72,20 +80,24 @@ def _compare_metrics(
     found.add(f"kafka:{topic}", alerts, topic_rows(target, topic), repeats_allowed=True)
 
 
-def skew(records: Sequence[Consumed], batches: Sequence[Batch]) -> dict[str, object]:
-    """Return how uneven the readings were, and how large the batches: figures of the demo."""
+def skew(records: Sequence[Consumed], batches: Mapping[str, Sequence[Batch]]) -> dict[str, object]:
+    """Return how uneven the readings were, and how large the largest batch of each flow: figures of the demo."""
     judged = [model.judge(record) for record in records]
     by_device = Counter(each.device_id for each in judged if not isinstance(each, Bad))
     by_partition = Counter(record.partition for record in records)
-    sizes = [sum(end - start for start, end in batch.values()) for batch in batches]
     device, most = next(iter(by_device.most_common(1)), ("", 0))
     return {
-        "hottest_device": device,
-        "hottest_share": round(most / max(1, by_device.total()), 4),
+        "busiest_device": device,
+        "busiest_share": round(most / max(1, by_device.total()), 4),
         "devices": len(by_device),
         "rows_by_partition": {str(number): rows for number, rows in sorted(by_partition.items())},
-        "largest_batch": max(sizes, default=0),
+        "largest_batch": {flow: max(map(size, cut), default=0) for flow, cut in batches.items()},
     }
+
+
+def size(batch: Batch) -> int:
+    """Return how many records a batch holds."""
+    return sum(end - start for start, end in batch.values())
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,8 @@ class IotDemo:
         """Send the recent past at once, then readings with late, repeated and malformed records among them."""
         wanted = scene.settings
         traffic = generator(rate=wanted.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=wanted.seed)
-        return generate(traffic, scene.target, backfill=past(scene.target, traffic.topic, wanted), stop=stop)
+        topic = self.settings.topic
+        return generate(traffic, scene.target, topic=topic, backfill=past(scene.target, topic, wanted), stop=stop)
 
     def flows(self) -> Sequence[Flow]:
         """Return the figures per device and the silent devices."""
@@ -123,7 +136,7 @@ class IotDemo:
             return ()
         length = timedelta(milliseconds=Duration.parse(self.settings.window).ms)
         rows = gold.where(F.col("window_start") == F.lit(newest - length)).collect()
-        return [status_line(str(newest - length), [row.asDict() for row in rows])] if rows else ()
+        return [status_line(newest - length, [row.asDict() for row in rows])] if rows else ()
 
     def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
         """Return nothing: the model replays the batches that there were."""
@@ -132,21 +145,29 @@ class IotDemo:
     def compare(self, scene: Scene, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every sink with the model, and say how uneven the readings were."""
         found, spread = compare(spark, scene.target, self.flows(), self.settings)
-        told = (
-            f"{spread['devices']} devices; {spread['hottest_device']} sent {spread['hottest_share']:.1%} of all "
-            f"readings. The largest batch had {spread['largest_batch']} of at most {self.settings.max_offsets} records."
-        )
-        return ModelVerdict(found, {"skew": spread}, (told,))
+        largest = cast("Mapping[str, int]", spread["largest_batch"])
+        told = [
+            f"{spread['devices']} devices; {spread['busiest_device']} sent {spread['busiest_share']:.1%} of all "
+            "readings.",
+            *(f"The largest batch of {flow} had {rows:,} records, {self._bound}." for flow, rows in largest.items()),
+        ]
+        return ModelVerdict(found, {"skew": spread}, told)
+
+    @property
+    def _bound(self) -> str:
+        bound = self.settings.max_offsets
+        return f"of at most {bound:,}" if isinstance(bound, int) else "bounded by what fits the machine"
 
 
-def status_line(window: str, rows: Sequence[Row]) -> str:
-    """Say in a line what a window holds."""
+def status_line(window: datetime, rows: Sequence[Row]) -> str:
+    """Say in a line what a window holds. Its time is shown in UTC, whatever the zone of the machine."""
     counts = {str(row["device_id"]): int(str(row["reading_count"])) for row in rows}
     busiest = max(counts, key=lambda device: counts[device])
     share = counts[busiest] / sum(counts.values())
     alerts = [f"{row['device_id']} {row['alert']}" for row in rows if row["alert"] is not None]
     return (
-        f"window {window}: {len(rows)} devices, {sum(counts.values()):,} readings, {share:.0%} of them by {busiest}; "
+        f"window {window.astimezone(UTC):%Y-%m-%d %H:%M}Z: {len(rows)} devices, "
+        f"{sum(counts.values()):,} readings, {share:.0%} of them by {busiest}; "
         f"alerts: {', '.join(alerts) or 'none'}"
     )
 

@@ -24,6 +24,7 @@ from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.table_policy import TablePolicy
 from headrace.sources.kafka import Kafka
 from headrace.transforms.per_key import per_key
 from headrace.transforms.windows import tumbling, window_bounds
@@ -54,10 +55,13 @@ class IotSettings:
     | high_temp     | 80                  | HIGH_TEMP above it, by the highest reading of a window             |
     | high_humidity | 90                  | HIGH_HUMIDITY above it, by the average of a window                 |
     | silence       | 15 minutes          | how long a device may say nothing                                  |
+    | forget        | 30 days             | how long a silent device is remembered; later it is a new one      |
+    | idle          | 5 minutes           | after how long without any reading the clock moves the watermark   |
     | trigger       | every 30 seconds    | freshness of the table and of the alerts                           |
     | gold_table    | gold/device_metrics | where the figures go                                               |
     | alerts_topic  | iot-alerts          | where windows with an alert go                                     |
     | status_topic  | iot-device-status   | where it is told that a device is silent, and that it is back      |
+    | policy        | `TablePolicy()`     | how the gold table is kept: small files joined, old ones removed   |
     """
 
     topic: str = "iot-telemetry"
@@ -67,10 +71,13 @@ class IotSettings:
     high_temp: int | Decimal = 80
     high_humidity: int | Decimal = 90
     silence: str = "15 minutes"
+    forget: str = "30 days"
+    idle: str = "5 minutes"
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
     gold_table: str = "gold/device_metrics"
     alerts_topic: str = "iot-alerts"
     status_topic: str = "iot-device-status"
+    policy: TablePolicy | None = field(default_factory=TablePolicy)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -112,16 +119,16 @@ def exact_average(column: str) -> Column:
     return F.avg(F.col(column).cast("decimal(12,2)")).cast("decimal(14,6)")
 
 
-def silent_devices(readings: DataFrame, silence: timedelta) -> DataFrame:
+def silent_devices(readings: DataFrame, silence: timedelta, forget: timedelta) -> DataFrame:
     """Say of each device when it has been silent for too long, once per silence, and when it is back."""
-    return per_key(readings.select("device_id", "ts"), Silence(silence), "device_id")
+    return per_key(readings.select("device_id", "ts"), Silence(silence, forget), "device_id")
 
 
 def flows(settings: IotSettings | None = None) -> list[Flow]:
     """Return the two flows of the IoT pattern."""
     settings = settings or IotSettings()
     source = Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets)
-    silence = timedelta(milliseconds=Duration.parse(settings.silence).ms)
+    silence, forget = (timedelta(milliseconds=Duration.parse(each).ms) for each in (settings.silence, settings.forget))
 
     def readings(idle: str | None = None) -> Input:
         marked = Watermark("ts", settings.watermark, idle=idle)
@@ -139,7 +146,14 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
                 high_humidity=settings.high_humidity,
             ),
             sink=FanOut(
-                DeltaUpsert(settings.gold_table, key=("window_start", "device_id")),
+                DeltaUpsert(
+                    settings.gold_table,
+                    key=("window_start", "device_id"),
+                    # A batch changes the last windows: files of older ones are not even read.
+                    cluster_by=("window_start",),
+                    prune_by="window_start",
+                    policy=settings.policy,
+                ),
                 Only("alert IS NOT NULL", KafkaTopic(settings.alerts_topic, key="device_id")),
             ),
             output_mode=OutputMode.UPDATE,
@@ -149,8 +163,8 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
             name="silent_devices",
             description="Devices that have fallen silent, and those that are back",
             # When all of them are silent nothing moves the watermark. Then the clock does: see `Watermark.idle`.
-            inputs=readings(idle=settings.silence),
-            transform=partial(silent_devices, silence=silence),
+            inputs=readings(idle=settings.idle),
+            transform=partial(silent_devices, silence=silence, forget=forget),
             sink=KafkaExactlyOnce(
                 settings.status_topic,
                 key="device_id",

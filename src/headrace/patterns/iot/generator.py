@@ -1,7 +1,7 @@
 """Readings of a plant's sensors: one of them talks far too much, some fall silent, some come back after hours.
 
 - Temperatures follow the time of day, humidity goes the other way; both have noise.
-- The first device is hot in the sense of a key: it sends a fixed share of all readings, whatever the others do.
+- The first device is the busiest: it sends a fixed share of all readings, whatever the others do.
 - Every ten minutes another device overheats, and another one is damp: the alerts.
 - Now and then a device says nothing for 20 to 50 minutes: the silences.
 - A `late` record is one that a device kept while it was offline, from ten minutes up to six hours ago.
@@ -51,15 +51,17 @@ class IotTraffic(Traffic):
     pattern: ClassVar[str] = "iot"
 
     devices: int = 40
-    hottest: float = 0.2
+    busiest: float = 0.2
 
     def __post_init__(self) -> None:
         """Refuse what no stream can be."""
         super().__post_init__()
         if self.devices < 2:
-            raise self.refused(f"devices is {self.devices}", "One of them is hot, so there are two at the least.")
-        if not 0 < self.hottest < 1:
-            raise self.refused(f"hottest is {self.hottest}", "It is a share of all readings, and not all of them.")
+            raise self.refused(
+                f"devices is {self.devices}", "One of them is the busiest, so there are two at the least."
+            )
+        if not 0 < self.busiest < 1:
+            raise self.refused(f"busiest is {self.busiest}", "It is a share of all readings, and not all of them.")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class _Simulation:
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._names = [f"dev-{number:04d}" for number in range(settings.devices)]
         self._keys = [name.encode() for name in self._names]
-        self._hottest = settings.hottest
+        self._busiest = settings.busiest
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
         self._planned_until, self._weights = start_ms, [0.0]
         self._overheated, self._damp = -1, -1
@@ -137,7 +139,7 @@ class _Simulation:
         self._overheated, self._damp = trouble.sample(range(len(self._names)), k=2)
         others = [0.0 if self._is_silent(device, now) else 1.0 for device in range(1, len(self._names))]
         # All the others together make up the rest, also when some of them say nothing.
-        yield self._hottest / (1 - self._hottest) * (sum(others) or 1.0)
+        yield self._busiest / (1 - self._busiest) * (sum(others) or 1.0)
         yield from others
 
     def _is_silent(self, device: int, now: int) -> bool:

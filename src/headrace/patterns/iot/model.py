@@ -13,9 +13,10 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from itertools import pairwise
 from typing import cast
 
-from headrace.patterns.records import MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
+from headrace.patterns.records import HOUR_MS, MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
 from headrace.patterns.window_model import Batch, WindowFlow, taken
 
+DAY_MS = 24 * HOUR_MS
 # Spark divides decimals with 39 digits before it rounds to the scale of the result.
 _SPARK_DIVISION = Context(prec=39, rounding=ROUND_HALF_UP)
 
@@ -158,6 +159,7 @@ def silences(
     batches: Iterable[Batch],
     *,
     silence_ms: int = 15 * MINUTE_MS,
+    forget_ms: int = 30 * DAY_MS,
     delay_ms: int = 2 * MINUTE_MS,
     judge: Callable[[Consumed], Reading | Bad] = judge,
 ) -> Silences:
@@ -165,7 +167,8 @@ def silences(
 
     1. A reading is late that is not after W[N-1].
     2. What has been told after the last batch N is all that is certain at W[N]: a device was silent when more than
-       `silence_ms` lie between two of its readings, or behind the last; it is back with the next reading.
+       `silence_ms` lie between two of its readings, or behind the last; it is back with the next reading, unless that
+       comes more than `forget_ms` later.
     """
     log = {(record.partition, record.offset): record for record in records}
     heard: dict[str, list[int]] = {}
@@ -182,14 +185,14 @@ def silences(
             heard.setdefault(each.device_id, []).append(each.event_time_ms)
         upcoming = max([watermark, *(each.event_time_ms - delay_ms for each in readings)])
     for device, times in sorted(heard.items()):
-        found.told.extend(each for each in _told(device, sorted(times), silence_ms) if each.at <= watermark)
+        found.told.extend(each for each in _told(device, sorted(times), silence_ms, forget_ms) if each.at <= watermark)
     return found
 
 
-def _told(device: str, times: Sequence[int], silence_ms: int) -> Iterator[DeviceStatus]:
+def _told(device: str, times: Sequence[int], silence_ms: int, forget_ms: int) -> Iterator[DeviceStatus]:
     for last, following in pairwise([*times, None]):
         assert last is not None  # noqa: S101 - only the end is
         if following is None or following - last > silence_ms:
             yield DeviceStatus(device, "SILENT", last, last + silence_ms, silence_ms // 1000)
-            if following is not None:
+            if following is not None and following - last <= forget_ms:
                 yield DeviceStatus(device, "BACK", last, following, (following - last) // 1000)

@@ -50,12 +50,16 @@ class DeviceStatus:
 
 
 class Silence(KeyedState[Heard, DeviceStatus]):
-    """Tells of a device that said nothing for longer than `silence`."""
+    """Tells of a device that said nothing for longer than `silence`.
+
+    One that said nothing for longer than `forget` is forgotten: nothing of it is kept, and it is not told when it is
+    heard again.
+    """
 
     clock = EventTime("ts")
 
-    def __init__(self, silence: timedelta) -> None:
-        self.silence = silence
+    def __init__(self, silence: timedelta, forget: timedelta) -> None:
+        self.silence, self.forget = silence, forget
 
     def handle(self, key: Row, rows: list[Row], state: Kept[Heard], timers: Timers) -> Iterator[DeviceStatus]:
         """Add readings to the stretches, and ask for the moment at which something is to be told. Tells nothing."""
@@ -75,10 +79,15 @@ class Silence(KeyedState[Heard, DeviceStatus]):
                 heard.silent_since = heard.stretches.pop(0).last
                 yield self._told(key, SILENT, heard.silent_since, moment)
             else:
-                yield self._told(key, BACK, heard.silent_since, moment)
+                if moment - heard.silent_since <= self.forget:
+                    yield self._told(key, BACK, heard.silent_since, moment)
                 heard.silent_since = None
         if heard.stretches:
             timers.at(self._next(heard))
+        elif heard.silent_since is not None and heard.silent_since + self.forget > timers.now:
+            timers.at(heard.silent_since + self.forget)
+        else:
+            state.value = None
 
     def _next(self, heard: Heard) -> datetime:
         """Return when the first stretch has to be told of: of its end, or of its beginning after a silence."""

@@ -169,6 +169,7 @@ def flows(settings: SalesSettings | None = None) -> list[Flow]:
                 settings.rolling_table,
                 key=("window_start", "category"),
                 cluster_by=_CLUSTERED,
+                prune_by="window_start",
                 policy=settings.policy,
             ),
             output_mode=OutputMode.UPDATE,
