@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MEGABYTE = 1024 * 1024
 _LEAST_KEPT = Duration.parse("1 hour")
 _REMEMBERED, _LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+_USUAL = "interval 7 days"
 _OPTIMIZE = {
     # Delta's own gigabyte would be read and written whole for one changed row.
     "spark.databricks.delta.optimize.maxFileSize": str(128 * _MEGABYTE),
@@ -117,7 +118,7 @@ class Upkeep:
         told = snapshot(session, location).metadata().configuration()
         has = {name: told.apply(name) for name in (_REMEMBERED, _LOG) if told.contains(name)}
         for name, value in self.remembering(has).items():
-            if has.get(name) != value:
+            if has.get(name, _USUAL) != value:
                 session.sql(f"ALTER TABLE delta.{quoted(location)} SET TBLPROPERTIES ('{name}' = '{value}')")
 
     def vacuum(self, session: SparkSession, locations: Iterable[str]) -> None:
