@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,15 +37,17 @@ def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotte
     joined = files(tmp_path / "orders") - small
     assert len(joined) == 1
 
-    # What an attempt left that was killed long ago goes. What the last hour's versions hold stays, for their readers.
+    # What an attempt left that was killed hours ago goes. What the last hour's versions hold stays, for their readers.
     left = tmp_path / "orders" / "part-00000-killed.snappy.parquet"
     left.write_bytes(b"PAR1")
-    os.utime(left, (0, 0))
+    os.utime(left, (time.time() - 2 * 3600,) * 2)
     upkeep, now = Upkeep(keep="1 hour", tombstones="30 days"), BEGAN + dt.timedelta(days=29)
     assert not upkeep.clean(spark, last, now - dt.timedelta(hours=23), now)
     assert left.exists()
     assert upkeep.clean(spark, last, now - dt.timedelta(days=1), now)
     assert files(tmp_path / "orders") == small | joined
+    (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{last.location}`").collect()
+    assert detail["properties"]["delta.deletedFileRetentionDuration"] == "interval 3600 seconds"
     assert spark.read.format("delta").load(last.tombstones).count() == 1
     assert Upkeep(keep=None).clean(spark, last, now, now + dt.timedelta(days=2))
     assert spark.read.format("delta").load(last.tombstones).count() == 0

@@ -14,7 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
 from headrace import (
+    AvailableNow,
     DeltaAppend,
+    DeltaSource,
     DeltaUpsert,
     Flow,
     HeadraceError,
@@ -29,6 +31,7 @@ from headrace.clients.filesystem import LocalFiles
 from headrace.operate.late_repair import repairing
 from headrace.operate.late_summary import LateSummary, summarise_late
 from headrace.operate.repair_plan import RepairPlan
+from headrace.operate.run import Application
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 from headrace.testing import Arrive, Rehearsal, rehearse
@@ -213,3 +216,27 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     assert table() == modelled(everything, 10, 100)
     assert summary(spark, found).rows == 4
     assert repaired(spark, found.target, declared).windows == {}
+
+
+def test_windows_of_a_delta_table_get_their_late_rows_from_the_version_that_the_flow_began_at(
+    spark: SparkSession, tmp_path: Path
+):
+    target = Target("t", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
+    # North at 12:03 comes behind 12:30. A row of the year 2102 is set aside, and stays so.
+    late = [("north", 3, "32.00"), ("east", 40_000_000, "2.00")]
+    for batch in ([("north", 1, "1.00")], [("north", 40, "8.00")], [("north", 41, "16.00")], late):
+        rows = [(shop, Decimal(price), at(minute)) for shop, minute, price in batch]
+        made = spark.createDataFrame(rows, ORDER).coalesce(1)
+        made.write.format("delta").mode("append").save(target.table("silver"))
+    source = DeltaSource("silver", max_files_per_trigger=1, starting_version=0)
+    orders = Input(source, watermark=Watermark("at", "10 minutes"))
+    state = InMemory(shuffle_partitions=1)
+    declared = Flow("totals", orders, totals, DeltaAppend("gold"), trigger=AvailableNow(), state=state)
+    figures = Application(spark, target, [declared]).run()["totals"]
+    assert (figures.error, figures.late, figures.bad) == (None, 1, {"event_time_in_future": 1})
+
+    repaired(spark, target, declared)
+
+    gold = spark.read.format("delta").load(target.table("gold")).collect()
+    assert [(row.shop, minute(row.since), row.orders, row.total) for row in gold] == [("north", 0, 2, Decimal("33.00"))]
+    assert not repaired(spark, target, declared).windows

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,9 @@ from headrace import AvailableNow, DeltaSource, Flow, HeadraceError, Input, Kafk
 from headrace.flow.rules import Rule
 from headrace.operate.run import Application
 from headrace.runtime.planning import plan_of
+from headrace.sources.bronze import BronzeTable
 from headrace.testing import Arrive, rehearse
+from headrace.transforms.dedup import deduplicated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,16 +95,63 @@ def test_rules_hold_for_inputs_that_have_columns_of_their_own(spark: SparkSessio
     assert figures.rules == COUNTS
     assert figures.bad == {"rule:named": 1, "rule:positive": 3}
 
+    none = Memory()
+    strict = Flow("strict", replace(given, rules=STRICT), _as_it_is, none, trigger=AvailableNow())
+    stopped = Application(spark, table, [strict]).run()["strict"].error
+    assert (stopped and stopped.code, none.rows()) == ("HR-571", [])
+
+
+STRICT = (Rule("no_test", "key <> 'test'", "fail"),)
+
 
 def test_a_rule_that_stops_the_flow_does_so_before_anything_is_written(spark: SparkSession, tmp_path: Path):
-    strict = (Rule("no_test", "key <> 'test'", "fail"),)
     memory = Memory()
     with pytest.raises(HeadraceError) as stopped:
-        rehearse(flow(strict), [Arrive(*ORDERS[:3]), Arrive(*ORDERS)], spark=spark, folder=tmp_path, sink=memory)
+        rehearse(flow(STRICT), [Arrive(*ORDERS[:3]), Arrive(*ORDERS)], spark=spark, folder=tmp_path, sink=memory)
 
     assert [row.key for row in memory.rows()] == ["a", "b", "c"]
     assert stopped.value.code == "HR-571"
     assert "'no_test' (key <> 'test') is broken by" in stopped.value.why
+
+
+# (partition, offset, key of the order, hours after noon at which bronze got it, days by which Kafka's time is behind).
+# The clock of b's producer is ahead, that of c's far behind: under a watermark on Kafka's time c would be late. a was
+# sent again when the hour in which it counts once was over.
+RECORDS = [
+    (0, 0, "a", 0.0, 0),
+    (1, 0, "b", 0.0, -30),
+    (0, 1, "c", 2.5, 400),
+    (1, 1, "d", 3.0, 0),
+    (0, 2, "a", 4.0, 0),
+    (1, 2, "test", 4.0, 0),
+]
+
+
+def test_records_of_a_table_go_by_their_arrival_count_once_when_sent_again_and_stop_the_flow_by_their_place(
+    spark: SparkSession, tmp_path: Path
+):
+    target = Target("t", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
+    columns = "payload BINARY, key BINARY, topic STRING, partition INT, offset LONG, kafka_ts TIMESTAMP"
+    for partition, offset, key, hours, behind in RECORDS:
+        got = NOON + timedelta(hours=hours)
+        payload = json.dumps({"key": key, "amount": 1, "at": NOON.isoformat()}).encode()
+        record = (payload, None, "orders", partition, offset, got - timedelta(days=behind), got)
+        made = spark.createDataFrame([record], f"{columns}, ingested_at TIMESTAMP").coalesce(1)
+        made.write.format("delta").mode("append").save(target.table("bronze"))
+    sent = [("orders", 0, 0, NOON)]
+    identity = "topic STRING, partition INT, offset LONG, kafka_time TIMESTAMP"
+    spark.createDataFrame(sent, identity).write.format("delta").save(target.table("redriven"))
+
+    memory, arrival = Memory(), Watermark("timestamp", "1 hour")
+    source = BronzeTable("bronze", max_files_per_trigger=1, redriven="redriven")
+    given = Input(source, schema=ORDER, watermark=arrival, keep=("timestamp",), rules=STRICT)
+    silver = Flow("silver", given, lambda rows: deduplicated(rows, "key", within=arrival), memory)
+    stopped = Application(spark, target, [replace(silver, trigger=AvailableNow())]).run()["silver"].error
+
+    assert [row.key for row in memory.rows()] == ["b", "c", "d", "a"]
+    assert stopped is not None
+    assert stopped.code == "HR-571"
+    assert "'no_test' (key <> 'test') is broken by orders-1@2" in stopped.why
 
 
 def test_a_rule_that_cannot_be_planned_is_found_before_the_flow_runs(spark: SparkSession):

@@ -73,6 +73,13 @@ def test_what_is_planned_and_not_committed_is_not_there_when_the_time_is_over(
     assert arrivals.wait(AWAITED, 0) == {"f": {("t", 0): 5}}
 
 
+def test_a_flow_without_offsets_is_waited_for_until_it_has_committed_rows(bus: EventBus, arrivals: Arrivals) -> None:
+    bus.publish(BatchCommitted("f", 0, 0, 0, {}, 0, 1, None))
+    assert arrivals.wait({"f": {}}, 0) == {"f": {}}
+    bus.publish(BatchCommitted("f", 1, 1, 1, {}, 0, 1, None))
+    assert arrivals.wait({"f": {}}, 0) == {}
+
+
 def test_a_wait_that_nobody_wants_any_more_says_what_is_left(arrivals: Arrivals) -> None:
     enough = threading.Event()
     enough.set()

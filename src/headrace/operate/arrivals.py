@@ -1,4 +1,4 @@
-"""Waiting until flows that run have committed given offsets."""
+"""Waiting until flows that run have committed given offsets, or anything at all."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Arrivals:
     def __init__(self, bus: EventBus, target: Target, spark: SparkSession | None) -> None:
         self._target, self._spark = target, spark
         self._committed = threading.Event()
+        self._read_something: set[str] = set()
         bus.subscribe(self._hear)
 
     def wait(
@@ -34,13 +35,14 @@ class Arrivals:
     ) -> dict[str, dict[Partition, int]]:
         """Return what is not reached, by flow: nothing, unless one of the events was set.
 
-        Or unless no batch was committed for so many seconds: flows that get on are waited for.
+        Or unless no batch was committed for so many seconds: flows that get on are waited for. A flow without offsets
+        has to commit one batch with rows.
         """
         while True:
             deadline = time.monotonic() + seconds
             self._committed.clear()
             left = {flow: self._left(flow, offsets) for flow, offsets in awaited.items()}
-            left = {flow: offsets for flow, offsets in left.items() if offsets}
+            left = {flow: offsets for flow, offsets in left.items() if offsets or self._lacks_rows(flow, awaited)}
             if not left:
                 return left
             while not self._committed.wait(_GLANCE_SECONDS):
@@ -52,6 +54,11 @@ class Arrivals:
         reached = committed_offsets(checkpoint)
         return {each: offset for each, offset in awaited.items() if reached.get(each, 0) < offset}
 
+    def _lacks_rows(self, flow: str, awaited: Mapping[str, Mapping[Partition, int]]) -> bool:
+        return not awaited[flow] and flow not in self._read_something
+
     def _hear(self, event: Event) -> None:
         if isinstance(event, BatchCommitted):
+            if event.rows_in:
+                self._read_something.add(event.flow)
             self._committed.set()

@@ -1,8 +1,8 @@
 """Send quarantined rows again after a fix: planned, explained, then done.
 
-Every row is judged anew by the present declaration of its input. A row that is good by now is sent, key and value as
-they were, to the topic that it came from, or to another one; the others stay. A header says where the record was
-before.
+Every row is judged anew by the present declaration of its input. A row that is good by now, and that no rule would
+leave out or stop the flow for, is sent, key and value as they were, to the topic that it came from, or to another one;
+the others stay. A header says where the record was before.
 
 Rows are sent at most `_AT_ONCE` at a time. Each portion has a number, counted from 0 for a flow, and is sent once:
 
@@ -33,6 +33,7 @@ from headrace.clients.kafka import require_topics
 from headrace.clients.ledger import create_ledger
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import quarantine_table
@@ -41,6 +42,7 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.session import flow_session
 from headrace.runtime.sole_writer import writing
 from headrace.sinks.kafka_transaction import REDRIVEN_COLUMN, Slot, publish
+from headrace.transforms import rules
 from headrace.transforms.parse import BAD, good, judged, with_reason
 
 if TYPE_CHECKING:
@@ -126,13 +128,15 @@ class Redrive:
                 still[_NO_INPUT] += rows.count()
                 continue
             verdicts = judged(rows, given)
-            for row in with_reason(verdicts, given).groupBy("reason").count().collect():
-                still[row["reason"]] += row["count"]
-            for row in verdicts.where(~F.col(BAD)).groupBy("topic").count().collect():
+            for staying in (with_reason(verdicts, given), _left_out(verdicts, given)):
+                for row in staying.groupBy("reason").count().collect():
+                    still[row["reason"]] += row["count"]
+            fit = _fit(verdicts, given)
+            for row in fit.groupBy("topic").count().collect():
                 topics[to or row["topic"]] += row["count"]
             watermark = self._watermark()
             if given.watermark is not None and watermark is not None:
-                late += good(verdicts, given).where(F.col(f"`{given.watermark.column}`") <= watermark).count()
+                late += good(fit, given).where(F.col(f"`{given.watermark.column}`") <= watermark).count()
         if topics:
             require_topics(self._target, sorted(topics))
         return RedrivePlan(
@@ -164,7 +168,7 @@ class Redrive:
         for name in self._inputs(waiting):
             given = self._flow.named_inputs.get(name)
             if given is not None and given.schema is not None:
-                parts.append(judged(waiting.where(F.col("input") == name), given).where(~F.col(BAD)))
+                parts.append(_fit(judged(waiting.where(F.col("input") == name), given), given))
         if not parts:
             return False
         columns = ("input", *IDENTITY, "was", "key", "value")
@@ -260,6 +264,17 @@ def redriving(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Redri
     """Yield the redrive of a flow, one at a time. The flow may run meanwhile: it reads what is sent."""
     with writing(redriven_table(target, flow.name)):
         yield Redrive(spark, target, flow)
+
+
+def _fit(verdicts: DataFrame, given: Input) -> DataFrame:
+    """Return the rows that the flow would take by now: neither bad, nor left out by a rule, nor such as stop it."""
+    return verdicts.where(~F.col(BAD) & ~rules.broken(given.rules, "drop", "fail"))
+
+
+def _left_out(verdicts: DataFrame, given: Input) -> DataFrame:
+    """Return the rows that are not bad and would be left out, or stop the flow, with the rule as the `reason`."""
+    broken = verdicts.where(~F.col(BAD) & rules.broken(given.rules, "drop", "fail"))
+    return broken.withColumn("reason", rules.with_rule(given.rules, F.lit(None), "drop", "fail"))
 
 
 def _bytes(value: bytearray | None) -> bytes | None:

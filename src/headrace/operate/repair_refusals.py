@@ -59,7 +59,8 @@ def no_beginning(flow: Flow, source: str) -> RecoveryError:
     """Return the error for a source that cannot be read from where the flow began."""
     return RecoveryError(
         f"The windows of flow '{flow.name}' cannot be computed anew.",
-        why=f"A window needs all rows, and where the flow began to read {source} only Kafka's source writes down.",
+        why=f"A window needs all rows, and nobody wrote down where the flow began to read {source}. Sources of topics "
+        "do, and Delta tables have a `starting_version`.",
         state=_UNCHANGED,
         remedy="Replay the flow under a new name, with a longer delay of its watermark: `headrace late` suggests one.",
         code="HR-354",

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -18,7 +20,7 @@ from headrace.clients.kafka import first_timestamps
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
-from headrace.flow.source import Gone, Watched
+from headrace.flow.source import Begun, Gone, Watched
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import quarantine_table
 from headrace.observe.late_plan import as_input
@@ -29,7 +31,7 @@ from headrace.transforms.ahead import in_time, judged_by_clock
 from headrace.transforms.parse import good, judged
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _PLACE = ("topic", "partition", "offset")
 
@@ -51,9 +53,11 @@ class RetainedRows:
             if last is None:
                 self._ranges[name] = None
                 continue
-            if first is None:
-                raise refusals.no_beginning(self._flow, given.source.name)
             source = given.source
+            if first is None and isinstance(source, Begun):
+                first = source.beginning(last)
+            if first is None:
+                raise refusals.no_beginning(self._flow, source.name)
             self._gone[name] = source.watch(self._target).gone(first, last) if isinstance(source, Watched) else ()
             self._ranges[name] = (_after(first, self._gone[name]), last)
 
@@ -81,8 +85,13 @@ class RetainedRows:
         rows = given.source.batch(self._session, self._target, *span)
         columns = rows.columns
         if given.columns is not None:
-            rows, columns = good(judged(self._not_quarantined(rows, name), given), given), given.columns.names
-        elif given.rules:
+            placed = [F.col(place) for place in _PLACE]
+            rows = good(judged(self._not_quarantined(rows, name, _PLACE, placed), given), given)
+            columns = given.columns.names
+        else:
+            # A row of such a source has no place of its own: the quarantine keeps it whole, as JSON.
+            whole = F.to_json(F.struct(*(F.col(f"`{each}`") for each in columns))).cast("binary")
+            rows = self._not_quarantined(rows, name, ("value",), [whole])
             rows = in_time(judged_by_clock(rows, given, F.current_timestamp()), given)
         if given.watermark is not None:
             # A window holds the rows from its start to before its end, and nothing else here keeps state.
@@ -90,14 +99,21 @@ class RetainedRows:
             rows = rows.where((event_time >= F.lit(first)) & (event_time < F.lit(end)))
         return as_input(rows, name, given, columns)
 
-    def _not_quarantined(self, rows: DataFrame, name: str) -> DataFrame:
-        """Return the rows without those that were bad when the flow read them, whatever its schema says by now."""
+    def _not_quarantined(
+        self, rows: DataFrame, name: str, known_by: Sequence[str], here: Sequence[Column]
+    ) -> DataFrame:
+        """Return the rows without those that were bad when the flow read them, whatever its schema says by now.
+
+        `known_by` are columns of the quarantine, and `here` is what a row has for each.
+        """
         table = quarantine_table(self._target, self._flow.name)
         if not self._checkpoint.files.names(f"{table}/_delta_log"):
             return rows
         bad = self._session.read.format("delta").load(table)
         bad = bad.where((F.col("query_id") == self._checkpoint.query_id()) & (F.col("input") == name))
-        return rows.join(F.broadcast(bad.select(*_PLACE)), list(_PLACE), "left_anti").select(*rows.columns)
+        bad = bad.select(*(F.col(each).alias(f"_bad_{each}") for each in known_by))
+        same = reduce(and_, (one == F.col(f"_bad_{each}") for each, one in zip(known_by, here, strict=True)))
+        return rows.join(F.broadcast(bad), same, "left_anti")
 
     def _newest_gone(self, gone: Sequence[Gone]) -> datetime | None:
         """Return the newest event time that records which are gone can have, or None when it cannot be told.

@@ -7,7 +7,7 @@ flows, stopping everything in order and telling a person about it are `headrace.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -20,6 +20,8 @@ from headrace.operate.generate import Sent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from headrace.operate.run import FlowFigures
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,14 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a demo plays. The databases of the target are named as the parts are: `postgres`, `mariadb`."""
+    """Where a demo plays. The databases of the target are named as the parts are: `postgres`, `mariadb`.
+
+    `figures` are what the flows did in this run, when they have stopped.
+    """
 
     settings: DemoSettings
     target: Target
+    figures: Mapping[str, FlowFigures] = field(default_factory=dict)
 
 
 class Verdict(Protocol):
@@ -103,6 +109,7 @@ class Demo(Protocol):
     def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
         """Return, by flow, the offsets that it has to reach before it is stopped; those left out are not waited for.
 
+        A flow without offsets has to commit one batch with rows: one that reads no topic.
         Once, when `feed` has returned and its time is over. Never when the demo is interrupted.
         """
 

@@ -43,6 +43,9 @@ _APPLICATION = {
     "spark.scheduler.mode": "FAIR",
     # Small tables are the rule here; Delta's default of 50 tasks to read a snapshot costs seconds on a laptop.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # A version can be read for as long as its log and its files are there. Delta would refuse it after the time for
+    # which the table remembers removed files, though nobody has deleted one.
+    "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
     # Spark forgets compiled code after 100 pieces. A batch of captured tables has more than that, and would compile all
     # of it again, every time.
     "spark.sql.codegen.cache.maxEntries": "1000",

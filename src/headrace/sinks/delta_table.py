@@ -67,7 +67,7 @@ class DeltaTableSink:
     @property
     def properties(self) -> Mapping[str, str]:
         """What the first write makes the table with."""
-        return {} if self.policy is None else self.policy.properties
+        return {} if self.policy is None else self.policy.table_properties
 
     def look_after(self, session: SparkSession, target: Target) -> None:
         """Do the upkeep that is due. Called by each sink after it has written a batch."""

@@ -37,6 +37,8 @@ class TablePolicy:
     | clean_every | `1 day`   | how often that is done                                                               |
 
     Whoever reads the table as a stream has to come by more often than `keep`: a version whose files are gone stops it.
+    The table remembers for as long which files it has removed (`delta.deletedFileRetentionDuration`), at most for as
+    long as it keeps its log.
     """
 
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -62,15 +64,21 @@ class TablePolicy:
         return {**vars(self), "properties": dict(self.properties)}
 
     @property
+    def table_properties(self) -> Mapping[str, str]:
+        """What the table gets: the properties, and how long it remembers what it has removed, unless they say it."""
+        return {**self._upkeep.remembering(self.properties), **self.properties}
+
+    @property
     def _upkeep(self) -> Upkeep:
         return Upkeep(self.small_files, self.keep, self.clean_every, tombstones=None)
 
     def apply(self, session: SparkSession, location: str) -> None:
         """Give a table that is there the properties. Called once per start of a flow, before its query."""
-        if not self.properties or not DeltaTable.isDeltaTable(session, location):
+        if not DeltaTable.isDeltaTable(session, location):
             return
         (detail,) = DeltaTable.forPath(session, location).detail().collect()
-        lacking = {name: value for name, value in self.properties.items() if detail["properties"].get(name) != value}
+        has, wanted = detail["properties"], self.table_properties
+        lacking = {name: value for name, value in wanted.items() if has.get(name) != value}
         if lacking:
             listed = ", ".join(f"'{name}' = '{value}'" for name, value in lacking.items())
             session.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ({listed})")

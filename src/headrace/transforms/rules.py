@@ -40,9 +40,12 @@ def counts(rules: Sequence[Rule], prefix: str) -> list[Column]:
     return [F.count_if(F.col(_BROKEN + rule.name)).alias(prefix + rule.name) for rule in rules]
 
 
-def with_rule(rules: Sequence[Rule], otherwise: Column) -> Column:
-    """Return the reason for which a row is filed: `rule:NAME`, or another one for a row that breaks none."""
-    filing = [rule for rule in rules if rule.action == "quarantine"]
+def with_rule(rules: Sequence[Rule], otherwise: Column, *actions: Action) -> Column:
+    """Return `rule:NAME` of the first rule that a row breaks, or another reason for a row that breaks none.
+
+    Rules that have one of these actions are asked; those that file, if none is named.
+    """
+    filing = [rule for rule in rules if rule.action in (actions or ("quarantine",))]
     return reduce(
         lambda chosen, rule: F.when(F.col(_BROKEN + rule.name), f"rule:{rule.name}").otherwise(chosen),
         reversed(filing),

@@ -39,7 +39,7 @@ ORDER = StructType(
     ]
 )
 
-# When the broker got a record. Columns of the record go by Kafka's names in rules and transforms.
+# When bronze got a record. Columns of the record go by Kafka's names in rules and transforms.
 ARRIVAL = "timestamp"
 
 RULES = (
@@ -51,13 +51,20 @@ RULES = (
     Rule("sane_amount", "amount < 1000000", "fail"),
 )
 
-# Whoever rebuilds silver reads the versions of bronze from the first on, and whoever rebuilds gold those of silver.
-_WHOLE_HISTORY = {"delta.logRetentionDuration": "interval 3650 days"}
+_WHOLE_HISTORY = {
+    # Whoever rebuilds silver reads the versions of bronze from the first on, and whoever rebuilds gold those of silver.
+    "delta.logRetentionDuration": "interval 3650 days",
+    # The log holds all files of the table anew every so many versions, and these lists stay as long as it does. Delta's
+    # own 10 would make them most of what a small bronze takes.
+    "delta.checkpointInterval": "100",
+}
+# Each round writes the joined file that is not full yet once more, of up to 64 MB, and nothing is ever removed.
+_SELDOM = 1000
 
 
 def _kept_for_ever() -> TablePolicy:
-    """Join small files, and remove none: a rebuild reads the files of old versions."""
-    return TablePolicy(_WHOLE_HISTORY, keep=None)
+    """Join small files now and then, and remove none: a rebuild reads the files of old versions."""
+    return TablePolicy(_WHOLE_HISTORY, small_files=_SELDOM, keep=None)
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class MedallionSettings:
     | bronze_trigger | every 30 seconds | freshness of bronze                                                      |
     | silver_trigger | every minute     | freshness of silver                                                      |
     | gold_trigger   | every 5 minutes  | freshness of gold                                                        |
-    | dedup_within   | 1 hour           | within which time of arrival an order counts once                        |
+    | dedup_within   | 1 hour           | within which time of arrival in bronze an order counts once              |
     | rules          | RULES            | what has to be true of an order                                          |
     | bronze_table   | bronze/web_orders | everything as it came                                                   |
     | silver_table   | silver/web_orders | each order once                                                         |
@@ -113,7 +120,7 @@ def as_it_came(records: DataFrame) -> DataFrame:
 
 
 def each_order_once(orders: DataFrame, arrival: Watermark) -> DataFrame:
-    """Keep the first of the records of an order, by the time of arrival, whatever its event time says."""
+    """Keep the first of the records of an order, by the time of its arrival in bronze, whatever its event time says."""
     once = deduplicated(orders, "order_id", within=arrival)
     return once.select(*ORDER.names, F.to_date("ordered_at").alias("order_date"))
 
@@ -154,7 +161,11 @@ def flows(settings: MedallionSettings | None = None) -> list[Flow]:
             name="silver",
             description="Parsed, ruled, each order once",
             inputs=Input(
-                BronzeTable(settings.bronze_table, max_files_per_trigger=settings.max_files),
+                BronzeTable(
+                    settings.bronze_table,
+                    max_files_per_trigger=settings.max_files,
+                    redriven="_headrace/silver/redriven",
+                ),
                 schema=ORDER,
                 watermark=arrival,
                 keep=(ARRIVAL,),

@@ -1,8 +1,8 @@
 """The right answer of the medallion, in plain Python: what each layer must hold, worked out without Spark.
 
 Bronze is the records themselves. Silver is what is left of them by the schema and the rules, each order once within the
-time of arrival. Gold is figures over silver. No layer depends on how rows were spread over batches: one function of all
-records says what it holds.
+time of arrival in bronze. Gold is figures over silver. No layer depends on how its own batches were cut: one function
+of all records says what it holds.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Silver:
 
 
 def silver(records: Iterable[Consumed], *, within_ms: int = HOUR_MS, rules: Rules = RULES) -> Silver:
-    """Return what silver makes of records, in the order of their arrival."""
+    """Return what silver makes of records, in the order of their arrival. Their timestamp is when bronze got them."""
     found = Silver(broken=Counter(dict.fromkeys(rules, 0)))
     kept: dict[str, int] = {}
     for record in sorted(records, key=lambda each: (each.timestamp_ms, each.partition, each.offset)):
