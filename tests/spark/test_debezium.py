@@ -14,13 +14,18 @@ from pyspark.sql import functions as F
 
 from debezium_records import Record, record, rows
 from headrace.errors import FlowError
+from headrace.flow.capture import Capture
 from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.transforms.debezium import PLACEHOLDER, changes
+from headrace.transforms.parse import good, judged
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 pytestmark = pytest.mark.spark
+
+SHOP = mirror(CdcSettings(Capture("shop", r"public\..*")))
 
 ITEMS = SourceTable(
     "public",
@@ -322,3 +327,20 @@ def test_texts_and_lists_of_texts_arrive_as_they_were_sent(spark: SparkSession, 
 
     assert [(each._after.note, each._after.tags) for each in found] == [(text, [text, "x"]) for text in given_texts]
     assert json.dumps([each._unreadable for each in found]) == json.dumps([[] for _ in given_texts])
+
+
+def test_a_change_of_any_size_is_read_and_none_is_set_aside(spark: SparkSession):
+    (given_,) = SHOP.named_inputs.values()
+    head, tail = '{"op":"c","before":null,"after":{"id":1,"note":"', '"},"source":{"lsn":1}}'
+    # More than Spark reads by default, and than was once the bound.
+    note = F.repeat(F.lit("x"), 21_000_000)
+    raw = spark.range(1).select(
+        F.lit("shop.public.items").alias("topic"),
+        F.lit(0).alias("partition"),
+        F.lit(7).cast("long").alias("offset"),
+        F.lit(bytearray(b'{"id":1}')).alias("key"),
+        F.concat(F.lit(head), note, F.lit(tail)).cast("binary").alias("value"),
+        F.current_timestamp().alias("timestamp"),
+    )
+    read = good(judged(raw, given_), given_).select("offset", F.length(F.col("after")["note"]))
+    assert [tuple(row) for row in read.collect()] == [(7, 21_000_000)]

@@ -134,6 +134,7 @@ MARIADB: list[tuple[str, str, object]] = [
     ("u", "uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
     ("gen", "bigint(20)", None),
     ("lat", "varchar(20)", "é"),
+    ("pt", "point", '{"x":1.5,"y":-2.25,"wkb":"AQEAAAAAAAAAAAD4PwAAAAAAAALA","srid":null}'),
 ]
 
 
@@ -292,6 +293,22 @@ EDGES: dict[int, list[object]] = {
     # Beyond Spark's last timestamp, the date excepted.
     13: ["+294276-12-31", None, None, None, None, 16777216.0, 9007199254740992.0, "100"],
 }
+
+
+# Of the same topic, under the key 1.
+RARE: list[tuple[str, str, object]] = [
+    ("c_name", "name", "name"),
+    ("c_xml", "xml", "<a>x</a>"),
+    ("c_mac8", "macaddr8", "08:00:2b:01:02:03:04:05"),
+    ("c_point", "point", '{"x":1.5,"y":2.5,"wkb":"AQEAAAAAAAAAAAD4PwAAAAAAAARA","srid":null}'),
+]
+
+
+def test_rare_types_of_postgres_arrive_as_they_were_inserted(spark: SparkSession) -> None:
+    records = [each for each in recorded("postgres_edges") if str(each["topic"]).endswith("scalars")]
+    frame = changes(rows(spark, records), table("postgres", RARE)).where("_key.id = 1")
+    expected = ([], 1, *(value for _, _, value in RARE))
+    assert [tuple(row) for row in frame.select("_unreadable", "_after.*").collect()] == [expected] * 2
 
 
 @pytest.mark.parametrize("op", ["r", "u"])

@@ -11,9 +11,11 @@ import pytest
 from cdc_changes import decode
 from headrace.errors import DataError, FlowError
 from headrace.flow.catalogue import SourceColumn, SourceTable
-from headrace.flow.sink import Accountable, Batch, InFolder, Sink
+from headrace.flow.sink import Accountable, Batch, InFolder, SetAside, Sink
 from headrace.flow.target import Target
 from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.cdc_passed_over import NotKept
+from headrace.sinks.cdc_upkeep import Upkeep
 from headrace.sinks.delta_cdc import DeltaCdc
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ source struct<lsn: bigint>
 """
 
 
+GONE = DataError("It is gone.", why="w.", state="s.", remedy="r.", code="HR-547")
+
+
 def table(name: str, *columns: str, schema: str = "public") -> SourceTable:
     return SourceTable(schema, name, tuple(SourceColumn(each, "text", True) for each in columns), ("id",), "postgres")
 
@@ -35,10 +40,10 @@ def table(name: str, *columns: str, schema: str = "public") -> SourceTable:
 class Catalogue:
     """A catalogue that counts how often it is asked."""
 
-    tables: dict[str, SourceTable]
+    tables: dict[str, SourceTable | NotKept]
     asked: list[str] = field(default_factory=list)
 
-    def __call__(self, topic: str, _target: Target) -> SourceTable:
+    def __call__(self, topic: str, _target: Target) -> SourceTable | NotKept:
         self.asked.append(topic)
         return self.tables[topic]
 
@@ -61,8 +66,18 @@ def target(tmp_path: Path) -> Target:
     return Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
 
 
-def test_each_table_of_a_batch_is_applied_once_and_its_version_published(spark: SparkSession, target: Target):
-    catalogue = Catalogue({"shop.orders": table("orders", "id", "state"), "shop.items": table("items", "id")})
+def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
+):
+    looked_after: list[str] = []
+    monkeypatch.setattr(Upkeep, "compact", lambda _self, _session, location: looked_after.append(location))
+    catalogue = Catalogue(
+        {
+            "shop.orders": table("orders", "id", "state"),
+            "shop.items": table("items", "id"),
+            "shop.brief": NotKept("shop.brief", "gone", GONE),
+        }
+    )
     sink = DeltaCdc("shop", catalogue, decode)
     first = envelopes(
         spark,
@@ -74,16 +89,28 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(spark: 
         ("shop.orders", "d", 3, {"id": "1"}),
         ("shop.items", "c", 4, {"id": "7"}),
         ("shop.orders", "m", 5, {"id": "1"}),
+        ("shop.brief", "c", 6, {"id": "1"}),
+        ("shop.brief", "d", 7, {"id": "1"}),
     )
+    told: list[SetAside] = []
 
     sink.write(first, Batch("shop", "q1", 0, target))
     for _ in range(2):
-        sink.write(second, Batch("shop", "q1", 1, target))
+        sink.write(second, Batch("shop", "q1", 1, target, tell=told.append))
     sink.write(envelopes(spark), Batch("shop", "q1", 2, target))
 
+    # A table that was made and dropped again stops no other. One of which something is kept may not go like that.
+    assert [(each.rows, each.why) for each in told] == [(2, "gone")] * 2
+    catalogue.tables["shop.orders"] = NotKept("shop.orders", "gone", GONE)
+    sink.prepare(spark, target)
+    with pytest.raises(DataError) as lacking:
+        sink.write(first, Batch("shop", "q1", 3, target))
+    assert lacking.value is GONE
+
     assert held(spark, target, "orders") == {("2", "new")}
+    assert {f"{target.lake}/shop/orders", f"{target.lake}/shop/_tombstones/orders"} <= {*looked_after}
     assert held(spark, target, "items") == {("7",)}
-    assert catalogue.asked == ["shop.orders", "shop.items"]
+    assert catalogue.asked == ["shop.orders", "shop.brief", "shop.items", "shop.brief", "shop.orders"]
     assert isinstance(sink, Sink)
     assert isinstance(sink, Accountable)
     assert isinstance(sink, InFolder)

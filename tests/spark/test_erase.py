@@ -23,13 +23,19 @@ from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Watermark
 from headrace.flow.sink import Batch
 from headrace.flow.target import Database, Target
 from headrace.operate import erase_beyond, erase_table
+from headrace.operate.erase_subject import Subject, Texts
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 from headrace.sinks import cdc_table
+from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_cdc import DeltaCdc
+from headrace.sources.rate import Rate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +83,7 @@ ARROW = {
 }
 NOON = dt.datetime(2026, 3, 2, 12, tzinfo=dt.UTC)
 TOPIC = "shop.public.customers"
+PENDING = "silver/shop/_pending"
 
 
 def customer(key: int, email: str, name: str, city: str = "Berlin") -> dict[str, str]:
@@ -106,7 +113,8 @@ class Lake:
         self.position = 0
         for number, changes in enumerate(batches()):
             self.write(number, changes)
-            if number == 0:
+            # Without a feed rows are replaced, by a condition that names their keys.
+            if number == 1:
                 feed = "'delta.enableChangeDataFeed' = 'true', 'delta.checkpointInterval' = '2'"
                 spark.sql(f"ALTER TABLE delta.`{self.root}/silver/shop/customers` SET TBLPROPERTIES ({feed})")
         self._file_rows()
@@ -141,8 +149,28 @@ class Lake:
             [("op", pa.string()), ("key", pa.struct([("id", pa.int64())])), ("before", both), ("after", both)]
         )
         write_deltalake(str(self.root / "bronze/customers"), pa.Table.from_pylist(changes, schema))
+        # What a batch kept of transactions that were not whole, and the next one after it, when they were.
+        self.wait(1, 42, 43, 421)
+        self.wait(2, 40)
         orders = [(42, 7, "a"), (43, SUBJECT, "b"), (44, SUBJECT, "c")]
         self._save(orders, "id bigint, customer_id int, note string", "gold/orders")
+
+    def wait(self, batch: int, *keys: int) -> None:
+        """Keep changes of customers, and of an order of each, as a flow with `together` does."""
+        values = [
+            (f"shop.public.{table}", json.dumps({"id": number}), [(name, str(value)) for name, value in row.items()])
+            for key in keys
+            for table, number, row in (
+                ("customers", key, {"id": key, "email": TEXTS[0] if key == SUBJECT else "x"}),
+                ("orders", key + 1000, {"id": key + 1000, "customer_id": key}),
+            )
+        ]
+        rows = [*values, (None, None, None)]
+        columns = dict(zip(("topic", "key", "after"), zip(*rows, strict=True), strict=True))
+        columns |= {"_headrace_batch": [batch] * len(rows), "_headrace_query": ["q1"] * len(rows)}
+        kinds = [pa.string(), pa.string(), pa.map_(pa.string(), pa.string()), pa.int64(), pa.string()]
+        made = pa.table([pa.array(c, k) for c, k in zip(columns.values(), kinds, strict=True)], list(columns))
+        write_deltalake(str(self.root / PENDING), made, mode="append")
 
     def _save(self, rows: list[tuple[object, ...]], columns: str, path: str) -> None:
         # By another writer of Delta, which takes no job of Spark.
@@ -178,7 +206,7 @@ def places(root: Path) -> set[str]:
             )
             if any(SUBJECT in (row.get(column), _key_of(row)) for row in rows):
                 found.add(f"{table}: {part} row")
-            if part == "data" and table.startswith("_headrace") and any(_names_it(row) for row in rows):
+            if part == "data" and table.startswith(("_headrace", PENDING)) and any(_names_it(row) for row in rows):
                 found.add(f"{table}: {part} payload")
         if any(text[:32].encode() in each for text in TEXTS[:2] for each in held):
             found.add(f"{table}: {part} text")
@@ -187,6 +215,8 @@ def places(root: Path) -> set[str]:
             found.add(f"{table}: {part} text")
         if part == "log" and file.suffix == ".json" and "orders" not in table:
             plain = content.decode().replace("\\", "")
+            if re.search(r"`id` IN \([^)]*\b42L", plain):
+                found.add(f"{table}: log condition")
             if '"id":42,' in plain or '"id":42}' in plain or "= 42" in plain:
                 found.add(f"{table}: log key")
     return found
@@ -211,7 +241,9 @@ def _flat(value: object) -> Iterator[object]:
 
 def _names_it(row: dict[str, object]) -> bool:
     texts = [value if isinstance(value, bytes) else str(value).encode() for value in row.values()]
-    of_customers = row.get("topic") == TOPIC and any(b'"id":42' in text and b"421" not in text for text in texts)
+    if ("customer_id", "42") in (row.get("after") or ()):
+        return True
+    of_customers = row.get("topic") == TOPIC and any(re.search(rb'"id": ?42\b', text) for text in texts)
     return of_customers or any(b'"customer_id": 42' in text for text in texts)
 
 
@@ -263,6 +295,11 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
         assert isinstance(kept.exception, DataError), kept.output
         assert kept.exception.code == code
 
+    # A change that waits for the rest of its transaction is still needed.
+    waits = lake.erase("--table", "customers", "--key", "40", "--yes")
+    assert isinstance(waits.exception, DataError)
+    assert (waits.exception.code, "waits in" in waits.exception.what) == ("HR-531", True)
+
     # While a flow runs that touches the tables, nothing is done.
     with lease(Checkpoint.of("totals", lake.target, LocalFiles())):
         refused = lake.erase("--table", "customers", "--key", "42", "--yes")
@@ -272,14 +309,40 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     assert not (lake.folder / "erasures").exists()
 
 
+def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves(spark: SparkSession, tmp_path: Path):
+    target = Target("dev", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+    given = Input(Rate(1), watermark=Watermark("timestamp", "1 hour"))
+    flow = Flow("totals", given, lambda rows: rows, DeltaAppend("gold/totals"))
+    orders = pa.table({"customer_id": [SUBJECT, 43], "at": [NOON, NOON]})
+    write_deltalake(str(tmp_path / "orders"), orders)
+    read = spark.readStream.format("delta").load(str(tmp_path / "orders")).withWatermark("at", "1 hour")
+    where = Checkpoint.of("totals", target, LocalFiles()).location
+    counted = read.groupBy("customer_id").count().writeStream.outputMode("update").format("noop")
+    counted.option("checkpointLocation", where).trigger(availableNow=True).start().awaitTermination()
+
+    def state(key: int) -> tuple[str, str, str, str]:
+        (found,) = erase_beyond.beyond(spark, target, [flow], Subject("customers", {"id": str(key)}, {}), Texts(()))
+        return found.place, found.holds, found.why, found.removes
+
+    place, holds, why, removes = state(SUBJECT)
+    assert (place, holds) == ("state of flow 'totals', operator 0", "yes")
+    assert why == "1 entries hold it: by customer_id with count."
+    assert "when the watermark has passed it" in removes
+    assert "`headrace checkpoint show totals`" in removes
+    assert "with a new checkpoint" in removes
+    assert state(99)[1] == "no"
+
+
 def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: Lake, monkeypatch: pytest.MonkeyPatch):
     mirror, graves = "silver/shop/customers", "silver/shop/_tombstones/customers"
     before = places(lake.root)
     assert {
         f"{mirror}: data row", f"{mirror}: data text", f"{mirror}: feed row", f"{mirror}: log text",
-        f"{mirror}: log key", f"{graves}: data row", "gold/orders: data row", "_headrace/totals/late: data payload",
+        f"{mirror}: log key", f"{mirror}: log condition",
+        f"{graves}: data row", "gold/orders: data row", "_headrace/totals/late: data payload",
         "bronze/customers: data row", "bronze/customers: log text",
         "_headrace/cdc_shop/quarantine: data payload", "_headrace/cdc_shop/quarantine: data text",
+        f"{PENDING}: data payload", f"{PENDING}: data text",
     } <= before  # fmt: skip
     others = {path: lake.rows(path) for path in (mirror, "_headrace/totals/quarantine")}
     batches_in = lake.held()
@@ -310,6 +373,15 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     assert [row[3] for row in lake.rows("_headrace/cdc_shop/quarantine")] == [1, 3]
     assert [row[0] for row in lake.rows("_headrace/totals/late")] == ['{"customer_id": 43, "total": 3}']
     assert [row[0] for row in lake.rows(graves)] == [45]
+    waiting = sorted((row[3], row[1] or "") for row in lake.rows(PENDING))
+    keys = [
+        (1, ""),
+        *((1, f'{{"id": {n}}}') for n in (1043, 1421, 421, 43)),
+        (2, ""),
+        (2, '{"id": 1040}'),
+        (2, '{"id": 40}'),
+    ]
+    assert waiting == keys
     assert [str(row[1]) for row in lake.rows("bronze/customers")] == ["Row(id=43)"]
     assert lake.held() == batches_in
     (published,) = lake.rows("silver/shop/_published")

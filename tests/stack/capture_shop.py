@@ -26,7 +26,7 @@ from headrace.cli.main import app
 from headrace.clients.capture_guard import Captured, look, read_slot
 from headrace.clients.capture_wait import await_position
 from headrace.clients.captures import Worker
-from headrace.clients.catalogue import position_now
+from headrace.clients.catalogue import position_now, read_tables
 from headrace.clients.connect import ConnectClient
 from headrace.clients.kafka import read_topic
 from headrace.clients.postgres import address
@@ -36,6 +36,7 @@ from headrace.flow.capture import Capture
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Trigger
 from headrace.flow.target import Database, KafkaConnect, Target
+from headrace.operate.reconcile import compare
 from headrace.operate.run import Application
 from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.runtime.events import CaptureTroubled, Event
@@ -214,6 +215,9 @@ class Shop:
             assert wanted
             assert self._mirrored(table) == wanted
             assert self._current(table) == wanted
+        for each in read_tables(self.source, self.capture.chosen):
+            compared = compare(self._spark, self.source, each, self.target.table(f"{self.kept}/mirror/{each.name}"))
+            assert compared.equal, compared.as_dict()
 
     def _mirrored(self, table: str) -> set[tuple[object, ...]]:
         """The rows of the version that is published."""

@@ -12,7 +12,10 @@ from headrace.clients.postgres import Address
 from headrace.errors import ConfigError, FlowError
 from headrace.flow.capture import Capture, Tables
 from headrace.flow.catalogue import SourceTable
-from headrace.flow.target import Database
+from headrace.flow.target import Database, Target
+from headrace.patterns.cdc import flows
+from headrace.sinks.cdc_passed_over import NotKept
+from headrace.sinks.delta_cdc import DeltaCdc
 
 
 def test_a_list_chooses_its_tables_and_their_topics_and_no_others():
@@ -78,3 +81,24 @@ def test_an_address_of_a_binlog_database_that_cannot_be_used_is_refused_without_
         mysql.address(Database(url, "u"))
     assert refused.value.code == "HR-115"
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_topic_whose_table_is_not_chosen_is_passed_over_and_one_that_is_gone_if_nothing_was_kept(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tables = [SourceTable("public", name, (), ("id",), "postgres") for name in ("orders", "log")]
+    target = Target("t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")})
+
+    def read(_database: Database, chosen: Tables) -> tuple[SourceTable, ...]:
+        return tuple(each for each in tables if chosen.holds(each.schema, each.name))
+
+    monkeypatch.setattr(flows, "read_tables", read)
+    sink = flows.mirror(flows.CdcSettings(Capture("shop", r"public\.(?!log).*"))).sink
+    assert isinstance(sink, DeltaCdc)
+    codes = dict[str, str | None]()
+    for name in ("log", "log_old", "brief"):
+        found = sink.lookup(f"shop.public.{name}", target)
+        assert isinstance(found, NotKept)
+        codes[name] = found.error.code if found.error is not None else None
+    assert codes == {"log": None, "log_old": None, "brief": "HR-547"}
+    assert sink.lookup("shop.public.orders", target) == tables[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pymysql
 import pytest
 
+from headrace.clients import mysql
 from headrace.clients.capture_guard import Slot, _binlog, _log_of_postgres
 from headrace.clients.captures import _one_schema
 from headrace.clients.connect import ConnectClient, ConnectorStatus
@@ -80,12 +82,30 @@ def test_before_its_first_position_a_capture_is_in_its_snapshot():
     assert _binlog(SHOP, [("binlog.000001", 10)], {}).in_snapshot
 
 
-def test_a_binlog_that_was_removed_is_hr_522():
+def test_a_binlog_that_was_removed_or_that_ends_before_the_position_is_hr_522():
     files = [("binlog.000002", 100), ("binlog.000003", 50)]
     assert _binlog(SHOP, files, {"file": "binlog.000002", "pos": 40}).retained_bytes == 110
-    with pytest.raises(DataError, match=r"binlog\.000001") as told:
-        _binlog(SHOP, files, {"file": "binlog.000001", "pos": 40})
-    assert told.value.code == "HR-522"
+    assert _binlog(SHOP, files, {"file": "binlog.000003", "pos": 50}).retained_bytes == 0
+    # A log that was begun anew (RESET MASTER), or another server's, has a file of the same name.
+    for file, pos in (("binlog.000001", 40), ("binlog.000003", 51)):
+        with pytest.raises(DataError, match=file) as told:
+            _binlog(SHOP, files, {"file": file, "pos": pos})
+        assert told.value.code == "HR-522"
+
+
+@pytest.mark.parametrize("word", ["MASTER", "BINARY LOG"])
+def test_the_place_of_a_binlog_is_asked_in_the_word_that_the_server_knows(word: str):
+    class Server:
+        """MySQL 8.4 does not know the old word, and nobody before it the new one."""
+
+        def execute(self, statement: str) -> None:
+            if statement != f"SHOW {word} STATUS":
+                raise pymysql.ProgrammingError(1064, "You have an error in your SQL syntax")
+
+        def fetchone(self) -> tuple[object, ...]:
+            return ("binlog.000003", "50", "", "", "")
+
+    assert mysql.log_place(Server()) == ("binlog.000003", 50)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_is_not_there_is_transient():

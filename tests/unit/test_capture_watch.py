@@ -32,7 +32,7 @@ LOST = gap(SHOP, "The slot is gone")
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set what the looks find, one after the other; the last one for ever."""
 
-    def given(*found: Captured | HeadraceError) -> None:
+    def given(*found: Captured | HeadraceError, down: bool = False) -> None:
         rest = list(found)
 
         def look(*_words: object, **_named: object) -> Captured:
@@ -41,7 +41,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise answer
             return answer
 
+        def require_running(*_words: object) -> None:
+            if down:
+                raise BROKEN
+
         monkeypatch.setattr(capture_watch, "look", look)
+        monkeypatch.setattr(capture_watch, "require_running", require_running)
 
     return given
 
@@ -59,6 +64,21 @@ def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Ca
         watching.begin()
     assert [each.error.code for each in heard] == ["HR-613", "HR-523", "HR-523"]
     assert {(each.flow, each.capture) for each in heard} == {("cdc_shop", "shop")}
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_log_that_is_held_back_is_told_once_until_it_is_less_whether_the_connector_runs_or_not(
+    answers: Callable[..., None], down: bool
+) -> None:
+    pressed = Captured(WELL.position, in_snapshot=False, retained_bytes=6, warning="The source keeps 6 GB of log.")
+    answers(WELL, pressed, pressed, WELL, pressed, down=down)
+    heard: list[CaptureTroubled] = []
+    watching = watch(heard)
+    for _ in range(5):
+        watching.begin()
+    assert [each.error.code for each in heard if each.error.code != BROKEN.code] == ["HR-616", "HR-616"]
+    assert [each.error.code for each in heard if each.error.code == BROKEN.code] == ["HR-523"] * down
+    assert {each.error.why for each in heard if each.error.code == "HR-616"} == {pressed.warning}
 
 
 def test_a_gap_is_raised_when_it_is_seen_twice(answers: Callable[..., None]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import types as T
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
@@ -26,6 +27,7 @@ from headrace.operate.erase_places import Column, Lake, Table, involved, known
 from headrace.operate.erase_plan import Place
 from headrace.operate.erase_scan import Signs, Traces, texts_of, traces
 from headrace.operate.erase_subject import Subject, Texts, singular, telling
+from headrace.sinks.cdc_replace import condition
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sources.delta import DeltaSource
 from headrace.sources.rate import Rate
@@ -113,6 +115,37 @@ def test_a_text_is_found_as_it_is_and_as_json_writes_it(content: bytes):
 
     assert pattern is not None
     assert pattern.search(content)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "is_held"),
+    [
+        ("(id#1L = 42)", True),
+        ("(`id` BETWEEN 42L AND 45L) AND (`id` IN (42L, 45L))", True),
+        ("(`id` BETWEEN -9223372036854775808L AND 42L)", True),
+        ("(`id` BETWEEN 7S AND 99S) AND (`id` IN (7S, 42S, 99S))", True),
+        ("(`id` BETWEEN 7 AND 99) AND (`id` IN (7, 8, 42))", True),
+        ("(`id` BETWEEN 'a' AND 'z') AND (`id` IN ('a (b)', '42', 'z'))", True),
+        ("(`shop` BETWEEN 1 AND 2) AND ((`shop`, `id`) IN ((1, 10), (2, 42)))", True),
+        ("(`id` BETWEEN 40L AND 43L) AND (`id` IN (40L, 142L, 421L, 43L))", False),
+        ("(`number` BETWEEN 42L AND 45L) AND (`number` IN (42L, 45L))", False),
+    ],
+)
+def test_a_condition_in_a_log_holds_the_key_as_a_bound_or_as_a_member_of_a_list(predicate: str, is_held: bool):
+    text = json.dumps({"commitInfo": {"operationParameters": {"predicate": predicate}, "metrics": {"numFiles": "42"}}})
+
+    assert (re.search(CUSTOMER.in_logs(["id"]), text) is not None) is is_held
+
+
+@pytest.mark.parametrize("kind", [T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.StringType()])
+def test_the_condition_by_which_a_mirror_replaces_rows_holds_every_key_that_it_names(kind: T.DataType):
+    numbers = (3, 17, 42, 99)
+    keys = [(str(each),) if isinstance(kind, T.StringType) else (each,) for each in numbers]
+    written = condition(T.StructType([T.StructField("id", kind)]), keys)
+
+    held = [n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).in_logs(["id"]), written)]
+
+    assert held == [*numbers]
 
 
 def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Path):

@@ -10,7 +10,7 @@ position: it goes on behind the gap by itself.
 | the connector failed of something that passes; it was started again      | HR-614, transient |
 | the connector failed for good, or is gone                                | HR-523            |
 | Postgres: the slot is gone, lost, or ahead of what was captured          | HR-522            |
-| binlog: the file of the saved position was removed                       | HR-522            |
+| binlog: the file of the saved position was removed, or ends before it    | HR-522            |
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ def look(capture: Capture, database: Database, connect: ConnectClient, *, runnin
 
     Without `running` only the log is looked at, and not whether the connector runs.
 
-    The source is asked before the saved position: a slot never moves past a position that was saved, so one that was
-    ahead a moment earlier was not moved by this capture.
+    Postgres is asked before the saved position: a slot never moves past a position that was saved, so one that was
+    ahead a moment earlier was not moved by this capture. A binlog grows, and so is looked at after it.
     """
     if family(database) == "mysql":
+        saved = connect.position(capture.connector)
         with mysql.session(database) as cursor:
             cursor.execute("SHOW BINARY LOGS")
             files = [(str(row[0]), int(row[1])) for row in cursor.fetchall()]
-        saved = connect.position(capture.connector)
         seen = _binlog(capture, files, saved)
     else:
         slot = read_slot(capture, database)
         saved = connect.position(capture.connector)
         seen = _log_of_postgres(capture, slot, saved)
     if running:
-        _require_running(capture, connect)
+        require_running(capture, connect)
     return seen
 
 
@@ -132,14 +132,20 @@ def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, obj
     file, pos = saved.get("file"), _number(saved, "pos") or 0
     if not isinstance(file, str):
         return Captured(None, in_snapshot=True)
-    names = [name for name, _ in files]
+    names, sizes = [name for name, _ in files], dict(files)
     if file not in names:
         raise gap(capture, f"The server has removed {file}, which was captured up to {pos} only")
+    if pos > sizes[file]:
+        why = (
+            f"{file} was captured up to {pos} and has {sizes[file]} bytes: the server began its log anew, or is another"
+        )
+        raise gap(capture, why)
     behind = sum(size for _, size in files[names.index(file) :]) - pos
     return Captured(binlog_position(file, pos), in_snapshot="snapshot" in saved, retained_bytes=max(behind, 0))
 
 
-def _require_running(capture: Capture, connect: ConnectClient) -> None:
+def require_running(capture: Capture, connect: ConnectClient) -> None:
+    """Raise HR-523 or HR-614 where the connector does not run."""
     status = connect.status(capture.connector)
     if status is None:
         raise DataError(
@@ -170,6 +176,19 @@ def failed(capture: Capture, status: ConnectorStatus, connect: ConnectClient) ->
         state="Everything up to its position is in the topics. Nothing more is captured; the source keeps its log.",
         remedy="Remove the cause in the source, and start the connector again.",
         code="HR-523",
+    )
+
+
+def held_back(capture: Capture, warning: str) -> PartUnavailable:
+    """HR-616: the source keeps more log for a capture than it should."""
+    return PartUnavailable(
+        f"The log of the database '{capture.database}' is held back.",
+        why=warning,
+        state="Nothing is lost yet. The server stops when its disk is full, or gives the slot up before: then the "
+        "snapshot has to be taken again.",
+        remedy="Look why the connector does not get on (`headrace capture look`), or give a slot up that nobody needs "
+        "any more (`headrace capture forget`). `retained_max` of the capture is the limit.",
+        code="HR-616",
     )
 
 

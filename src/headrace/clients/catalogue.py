@@ -97,17 +97,16 @@ def position_now(database: Database) -> str:
     """Return where the log of a database is now, as text that sorts like the log and compares with `_position`."""
     if family(database) == "mysql":
         with mysql.session(database) as cursor:
-            cursor.execute("SHOW MASTER STATUS")
-            row = cursor.fetchone()
-        if row is None:
+            place = mysql.log_place(cursor)
+        if place is None:
             raise DataError(
                 "The source database writes no binlog.",
-                why="`SHOW MASTER STATUS` answers with nothing: log_bin is off.",
+                why="Asked where its binlog is, it answers with nothing: log_bin is off.",
                 state="Nothing was captured.",
                 remedy="Set log_bin, binlog_format=ROW and binlog_row_image=FULL on the server and start it again.",
                 code="HR-521",
             )
-        return binlog_position(str(row[0]), int(row[1]))
+        return binlog_position(*place)
     with postgres.session(database) as connection:
         lsn = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
     return lsn_position(int(lsn[0]) if lsn else 0)

@@ -21,6 +21,8 @@ _ANSWER_WITHIN_SECONDS = 10
 
 # Error numbers of a server that knows the client and says no: wrong login, no such database, no right.
 _REFUSALS = (1044, 1045, 1049, 1130, 1142, 1227, 1698)
+# A statement that the server does not know.
+_SYNTAX = 1064
 
 
 def is_mysql(database: Database) -> bool:
@@ -71,6 +73,21 @@ def session(database: Database) -> Iterator[Cursor]:
             yield cursor
     except pymysql.Error as error:
         raise _no_connection(where, database.user, error) from error
+
+
+def log_place(cursor: Cursor) -> tuple[str, int] | None:
+    """Return the file and the position where the binlog is now, or None where the server writes none.
+
+    MySQL 8.4 has another word for it than MariaDB and what came before.
+    """
+    try:
+        cursor.execute("SHOW MASTER STATUS")
+    except pymysql.ProgrammingError as error:
+        if error.args[:1] != (_SYNTAX,):
+            raise
+        cursor.execute("SHOW BINARY LOG STATUS")
+    row = cursor.fetchone()
+    return (str(row[0]), int(row[1])) if row else None
 
 
 def _no_connection(where: Address, user: str, error: pymysql.Error) -> ConfigError | PartUnavailable:

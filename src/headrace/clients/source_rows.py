@@ -101,9 +101,7 @@ def _binlog_place(cursor: Cursor) -> str:
     told = {str(name).lower(): str(value) for name, value in cursor.fetchall()}
     if told.get("binlog_snapshot_file"):
         return binlog_position(told["binlog_snapshot_file"], int(told["binlog_snapshot_position"]))
-    cursor.execute("SHOW MASTER STATUS")
-    row = cursor.fetchone()
-    return binlog_position(str(row[0]), int(row[1])) if row else binlog_position("0", 0)
+    return binlog_position(*(mysql.log_place(cursor) or ("0", 0)))
 
 
 def _shown(column: SourceColumn) -> str:

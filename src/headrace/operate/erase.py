@@ -37,10 +37,11 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 from headrace.runtime.sole_writer import sole_writer, writing
 from headrace.sinks.cdc_mirror import DELETED
+from headrace.sinks.cdc_together import BATCH, PENDING
 from headrace.sinks.delta_cdc import PUBLISHED
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _NAMED = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
 _OWN = "_headrace_"
@@ -117,6 +118,7 @@ class Erasure:
                 raise refusals.still_in_source(str(each.table), each.database)
         if any(answer == "gone" for _, answer, _ in source):
             self._require_read()
+        self._require_applied()
         begun = self._journal.read()
         texts = self._texts(begun or ())
         places = []
@@ -204,7 +206,9 @@ class Erasure:
             else:
                 found.pop(text, None)
         values = [text for text in found if text not in begun]
-        for table in (each for each in own if any(column.type in ("string", "nested") for column in each.columns)):
+        for table in (
+            each for each in own if any(column.type in ("string", "map", "nested") for column in each.columns)
+        ):
             values = self._not_shared(table, values)
         return Texts(tuple(sorted({*begun, *values})))
 
@@ -233,6 +237,22 @@ class Erasure:
                 if own and dict(self.subject.key) in table.known_by and self._shows(table):
                     raise refusals.not_read_yet(table.path, flow.name)
 
+    def _require_applied(self) -> None:
+        """Raise when a change of the row may still be applied: its transaction would lack it for ever.
+
+        The last batch keeps what waits on, and what the batch before kept until it is committed.
+        """
+        files = files_for(self._target.checkpoints, self._spark)
+        for table in (each for each in self._tables if each.is_treated and each.location.endswith(f"/{PENDING}")):
+            every = self._spark.read.format("delta").load(table.location)
+            mine, last = (_newest(rows) for rows in (rows_of(self._spark, table, Texts(())), every))
+            for flow in self.stopped:
+                folders = [sink.folder(self._target) for _, sink in leaves(flow.sink) if isinstance(sink, InFolder)]
+                if mine is None or table.location not in {f"{folder.rstrip('/')}/{PENDING}" for folder in folders}:
+                    continue
+                if mine == last or Checkpoint.of(flow.name, self._target, files).unfinished() is not None:
+                    raise refusals.still_waits(table.path, flow.name)
+
     def _shows(self, table: Table) -> bool:
         rows = rows_of(self._spark, table, Texts(()))
         if DELETED in rows.columns:
@@ -257,6 +277,11 @@ class Erasure:
                     folder = sink.folder(self._target).rstrip("/")
                     within = {path: number for path, number in versions.items() if is_within(path, folder)}
                     publish_again(self._spark, f"{folder}/{PUBLISHED}", within)
+
+
+def _newest(rows: DataFrame) -> int | None:
+    found = rows.agg(F.max(BATCH)).first()
+    return None if found is None else found[0]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from headrace.clients.catalogue import read_tables
 from headrace.clients.filesystem import files_for
@@ -115,7 +116,10 @@ def _state(spark: SparkSession, target: Target, flow: Flow, subject: Subject, te
     found = {(store.operator, store.name) for store in stores(checkpoint.files.sizes(checkpoint.location))}
     bounded = any(given.watermark is not None for given in flow.named_inputs.values())
     anew = f"Start flow '{flow.name}' under a new name, that is with a new checkpoint, and delete the old one."
-    expires = "The state lets go of it when the watermark has passed it; files of old versions go 100 batches later. "
+    expires = (
+        f"The state lets go of it when the watermark has passed it: let `headrace run {flow.name}` go on until "
+        f"`headrace checkpoint show {flow.name}` tells a later one; old files go 100 batches later. Sooner: "
+    )
     for operator, name in sorted(found):
         place = f"state of flow '{flow.name}', operator {operator}" + ("" if name == DEFAULT else f", {name}")
         reader = spark.read.format("statestore").option("operatorId", operator)
@@ -127,8 +131,16 @@ def _state(spark: SparkSession, target: Target, flow: Flow, subject: Subject, te
         except PySparkException:
             yield Beyond(place, "may", "Spark cannot read this state as rows.", removes)
             continue
-        why = f"{count} entries hold it." if count else "The entries of the last batch do not hold it."
+        why = f"{count} entries hold it: {_held(rows)}." if count else "The entries of the last batch do not hold it."
         yield Beyond(place, "yes" if count else "no", why, removes if count else "Nothing is to be done.")
+
+
+def _held(rows: DataFrame) -> str:
+    """Say what an entry of a state is, by the names of its columns."""
+    kinds = {name: rows.schema[name].dataType for name in ("key", "value") if name in rows.columns}
+    named = {name: ", ".join(kind.names) for name, kind in kinds.items() if isinstance(kind, StructType) and kind.names}
+    parts = [f"by {named['key']}"] * ("key" in named) + [f"with {named['value']}"] * ("value" in named)
+    return " ".join(parts) or f"with {', '.join(rows.columns)}"
 
 
 def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:

@@ -16,6 +16,7 @@ from headrace.flow.target import Target
 from headrace.operate.erase_scan import Signs
 from headrace.operate.erase_subject import Columns, Subject, Texts
 from headrace.sinks.cdc_table import quoted, snapshot
+from headrace.sinks.cdc_together import PENDING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,17 +25,19 @@ Kind = Literal["table", "tombstones", "filed"]
 
 _LOG = "_delta_log"
 _FILED = re.compile(r"_headrace/([^/]+)/[^/]+")
+# Changes that wait for the rest of their transaction, in the folder of a captured database.
+_WAITING = re.compile(rf"(?:.*/)?{PENDING}")
 
 
 @dataclass(frozen=True)
 class Column:
     """A column of a table, or a field of one: `key.id`.
 
-    | field      | meaning                                      |
-    |------------|----------------------------------------------|
-    | physical   | its name in files                            |
-    | type       | as Delta writes it; `nested` for a structure |
-    | expression | as SQL writes it                             |
+    | field      | meaning                                                   |
+    |------------|-----------------------------------------------------------|
+    | physical   | its name in files                                         |
+    | type       | as Delta writes it; `map`, `nested` for what holds others |
+    | expression | as SQL writes it                                          |
     """
 
     name: str
@@ -46,7 +49,7 @@ class Column:
     @property
     def is_text(self) -> bool:
         """Whether payloads can be in it."""
-        return self.type in ("string", "binary") and not self.is_field
+        return self.type in ("string", "binary", "map") and not self.is_field
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Table:
     | path     | below the lake; a full location for one that lies elsewhere                                     |
     | files    | its files, by their paths from its location                                                     |
     | known_by | the ways to know its rows of the subject, in its own names; empty where there are none          |
-    | payloads | the same for rows that were set aside as they came                                              |
+    | payloads | the same for rows that were set aside, or that wait, as they came                               |
     """
 
     path: str
@@ -107,7 +110,7 @@ def find(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> Lake:
         for path, files in within.items():
             location = f"{root}/{path}" if path else root
             told = path if root == lake else location
-            kind: Kind = "filed" if _FILED.fullmatch(told) else "tombstones" if "_tombstones/" in told else "table"
+            kind: Kind = "filed" if _is_filed(told) else "tombstones" if "_tombstones/" in told else "table"
             columns = _columns(spark, location)
             tables.append(Table(told, location, kind, columns, tuple(files)))
     return Lake(tuple(tables), loose)
@@ -119,18 +122,22 @@ def known(lake: Lake, subject: Subject, flows: Sequence[Flow]) -> tuple[Table, .
 
 
 def _known(table: Table, subject: Subject, flows: Sequence[Flow]) -> Table:
-    filed = _FILED.fullmatch(table.path)
-    if filed is None:
+    if not _is_filed(table.path):
         return replace(table, known_by=subject.known_by(table.path, [column.name for column in table.columns]))
     payloads: list[tuple[str | None, str]] = []
     elsewhere = subject.in_payloads(own=False)
     if elsewhere is not None:
         payloads.append((None, elsewhere))
     own = subject.in_payloads(own=True)
-    for capture in captures([flow for flow in flows if flow.name == filed.group(1)]):
+    filed = _FILED.fullmatch(table.path)
+    for capture in captures(flow for flow in flows if filed is None or flow.name == filed.group(1)):
         if own is not None and any(column.name == "topic" for column in table.columns):
             payloads.append((topic_pattern(capture, subject), own))
     return replace(table, payloads=tuple(payloads) if any(column.is_text for column in table.columns) else ())
+
+
+def _is_filed(path: str) -> bool:
+    return any(pattern.fullmatch(path) for pattern in (_FILED, _WAITING))
 
 
 def captures(flows: Iterable[Flow]) -> Iterator[Capture]:
@@ -200,7 +207,8 @@ def _flat(fields: Iterable[dict[str, Any]], around: Column | None) -> Iterator[C
     for each in fields:
         name, kind = str(each["name"]), each["type"]
         physical = str(each["metadata"].get("delta.columnMapping.physicalName", name))
-        column = Column(name, physical, kind if isinstance(kind, str) else "nested", quoted(name))
+        within = "map" if isinstance(kind, dict) and kind.get("type") == "map" else "nested"
+        column = Column(name, physical, kind if isinstance(kind, str) else within, quoted(name))
         if around is not None:
             paths = (f"{around.name}.{name}", f"{around.physical}.{physical}")
             column = Column(*paths, column.type, f"{around.expression}.{column.expression}", is_field=True)

@@ -33,6 +33,18 @@ def not_read_yet(path: str, flow: str) -> DataError:
     )
 
 
+def still_waits(path: str, flow: str) -> DataError:
+    """Return the error for a change of the row that was read and may still be applied."""
+    return DataError(
+        f"A change of the row waits in {path}.",
+        why=f"Flow '{flow}' applies whole transactions only. Without this change its transaction would never be whole, "
+        "and nothing after it would be applied.",
+        state=_UNCHANGED,
+        remedy=f"Start `headrace run {flow}` until it has read everything; then run this again.",
+        code="HR-531",
+    )
+
+
 def no_key(table: str, why: str) -> ConfigError:
     """Return the error for a key of which the column is not known."""
     return ConfigError(

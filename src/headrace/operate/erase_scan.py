@@ -8,6 +8,7 @@ Files that are compressed in a way that is not known here are counted, so that n
 from __future__ import annotations
 
 import gzip
+import json
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -223,12 +224,19 @@ def _column(batch: pa.RecordBatch, path: str) -> pa.Array | None:
 def _payload(batch: pa.RecordBatch, topic: str | None, pattern: str) -> pa.BooleanArray | None:
     """Return which rows are of a topic and hold a text of the pattern."""
     texts = [column for column in batch.columns if _is_text(column.type)]
+    texts += [_as_json(column) for column in batch.columns if pa.types.is_map(column.type)]
     found = _any(pc.fill_null(pc.match_substring_regex(column, pattern), False) for column in texts)
     if found is None or topic is None:
         return found
     if "topic" not in batch.schema.names:
         return None
     return pc.and_(found, pc.fill_null(pc.match_substring_regex(batch.column("topic"), topic), False))
+
+
+def _as_json(column: pa.Array) -> pa.Array:
+    """Return maps as JSON writes them. Few rows have any: changes that wait for the rest of their transaction."""
+    values = (None if each is None else json.dumps(dict(each), default=str) for each in column.to_pylist())
+    return pa.array(values, pa.string())
 
 
 def _any(masks: Iterable[pa.BooleanArray]) -> pa.BooleanArray | None:

@@ -21,6 +21,8 @@ _KEPT_IN_STATISTICS = 32
 _SHORTEST = 4
 # Numbers and times are everywhere; rows that hold them are found by their key.
 _NUMBER = re.compile(r"[\d.,+\-\s]{1,6}|\d{4}-\d\d-\d\d.*|true|false|null", re.IGNORECASE)
+# What SQL writes behind a number, by its type.
+_KIND = "(?:[YSL]|BD)?"
 # Names of a key that say nothing about whose it is.
 _BARE = {"id", "key", "uuid", "pk", "nr", "no", "number", "code", "name"}
 
@@ -112,7 +114,10 @@ class Subject:
             column = re.escape(name)
             found.append(rf'"{column}":\s*"?(?:{either})"?\s*[,}}]')
             found.append(rf"\b{column}=(?:{either})(?:[/%\"]|$)")
-            found.append(rf"\b{column}\b[^,;{{}}\"]{{0,24}}[ ('](?:{either})\b")
+            found.append(rf"\b{column}\b[^,;{{}}\"]{{0,24}}[ ('](?:{either}){_KIND}\b")
+            # The upper bound of a range, and a member of a list: whatever is before it.
+            found.append(rf"\b{column}\b[^,;{{}}\"]{{0,4}}\bBETWEEN .{{1,100}}? AND '?(?:{either}){_KIND}\b")
+            found.append(rf"\b{column}\b[^,;{{}}\"]{{0,12}}\bIN(?:SET)? ?\(?.*?[ (,'](?:{either}){_KIND}[ ,)']")
         return "|".join(sorted(found))
 
 

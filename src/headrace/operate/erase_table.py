@@ -139,7 +139,7 @@ def _condition(table: Table, texts: Texts) -> Column:
     """Return the condition of a row to be one of the subject's."""
     columns = {column.name: column for column in table.columns}
     found = [_all_equal(way, columns) for way in table.known_by]
-    payloads = [F.col(column.expression) for column in table.columns if column.is_text]
+    payloads = [_as_text(column) for column in table.columns if column.is_text]
     for topic, pattern in table.payloads:
         matches = _any(each.cast("string").rlike(pattern) for each in payloads)
         found.append(matches if topic is None else F.col("topic").rlike(topic) & matches)
@@ -149,6 +149,10 @@ def _condition(table: Table, texts: Texts) -> Column:
         )
     # Neither true nor false is false: DELETE would leave such a row, and a count would not.
     return F.coalesce(_any(found), F.lit(False))
+
+
+def _as_text(column: TableColumn) -> Column:
+    return F.to_json(F.col(column.expression)) if column.type == "map" else F.col(column.expression)
 
 
 def _all_equal(way: Columns, columns: dict[str, TableColumn]) -> Column:

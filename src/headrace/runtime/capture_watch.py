@@ -8,6 +8,8 @@ capture is asked:
 | changes are missing in the source's log (HR-522) | ends behind the batch under way, and is not started again |
 | anything else: Kafka Connect or the source does  | goes on: what is in the topics can be read. It is told    |
 | not answer, the connector failed or is not there | (CaptureTroubled), once until it is well or another thing |
+| the source holds back more log than the capture  | goes on. It is told (HR-616), once until it is less:      |
+| may keep, or is about to remove it               | whether the connector runs or not                         |
 
 A connector that failed of something that passes is started again by the look itself. Captures of a target that does not
 say where Kafka Connect is are not watched.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from headrace.clients.capture_guard import look
+from headrace.clients.capture_guard import held_back, look, require_running
 from headrace.clients.connect import ConnectClient
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError, HeadraceError
@@ -42,6 +44,7 @@ class CaptureWatch:
         self._flow, self._target, self._hear = flow.name, target, hear
         self._captures = captures(flow.sink) if target.connect is not None else ()
         self._troubled: dict[Capture, str] = {}
+        self._held_back: set[Capture] = set()
         self._closed = threading.Event()
 
     def begin(self) -> None:
@@ -87,7 +90,14 @@ class CaptureWatch:
     def _ask(self, capture: Capture) -> None:
         assert self._target.connect is not None  # noqa: S101 - without it there is no capture to watch
         client = ConnectClient(self._target.connect.url, quick=True)
-        look(capture, database_of(self._target, capture.database), client)
+        seen = look(capture, database_of(self._target, capture.database), client, running=False)
+        # Before the connector: log is held back mostly while it does not run.
+        if not seen.warning:
+            self._held_back.discard(capture)
+        elif capture not in self._held_back and not self._closed.is_set():
+            self._held_back.add(capture)
+            self._hear(CaptureTroubled(self._flow, capture.prefix, held_back(capture, seen.warning)))
+        require_running(capture, client)
 
     def _tell(self, capture: Capture, error: HeadraceError) -> None:
         if self._troubled.get(capture) != error.code and not self._closed.is_set():

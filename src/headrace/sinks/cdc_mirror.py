@@ -49,7 +49,7 @@ class Mirror:
     | deletes | `hard`  | `hard` removes the row and keeps a tombstone; `soft` keeps it, marked as deleted         |
 
     A change older than what is known of its key is passed over: older than the row, than the tombstone of the key, or
-    than the last truncate. Several changes of a key in a batch are merged as one, the last. Tombstones stay for ever.
+    than the last truncate. Several changes of a key in a batch are merged as one, the last. `Upkeep` ends tombstones.
 
     Changes have the columns and types that the table was made with. A row under a new primary key that lacks a large
     value takes that of the row under the old key; one that is nowhere known is refused (HR-541).

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 PENDING = "_pending"
-_BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
+BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
 # What the connector calls the messages of the log where it names a table: an object of its own, as Java tells one.
 _MESSAGES = r"^(?:\S+[.$]LogicalDecodingMessageId@[0-9a-f]+|LOGICAL_DECODING_MESSAGE)$"
 # More than a connector sends again: it notes every minute what it has sent.
@@ -63,7 +63,7 @@ def whole(rows: DataFrame, location: str, batch: Batch) -> Iterator[DataFrame]:
     session = rows.sparkSession
     before = _before(session, location, batch)
     waited = _waited(session, location, batch, before)
-    everything = rows if waited is None else rows.unionByName(waited.drop(_BATCH, _QUERY, _DONE))
+    everything = rows if waited is None else rows.unionByName(waited.drop(BATCH, _QUERY, _DONE))
     done = [] if waited is None else _done(waited)
     with kept(everything) as once:
         seen, ends = _seen(once), _ends(once)
@@ -127,15 +127,15 @@ def _before(session: SparkSession, location: str, batch: Batch) -> int | None:
     """Return the last batch before this one that kept something."""
     if version(session, location) < 0:
         return None
-    mine = (F.col(_QUERY) == batch.query_id) & (F.col(_BATCH) < batch.id)
-    found = session.read.format("delta").load(location).where(mine).agg(F.max(_BATCH)).first()
+    mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
+    found = session.read.format("delta").load(location).where(mine).agg(F.max(BATCH)).first()
     return None if found is None else found[0]
 
 
 def _waited(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
     if before is None:
         return None
-    mine = (F.col(_QUERY) == batch.query_id) & (F.col(_BATCH) == before)
+    mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) == before)
     return session.read.format("delta").load(location).where(mine)
 
 
@@ -148,12 +148,10 @@ def _keep(
     session: SparkSession, held: DataFrame, done: Sequence[str], location: str, batch: Batch, before: int | None
 ) -> None:
     """Write what waits, and remove what this batch and every later attempt at it do not need."""
-    mark = {_BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
+    mark = {BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
     rows = held.withColumns(mark | {_DONE: F.lit(None).cast("array<string>")})
     memory = session.createDataFrame([(list(done),)], f"{_DONE} array<string>").withColumns(mark)
-    old = (
-        f"{_QUERY} <> '{batch.query_id}' OR {_BATCH} >= {batch.id} OR {_BATCH} < {before if before is not None else 0}"
-    )
+    old = f"{_QUERY} <> '{batch.query_id}' OR {BATCH} >= {batch.id} OR {BATCH} < {before if before is not None else 0}"
     written = rows.unionByName(memory, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
     if version(session, location) >= 0:
         written = written.option("replaceWhere", old)

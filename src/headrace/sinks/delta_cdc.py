@@ -24,6 +24,7 @@ from headrace.sinks.cdc_columns import Dropped, Policy, follow
 from headrace.sinks.cdc_history import History
 from headrace.sinks.cdc_log import ChangeLog
 from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.cdc_passed_over import NotKept, pass_over
 from headrace.sinks.cdc_published import Row, publish, published
 from headrace.sinks.cdc_table import QUICK, Into, fields, settings, snapshot, version
 from headrace.sinks.cdc_together import PENDING, whole
@@ -77,7 +78,7 @@ class DeltaCdc:
     """
 
     path: str
-    lookup: Callable[[str, Target], SourceTable] = field(repr=False)
+    lookup: Callable[[str, Target], SourceTable | NotKept] = field(repr=False)
     decode: Callable[[DataFrame, SourceTable], DataFrame] = field(repr=False)
     keep: Kept = field(default_factory=Mirror)
     capture: Capture | None = None
@@ -120,8 +121,11 @@ class DeltaCdc:
             parts = list[_Part]()
             with meanwhile(session, True, lambda: self._look_ahead(session, batch)):
                 for topic, (shapes, doubts) in _topics(once, self._doubts()).items():
-                    table = self._table(topic, shapes, batch.target, again=doubts)
-                    parts.append(_Part(topic, once.where(F.col("topic") == topic), table, self._into(table, batch)))
+                    table, told = self._table(topic, shapes, batch.target, again=doubts), F.col("topic") == topic
+                    if isinstance(table, NotKept):
+                        pass_over(table, once.where(told), self.folder(batch.target), self.name, batch)
+                    else:
+                        parts.append(_Part(topic, once.where(told), table, self._into(table, batch)))
                 unreadable = self._apply(session, parts)
             if unreadable:
                 self._apply_as_it_is_now(session, unreadable, batch)
@@ -166,9 +170,10 @@ class DeltaCdc:
         """Try again with what the source says now: a column may have become wider since it was asked."""
         again = list[_Part]()
         for part, error in failed:
-            self._known[part.topic] = fresh = self.lookup(part.topic, batch.target)
-            if fresh == part.table:
+            fresh = self.lookup(part.topic, batch.target)
+            if isinstance(fresh, NotKept) or fresh == part.table:
                 raise error
+            self._known[part.topic] = fresh
             again.append(replace(part, table=fresh))
         for _part, error in self._apply(session, again):
             raise error
@@ -193,6 +198,7 @@ class DeltaCdc:
             was = cdc_replace.state(session, into)
             if self.upkeep.compact(session, into.location):
                 cdc_replace.remember(session, into, was)
+            self.upkeep.compact(session, into.tombstones)
             if self.upkeep.clean(session, into, cleaned, now):
                 cleaned, cleans = now, True
             rows.append(Row(into.table, into.location, version(session, into.location), batch.id, cleaned))
@@ -213,7 +219,7 @@ class DeltaCdc:
             found = found if doubts is None else found | ((F.col("topic") == topic) & doubts)
         return found
 
-    def _table(self, topic: str, shapes: frozenset[Shape], target: Target, *, again: bool) -> SourceTable:
+    def _table(self, topic: str, shapes: frozenset[Shape], target: Target, *, again: bool) -> SourceTable | NotKept:
         """Return the table of a topic, as the source's catalogue has it now when the batch has rows of other columns.
 
         Records from before a change of columns go on having the old ones: the source is asked once for each shape. With
@@ -225,7 +231,10 @@ class DeltaCdc:
             # What comes with other columns from here on was written after another change of them.
             asked.clear()
         if known is None or again or not shapes <= {shape, *asked}:
-            known = self.lookup(topic, target)
+            found = self.lookup(topic, target)
+            if isinstance(found, NotKept):
+                return found
+            known = found
             others = [str(each) for at, each in self._known.items() if at != topic and each.name == known.name]
             if others:
                 raise _same_place(known, others[0])

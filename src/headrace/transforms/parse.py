@@ -64,6 +64,8 @@ _JSON = {
     "columnNameOfCorruptRecord": _CORRUPT,
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
+    # What is too large is for `max_bytes` to say; Spark takes a text of 20 million characters for malformed.
+    "maxStringLen": str(2**31 - 1),
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.clients.catalogue import read_tables
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError
-from headrace.flow.capture import Capture
+from headrace.flow.capture import Capture, Tables
 from headrace.flow.catalogue import SourceTable
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -19,6 +19,7 @@ from headrace.flow.target import Target
 from headrace.sinks.cdc_columns import Dropped
 from headrace.sinks.cdc_log import ChangeLog
 from headrace.sinks.cdc_mirror import Mirror
+from headrace.sinks.cdc_passed_over import NotKept
 from headrace.sinks.cdc_upkeep import Upkeep
 from headrace.sinks.delta_cdc import DeltaCdc, Kept
 from headrace.sources.kafka import Kafka
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _KEPT = ("topic", "partition", "offset", "key")
+# No record is larger, and the broker has a bound of its own. A change that was set aside would leave its mirror
+# unequal: later ones do not tell a large value again, and what is driven again later counts as older than they.
+_ANY_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,6 @@ class CdcSettings:
     | upkeep    | 7 days kept  | when small files are joined, and old files and tombstones removed                  |
     | together  | False        | apply whole transactions only, so that a reader never sees a part of one           |
     | trigger   | 10 seconds   | a MERGE has a fixed cost of seconds; more often is dearer, and hardly fresher      |
-    | max_bytes | 16 MB        | a larger record is set aside: a row of a database may hold large texts             |
     | name      | cdc_PREFIX   | of the flow: a second one over the same capture needs another                      |
     """
 
@@ -55,7 +58,6 @@ class CdcSettings:
     upkeep: Upkeep = field(default_factory=Upkeep)
     together: bool = False
     trigger: Trigger = field(default_factory=lambda: Every("10 seconds"))
-    max_bytes: int = 16 * 1024 * 1024
     name: str | None = None
 
 
@@ -66,7 +68,7 @@ def mirror(settings: CdcSettings) -> Flow:
     """
     capture = settings.capture
 
-    def lookup(topic: str, target: Target) -> SourceTable:
+    def lookup(topic: str, target: Target) -> SourceTable | NotKept:
         return _table_of(capture, topic, target)
 
     # Only a log tells the row before a change: reading it twice costs.
@@ -77,7 +79,7 @@ def mirror(settings: CdcSettings) -> Flow:
         schema=ENVELOPE,
         keep=_KEPT,
         null_values="skip",
-        max_bytes=settings.max_bytes,
+        max_bytes=_ANY_SIZE,
     )
     ends = Input(Kafka(TopicPattern(re.escape(capture.transactions))), schema=TRANSACTION, keep=_KEPT)
     return Flow(
@@ -110,15 +112,24 @@ def _as_they_are(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def _table_of(capture: Capture, topic: str, target: Target) -> SourceTable:
-    """Return the table of a topic as the source has it now. Raises HR-115 or HR-547."""
-    for table in read_tables(database_of(target, capture.database), capture.chosen):
+def _table_of(capture: Capture, topic: str, target: Target) -> SourceTable | NotKept:
+    """Return the table of a topic as the source has it now, or why nothing is kept of it. Raises HR-115."""
+    database = database_of(target, capture.database)
+    for table in read_tables(database, capture.chosen):
         if capture.topic(table) == topic:
             return table
-    raise DataError(
-        f"The topic '{topic}' holds changes of a table that is not in the source.",
-        why="The table was dropped or renamed after these changes, or its user may not see it any more.",
-        state="Nothing of the batch was written.",
-        remedy=f"Make the table visible to the user of database '{capture.database}', or capture without it.",
-        code="HR-547",
+    there = any(capture.topic(table) == topic for table in read_tables(database, Tables(pattern=r"(?s).*")))
+    if there or not capture.chosen.holds(*topic.split(".")[-2:]):
+        return NotKept(topic, "The capture does not choose the table of these changes.")
+    return NotKept(
+        topic,
+        "Their table is not in the source any more, or its user may not see it, and nothing of it was kept before.",
+        DataError(
+            f"The topic '{topic}' holds changes of a table that is not in the source.",
+            why="The table was dropped or renamed after these changes, or its user may not see it any more.",
+            state="Nothing of the batch was written.",
+            remedy=f"Make the table visible to the user of database '{capture.database}', or choose `tables` of the "
+            "capture so that it is left out: its changes are then passed over.",
+            code="HR-547",
+        ),
     )
