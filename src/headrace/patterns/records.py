@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 LARGEST_VALUE = 1024 * 1024  # bytes: Kafka's own default bound of a record
+
+# Spark divides decimals with 39 digits before it rounds to the scale of the result.
+_SPARK_DIVISION = Context(prec=39, rounding=ROUND_HALF_UP)
+_LARGEST_INTEGER = 2**31 - 1
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,6 +50,19 @@ class Bad:
 def text(value: object) -> str | None:
     """Read a text."""
     return value if isinstance(value, str) else None
+
+
+def integer(value: object) -> int | None:
+    """Read a whole number of 32 bits. As Spark, it reads no 3.0 into it."""
+    if not isinstance(value, Decimal) or value.as_tuple().exponent != 0:
+        return None
+    return int(value) if -_LARGEST_INTEGER - 1 <= value <= _LARGEST_INTEGER else None
+
+
+def average(values: Sequence[Decimal]) -> Decimal:
+    """Average as Spark does, with six digits behind the point, rounded half up. There is at least one value."""
+    mean = _SPARK_DIVISION.divide(sum(values, Decimal(0)), Decimal(len(values)))
+    return mean.quantize(Decimal("0.000001"), ROUND_HALF_UP)
 
 
 def number(value: object) -> Decimal | None:

@@ -15,18 +15,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import Bad, Consumed, Field, Schema, decimal, instant, text
+from headrace.patterns.records import Bad, Consumed, Field, Schema, decimal, instant, integer, text
 from headrace.patterns.window_model import Batch, taken
-
-_LARGEST_INTEGER = 2**31 - 1
-
-
-def integer(value: object) -> int | None:
-    """Read a whole number of 32 bits, written without a point."""
-    if not isinstance(value, Decimal) or value.as_tuple().exponent != 0:
-        return None
-    return int(value) if -_LARGEST_INTEGER - 1 <= value <= _LARGEST_INTEGER else None
-
 
 PURCHASE = Schema(
     (

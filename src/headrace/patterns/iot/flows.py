@@ -26,6 +26,7 @@ from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 from headrace.sinks.table_policy import TablePolicy
 from headrace.sources.kafka import Kafka
+from headrace.transforms.averages import exact_average
 from headrace.transforms.per_key import per_key
 from headrace.transforms.windows import tumbling, window_bounds
 
@@ -96,9 +97,9 @@ def device_metrics(
     return (
         readings.groupBy(tumbling("ts", window), "device_id")
         .agg(
-            exact_average("temperature").alias("avg_temp"),
+            exact_average(F.col("temperature")).alias("avg_temp"),
             F.max("temperature").alias("max_temp"),
-            exact_average("humidity").alias("avg_humidity"),
+            exact_average(F.col("humidity")).alias("avg_humidity"),
             F.count("*").alias("reading_count"),
         )
         .withColumn("alert", alert(F.col("max_temp"), F.col("avg_humidity"), high_temp, high_humidity))
@@ -109,14 +110,6 @@ def device_metrics(
 def alert(max_temp: Column, avg_humidity: Column, high_temp: int | Decimal, high_humidity: int | Decimal) -> Column:
     """Return HIGH_TEMP, else HIGH_HUMIDITY, else null. A device that is too hot is not asked for its humidity."""
     return F.when(max_temp > F.lit(high_temp), HIGH_TEMP).when(avg_humidity > F.lit(high_humidity), HIGH_HUMIDITY)
-
-
-def exact_average(column: str) -> Column:
-    """Return the average as decimal(14,6): exact but for the rounding, half up, of the sixth digit.
-
-    With twelve digits Spark stays with decimals; an average of fewer it computes with doubles.
-    """
-    return F.avg(F.col(column).cast("decimal(12,2)")).cast("decimal(14,6)")
 
 
 def silent_devices(readings: DataFrame, silence: timedelta, forget: timedelta) -> DataFrame:

@@ -21,6 +21,7 @@ from datetime import datetime
 from itertools import accumulate
 from typing import ClassVar
 
+from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Break,
     Record,
@@ -34,7 +35,6 @@ from headrace.patterns.traffic import (
     without,
 )
 
-MINUTE_MS = 60_000
 DAY_MS = 24 * 60 * MINUTE_MS
 
 _TROUBLE_LASTS_MS = 10 * MINUTE_MS  # two windows of five minutes

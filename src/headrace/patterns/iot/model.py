@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import Decimal
 from itertools import pairwise
 from typing import cast
 
-from headrace.patterns.records import HOUR_MS, MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
+from headrace.patterns.records import HOUR_MS, MINUTE_MS, Bad, Consumed, Field, Schema, average, decimal, instant, text
 from headrace.patterns.window_model import Batch, WindowFlow, taken
 
 DAY_MS = 24 * HOUR_MS
-# Spark divides decimals with 39 digits before it rounds to the scale of the result.
-_SPARK_DIVISION = Context(prec=39, rounding=ROUND_HALF_UP)
 
 READING = Schema(
     (
@@ -87,12 +85,6 @@ class DeviceStatus:
     last_seen: int
     at: int
     silent_seconds: int
-
-
-def average(values: Sequence[Decimal]) -> Decimal:
-    """Average as Spark does: six digits behind the point, rounded half up."""
-    mean = _SPARK_DIVISION.divide(sum(values, Decimal(0)), Decimal(len(values)))
-    return mean.quantize(Decimal("0.000001"), ROUND_HALF_UP)
 
 
 def alert(max_temp: Decimal, avg_humidity: Decimal, high_temp: Decimal, high_humidity: Decimal) -> str | None:

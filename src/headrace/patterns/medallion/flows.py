@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType, TimestampType
 
@@ -25,6 +25,7 @@ from headrace.sinks.table_policy import TablePolicy
 from headrace.sources.bronze import BronzeTable
 from headrace.sources.delta import DeltaSource
 from headrace.sources.kafka import Kafka
+from headrace.transforms.averages import exact_average
 from headrace.transforms.dedup import deduplicated
 
 # A field that is not nullable is required: a record without it goes to quarantine.
@@ -131,17 +132,9 @@ def daily_sales(orders: DataFrame) -> DataFrame:
         F.count("*").alias("orders"),
         F.sum("items").alias("items"),
         F.sum("amount").alias("revenue"),
-        exact_average("amount").alias("avg_order"),
+        exact_average(F.col("amount")).alias("avg_order"),
         F.max("amount").alias("largest_order"),
     )
-
-
-def exact_average(column: str) -> Column:
-    """Return the average as decimal(14,6): exact but for the rounding, half up, of the sixth digit.
-
-    With twelve digits Spark stays with decimals; an average of fewer it computes with doubles.
-    """
-    return F.avg(F.col(column).cast("decimal(12,2)")).cast("decimal(14,6)")
 
 
 def flows(settings: MedallionSettings | None = None) -> list[Flow]:

@@ -11,22 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import HOUR_MS, Bad, Consumed, Field, Schema, decimal, instant, text
-
-# Spark divides decimals with 39 digits before it rounds to the scale of the result.
-_SPARK_DIVISION = Context(prec=39, rounding=ROUND_HALF_UP)
-_LARGEST_INTEGER = 2**31
-
-
-def whole(value: object) -> int | None:
-    """Read a whole number of 32 bits. As Spark, it reads no 3.0 into it."""
-    if not isinstance(value, Decimal) or value.as_tuple().exponent != 0:
-        return None
-    return int(value) if -_LARGEST_INTEGER <= value < _LARGEST_INTEGER else None
-
+from headrace.patterns.records import HOUR_MS, Bad, Consumed, Field, Schema, average, decimal, instant, integer, text
 
 ORDER = Schema(
     (
@@ -34,7 +22,7 @@ ORDER = Schema(
         Field("customer_id", text),
         Field("country", text),
         Field("amount", decimal(10, 2)),
-        Field("items", whole),
+        Field("items", integer),
         Field("ordered_at", instant),
     ),
     time=None,
@@ -138,9 +126,7 @@ def gold(orders: Iterable[Order]) -> list[DailySales]:
             len(of),
             sum(each.items for each in of),
             sum((each.amount for each in of), Decimal(0)),
-            _SPARK_DIVISION.divide(sum((each.amount for each in of), Decimal(0)), Decimal(len(of))).quantize(
-                Decimal("0.000001"), ROUND_HALF_UP
-            ),
+            average([each.amount for each in of]),
             max(each.amount for each in of),
         )
         for (day, country), of in sorted(groups.items())

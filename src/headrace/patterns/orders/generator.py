@@ -20,6 +20,7 @@ from datetime import datetime
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
+from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Break,
     Record,
@@ -33,7 +34,6 @@ from headrace.patterns.traffic import (
     without,
 )
 
-MINUTE_MS = 60_000
 _USERS = 5_000
 # Payments to come that are remembered. At rates that no shop has, orders go unpaid instead of memory getting full.
 _MOST_UNPAID = 500_000

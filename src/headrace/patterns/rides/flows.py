@@ -29,6 +29,7 @@ from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sources.kafka import Kafka
+from headrace.transforms.averages import exact_average
 from headrace.transforms.windows import exact_distinct, tumbling, window_bounds
 
 # A field that is not nullable is required: a record without it goes to quarantine.
@@ -113,7 +114,7 @@ def city_rides(rides: DataFrame, window: str) -> DataFrame:
         .agg(
             F.count("*").alias("ride_count"),
             F.count_if(completed).alias("completed_rides"),
-            average_fare(F.when(completed, F.col("fare_amount"))).alias("avg_fare"),
+            exact_average(F.when(completed, F.col("fare_amount"))).alias("avg_fare"),
             F.approx_count_distinct("driver_id", rsd=0.05).alias("active_drivers"),
         )
         .withColumn("completion_rate", F.round(F.col("completed_rides") / F.col("ride_count"), 4))
@@ -151,15 +152,6 @@ def surge_multiplier(active: Column, available: Column) -> Column:
     return F.when(active > available * 3, 2.0).when(active > available * 2, 1.5).otherwise(1.0)
 
 
-def average_fare(fare: Column) -> Column:
-    """Return the exact average, as decimal(14,6).
-
-    Spark computes the average of a decimal of up to eleven digits with doubles, and is then off by a millionth for some
-    groups. With twelve digits it stays with decimals.
-    """
-    return F.avg(fare.cast("decimal(12,2)")).cast("decimal(14,6)")
-
-
 def driver_metrics(rides: DataFrame, window: str) -> DataFrame:
     """Completed rides, fares and exactly counted riders per driver and window.
 
@@ -171,7 +163,7 @@ def driver_metrics(rides: DataFrame, window: str) -> DataFrame:
         .groupBy(tumbling("event_time", window), "driver_id")
         .agg(
             F.count("*").alias("completed_rides"),
-            average_fare(F.col("fare_amount")).alias("avg_fare"),
+            exact_average(F.col("fare_amount")).alias("avg_fare"),
             exact_distinct("rider_id").alias("unique_riders"),
         )
         .select(*window_bounds(), "driver_id", "completed_rides", "avg_fare", "unique_riders")

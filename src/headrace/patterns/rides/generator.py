@@ -25,6 +25,7 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
+from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Break,
     Record,
@@ -37,8 +38,6 @@ from headrace.patterns.traffic import (
     with_,
     without,
 )
-
-MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import cast
 
-from headrace.patterns.records import MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, number, text
+from headrace.patterns.records import MINUTE_MS, Bad, Consumed, Field, Schema, average, decimal, instant, number, text
 from headrace.patterns.window_model import WindowFlow
-
-# Spark divides decimals with 39 digits before it rounds to the scale of the result.
-_SPARK_DIVISION = Context(prec=39, rounding=ROUND_HALF_UP)
 
 RIDE = Schema(
     (
@@ -114,12 +111,9 @@ class DriverMetrics:
 
 
 def average_fare(rides: Sequence[Ride]) -> Decimal | None:
-    """Average the fares that are given, as Spark does: decimal(10,2) gives decimal(14,6), rounded half up."""
+    """Average the fares that are given."""
     fares = [ride.fare_amount for ride in rides if ride.fare_amount is not None]
-    if not fares:
-        return None
-    mean = _SPARK_DIVISION.divide(sum(fares, Decimal(0)), Decimal(len(fares)))
-    return mean.quantize(Decimal("0.000001"), ROUND_HALF_UP)
+    return average(fares) if fares else None
 
 
 def surge_multiplier(active: int, available: int) -> float:
