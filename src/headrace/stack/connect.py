@@ -109,7 +109,7 @@ class Connect:
             )
         )
         return [
-            str(means.java.binary),
+            *means.jvm,
             f"-Xmx{self.heap}",
             "-XX:+ExitOnOutOfMemoryError",  # a worker that limps on without memory looks healthy
             "-Djava.awt.headless=true",

@@ -105,17 +105,17 @@ class Kafka:
         settings = place.folder / "server.properties"
         logging = place.folder / "log4j2.properties"
         logging.write_text(LOGGING)
-        java = [str(means.java.binary), f"-Dlog4j2.configurationFile={logging.resolve()}", "-cp", class_path]
+        java = [f"-Dlog4j2.configurationFile={logging.resolve()}", "-cp", class_path]
         if not (place.data / "meta.properties").is_file():
-            _format(place, java, chosen)
+            _format(place, [*means.jvm, *java], chosen)
         settings.write_text(SETTINGS.format(data=escaped(place.data), **chosen))
         return [
-            *java[:1],
+            *means.jvm,
             f"-Xmx{self.heap}",
             "-XX:+ExitOnOutOfMemoryError",  # a broker that limps on without memory looks healthy
             "-Djava.awt.headless=true",
             f"-D{place.mark}",
-            *java[1:],
+            *java,
             "kafka.Kafka",
             str(settings.resolve()),
         ]

@@ -7,6 +7,8 @@ health and cleaning up after a crash are the stack's work and the same for every
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +60,11 @@ class Means:
     java: Java
     jars: JarCache
     parts: Mapping[str, str]
+
+    @property
+    def jvm(self) -> list[str]:
+        """The beginning of the command of a part that runs on Java, with the options that the environment gives."""
+        return [str(self.java.binary), *shlex.split(os.environ.get("HEADRACE_PARTS_JAVA_OPTS", ""))]
 
 
 class Part(Protocol):
