@@ -195,9 +195,11 @@ class _CommitClock:
         """Have Delta look at this clock for the table: it keeps one log per table, and the clock with it."""
         jvm = spark._jvm
         assert jvm is not None
-        log, path = jvm.org.apache.spark.sql.delta.DeltaLog, batch.target.table(place.path)
-        log.clearCache()
-        log.forTable(spark._jsparkSession, jvm.org.apache.hadoop.fs.Path(path), cls(place, batch))
+        log = jvm.org.apache.spark.sql.delta.DeltaLog
+        path = jvm.org.apache.hadoop.fs.Path(batch.target.table(place.path))
+        # Of this table only: another one may have its clock already.
+        log.invalidateCache(spark._jsparkSession, path)
+        log.forTable(spark._jsparkSession, path, cls(place, batch))
 
     def getTimeMillis(self) -> int:
         if half_done(self._place, self._batch.target):
