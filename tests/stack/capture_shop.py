@@ -201,7 +201,8 @@ class Shop:
         application = Application(self._spark, self.target, self.flows(AvailableNow()))
         told: list[Event] = []
         application.bus.subscribe(lambda event: told.append(event) if isinstance(event, CaptureTroubled) else None)
-        assert {name: each.error for name, each in application.run().items() if each.error} == {}
+        errors = {name: str(each.error) for name, each in application.run().items() if each.error}
+        assert errors == {}, errors
         return told
 
     def require_equal(self) -> None:

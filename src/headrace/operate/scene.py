@@ -109,7 +109,7 @@ class Demo(Protocol):
     def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
         """Return, by flow, the offsets that it has to reach before it is stopped; those left out are not waited for.
 
-        A flow without offsets has to commit one batch with rows: one that reads no topic.
+        A flow without offsets has to commit one batch with rows: a slow machine may be at its first one still.
         Once, when `feed` has returned and its time is over. Never when the demo is interrupted.
         """
 
