@@ -10,6 +10,7 @@ import pytest
 from headrace.clients import mysql
 from headrace.clients.capture_guard import Slot, _binlog, _log_of_postgres
 from headrace.clients.captures import _one_schema
+from headrace.clients.catalogue import lsn_position
 from headrace.clients.connect import ConnectClient, ConnectorStatus
 from headrace.clients.debezium import settings
 from headrace.errors import DataError, PartUnavailable
@@ -68,6 +69,11 @@ def test_a_slot_that_cannot_go_on_where_it_was_is_hr_522_and_says_snapshot(slot:
         _log_of_postgres(SHOP, slot, {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100})
     assert told.value.code == "HR-522"
     assert "snapshot again" in told.value.remedy
+
+
+def test_a_slot_that_is_read_may_be_ahead_of_the_position_that_was_saved_last():
+    saved: dict[str, object] = {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100}
+    assert _log_of_postgres(SHOP, Slot("reserved", "", 101, 10, active=True), saved).position == lsn_position(100)
 
 
 def test_a_slot_that_holds_back_more_than_its_limit_is_warned_of():

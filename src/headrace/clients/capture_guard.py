@@ -37,12 +37,16 @@ _PASSING = re.compile(
 
 @dataclass(frozen=True)
 class Slot:
-    """A replication slot as the server describes it. `confirmed` is what it would send first after a reconnection."""
+    """A replication slot as the server describes it.
+
+    `confirmed` is what it would send first after a reconnection, and `active` whether somebody reads it now.
+    """
 
     status: str
     invalidated: str
     confirmed: int
     retained_bytes: int
+    active: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ def look(capture: Capture, database: Database, connect: ConnectClient, *, runnin
 
     Without `running` only the log is looked at, and not whether the connector runs.
 
-    Postgres is asked before the saved position: a slot never moves past a position that was saved, so one that was
-    ahead a moment earlier was not moved by this capture. A binlog grows, and so is looked at after it.
+    Postgres is asked before the saved position: a slot that nobody reads does not move by itself, so one that was ahead
+    a moment earlier is ahead. A binlog grows, and so is looked at after it.
     """
     if family(database) == "mysql":
         saved = connect.position(capture.connector)
@@ -92,11 +96,11 @@ def read_slot(capture: Capture, database: Database) -> Slot | None:
         row = connection.execute(
             "SELECT coalesce(s.wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''),"
             " coalesce(s.confirmed_flush_lsn - '0/0', 0),"
-            " greatest(coalesce(pg_current_wal_lsn() - s.restart_lsn, 0), 0)"
+            " greatest(coalesce(pg_current_wal_lsn() - s.restart_lsn, 0), 0), s.active"
             " FROM pg_replication_slots s WHERE s.slot_name = %s",
             (capture.slot,),
         ).fetchone()
-    return Slot(row[0], row[1], int(row[2]), int(row[3])) if row else None
+    return Slot(row[0], row[1], int(row[2]), int(row[3]), bool(row[4])) if row else None
 
 
 def _log_of_postgres(capture: Capture, slot: Slot | None, saved: dict[str, object]) -> Captured:
@@ -109,7 +113,9 @@ def _log_of_postgres(capture: Capture, slot: Slot | None, saved: dict[str, objec
         why = f" ({slot.invalidated})" if slot.invalidated else ""
         raise gap(capture, f"The server has given up the replication slot {capture.slot}{why}: its log is removed")
     newest = max(_number(saved, name) or 0 for name in ("lsn_commit", "lsn_proc", "lsn"))
-    if known is not None and slot.confirmed > newest and "snapshot" not in saved:
+    # While a connector reads it nobody else can move a slot. Debezium itself moves it to the last record that Kafka has
+    # taken, and that may be one that came while Kafka Connect was saving the position of those before.
+    if known is not None and not slot.active and slot.confirmed > newest and "snapshot" not in saved:
         raise gap(
             capture,
             f"The replication slot {capture.slot} stands at {slot.confirmed}, and only the log up to {newest} was "
