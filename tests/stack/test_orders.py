@@ -117,8 +117,9 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
 
     # A day whose records the broker has let go of is not computed from what is left.
     ends = [TopicPartition(settings.orders_topic, partition, 300) for partition in (0, 1)]
-    for answer in AdminClient(dict(target.kafka)).delete_records(ends).values():
-        answer.result()
+    admin = AdminClient(dict(target.kafka))
+    for answer in admin.delete_records(ends).values():
+        answer.result(30)
     with pytest.raises(RecoveryError, match="cannot be computed anew") as refused:
         command(NAMES["full"])
     assert refused.value.code == "HR-357"
