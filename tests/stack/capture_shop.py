@@ -96,12 +96,12 @@ class Running:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def heard(self, kind: type[Event], seconds: float = 120.0) -> None:
+    def heard(self, kind: type[Event], seconds: float = 300.0) -> None:
         """Return when an event of a kind has come."""
         with self._news:
             assert self._news.wait_for(lambda: any(isinstance(each, kind) for each in self.events), seconds)
 
-    def end(self, seconds: float = 120.0) -> HeadraceError | None:
+    def end(self, seconds: float = 300.0) -> HeadraceError | None:
         """Wait until the flow has ended by itself; return what it ended with."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the flow runs on"
@@ -116,7 +116,7 @@ class Running:
             self._news.notify_all()
 
 
-def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float = 60.0) -> Captured:
+def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float = 180.0) -> Captured:
     """Ask the guard until what is transient has passed."""
     deadline = time.monotonic() + seconds
     while True:

@@ -37,7 +37,7 @@ from headrace.sinks.kafka import KafkaSink
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 
 # A driver with all flows is up in 10 s on a quiet machine; this one may be busy.
-_PATIENCE_SECONDS = 240.0
+_PATIENCE_SECONDS = 480.0
 
 Rows = Counter[tuple[int, str]]
 
