@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 # A real-time batch is five seconds at the least, and the first query of a session takes seconds to begin.
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 180.0
 
 ROW = StructType([StructField("id", StringType(), nullable=False), StructField("n", IntegerType())])
 
