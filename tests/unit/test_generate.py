@@ -18,7 +18,8 @@ from headrace.cli.main import app
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.target import Target
 from headrace.operate.generate import find_generator, generate, generators, pace
-from headrace.patterns.rides.generator import Record, RideGenerator, RideTraffic
+from headrace.patterns.rides.generator import RideGenerator, RideTraffic
+from headrace.patterns.traffic import Record
 
 runner = CliRunner()
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.patterns.records import Consumed
-from headrace.patterns.rides.generator import CITIES, MALFORMED, Record, RideGenerator, RideTraffic
+from headrace.patterns.rides.generator import CITIES, MALFORMED, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import SURGE
+from headrace.patterns.traffic import Record
 from headrace.patterns.window_model import replay
 
 NOW = datetime(2024, 5, 6, 6, tzinfo=UTC)

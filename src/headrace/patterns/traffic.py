@@ -15,11 +15,11 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import count, cycle
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from headrace.errors import ConfigError
 
@@ -62,6 +62,9 @@ class Simulation(Protocol):
 
     kind: str
     """What a good record is counted as."""
+
+    def __init__(self, settings: Any, start_ms: int) -> None:
+        """Begin a stream at its first moment. The settings are the pattern's own."""
 
     @property
     def random(self) -> Callable[[], float]:
@@ -132,43 +135,55 @@ class Traffic:
         return int(moment.timestamp() * 1000)
 
 
-def stream(
-    traffic: Traffic,
-    simulation: Callable[[int], Simulation],
-    broken: Mapping[str, Break],
-    from_: datetime,
-    until: datetime | None,
-) -> Iterator[Record]:
-    """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
+@dataclass(frozen=True)
+class TrafficGenerator:
+    """Streams of one pattern. Holds no state: every call of `events` starts a simulation of its own.
 
-    `simulation` is called once, with the first moment; `broken` names the ways that a record goes wrong. Without
-    `until` the stream never ends.
+    A pattern declares its topic, its settings, its simulation and the ways in which its records are `broken`, by name.
     """
-    start = traffic.milliseconds(from_)
-    numbers = count() if until is None else range(int((traffic.milliseconds(until) - start) * traffic.rate / 1000))
-    made = simulation(start)
-    draw, kinds = made.random, cycle(broken)
-    repeated = traffic.malformed + traffic.duplicates
-    special = repeated + traffic.late
-    step_ms = 1000 / traffic.rate
-    recent: deque[Record] = deque(maxlen=_REMEMBERED)
-    for number in numbers:
-        now = start + int(number * step_ms)
-        luck = draw()
-        if traffic.oversized and number == 0:
-            record = _oversized(made.alone(now), now)
-        elif luck >= special:
-            said = made.event(now)
-            record = _record(said, now, said.kind or made.kind)
-            recent.append(record)
-        elif luck < traffic.malformed:
-            kind = next(kinds)
-            record = _broken(made.alone(now), now, kind, broken[kind])
-        elif luck < repeated and recent:
-            record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
-        else:
-            record = _record(made.late(now), now, "late")
-        yield record
+
+    settings: Traffic
+    simulation: ClassVar[type[Simulation]]
+    broken: ClassVar[Mapping[str, Break]]
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
+
+        Without `until` the stream never ends.
+        """
+        traffic = self.settings
+        start = traffic.milliseconds(from_)
+        numbers = count() if until is None else range(int((traffic.milliseconds(until) - start) * traffic.rate / 1000))
+        made = self.simulation(traffic, start)
+        draw, kinds = made.random, cycle(self.broken)
+        repeated = traffic.malformed + traffic.duplicates
+        special = repeated + traffic.late
+        step_ms = 1000 / traffic.rate
+        recent: deque[Record] = deque(maxlen=_REMEMBERED)
+        for number in numbers:
+            now = start + int(number * step_ms)
+            luck = draw()
+            if traffic.oversized and number == 0:
+                record = _oversized(made.alone(now), now)
+            elif luck >= special:
+                said = made.event(now)
+                record = _record(said, now, said.kind or made.kind)
+                recent.append(record)
+            elif luck < traffic.malformed:
+                kind = next(kinds)
+                record = _broken(made.alone(now), now, kind, self.broken[kind])
+            elif luck < repeated and recent:
+                record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
+            else:
+                record = _record(made.late(now), now, "late")
+            yield record
+
+    def with_traffic(
+        self, *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
+    ) -> Self:
+        """Return it with other settings, of those that every pattern has; `headrace generate` calls this."""
+        shares = {"late": late, "duplicates": duplicates, "malformed": malformed}
+        return replace(self, settings=replace(self.settings, rate=rate, seed=seed, oversized=oversized, **shares))
 
 
 def _record(said: Said, now: int, kind: str) -> Record:

@@ -33,10 +33,10 @@ from headrace.patterns.traffic import (
     Record,
     Said,
     Traffic,
+    TrafficGenerator,
     broken_anywhere,
     iso,
     network_delay_ms,
-    stream,
     with_,
     without,
 )
@@ -93,22 +93,6 @@ class PurchaseTraffic(Traffic):
 
     purchases_topic: str = "purchases"
     products_topic: str = "products"
-
-
-@dataclass(frozen=True)
-class PurchaseGenerator:
-    """Streams of purchases. Holds no state: every call of `events` starts a simulation of its own."""
-
-    settings: PurchaseTraffic = PurchaseTraffic()
-
-    @property
-    def topic(self) -> str:
-        """Where purchases go."""
-        return self.settings.purchases_topic
-
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
 
 
 @dataclass(frozen=True)
@@ -169,30 +153,6 @@ class ProductGenerator:
         return Record(product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic)
 
 
-@dataclass(frozen=True)
-class EnrichmentGenerator:
-    """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
-
-    settings: PurchaseTraffic = PurchaseTraffic()
-
-    @property
-    def topic(self) -> str:
-        """Where purchases go; the records of products name theirs."""
-        return self.settings.purchases_topic
-
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        both = ProductGenerator(self.settings), PurchaseGenerator(self.settings)
-        return merge(*(each.events(from_, until) for each in both), key=lambda record: record.arrival_ms)
-
-
-def generator(
-    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
-) -> EnrichmentGenerator:
-    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return EnrichmentGenerator(PurchaseTraffic(rate, late, duplicates, malformed, seed, oversized))
-
-
 class _Simulation:
     """One stream, from its first moment on: makes one record at a time, never goes back."""
 
@@ -230,3 +190,29 @@ MALFORMED: dict[str, Break] = {
     "no_quantity": without("quantity"),
     "no_product_id": without("product_id"),
 }
+
+
+@dataclass(frozen=True)
+class PurchaseGenerator(TrafficGenerator):
+    """Streams of purchases."""
+
+    settings: PurchaseTraffic = PurchaseTraffic()
+    simulation = _Simulation
+    broken = MALFORMED
+
+    @property
+    def topic(self) -> str:
+        """Where purchases go."""
+        return self.settings.purchases_topic
+
+
+class EnrichmentGenerator(PurchaseGenerator):
+    """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
+
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
+        both = ProductGenerator(self.settings).events(from_, until), super().events(from_, until)
+        return merge(*both, key=lambda record: record.arrival_ms)
+
+
+generator = EnrichmentGenerator().with_traffic

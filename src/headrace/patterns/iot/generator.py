@@ -17,20 +17,18 @@ import random
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import accumulate
 from typing import ClassVar
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Break,
-    Record,
     Said,
     Traffic,
+    TrafficGenerator,
     broken_anywhere,
     iso,
     network_delay_ms,
-    stream,
     with_,
     without,
 )
@@ -62,26 +60,6 @@ class IotTraffic(Traffic):
             )
         if not 0 < self.busiest < 1:
             raise self.refused(f"busiest is {self.busiest}", "It is a share of all readings, and not all of them.")
-
-
-@dataclass(frozen=True)
-class IotGenerator:
-    """Streams of readings. Holds no state: every call of `events` starts a simulation of its own."""
-
-    topic: ClassVar[str] = "iot-telemetry"
-
-    settings: IotTraffic = IotTraffic()
-
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
-
-
-def generator(
-    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
-) -> IotGenerator:
-    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return IotGenerator(IotTraffic(rate, late, duplicates, malformed, seed, oversized))
 
 
 class _Simulation:
@@ -162,3 +140,16 @@ MALFORMED: dict[str, Break] = {
     "no_humidity": without("humidity"),
     "null_key": str.encode,
 }
+
+
+@dataclass(frozen=True)
+class IotGenerator(TrafficGenerator):
+    """Streams of readings."""
+
+    topic: ClassVar[str] = "iot-telemetry"
+    settings: IotTraffic = IotTraffic()
+    simulation = _Simulation
+    broken = MALFORMED
+
+
+generator = IotGenerator().with_traffic

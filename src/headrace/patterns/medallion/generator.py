@@ -11,20 +11,17 @@ read, and is against a rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import ClassVar
 
 from headrace.patterns.traffic import (
     Break,
-    Record,
     Said,
     Traffic,
+    TrafficGenerator,
     broken_anywhere,
     iso,
     network_delay_ms,
-    stream,
     with_,
     without,
 )
@@ -38,26 +35,6 @@ class OrderTraffic(Traffic):
     """How a stream of orders looks: as any traffic."""
 
     pattern: ClassVar[str] = "medallion"
-
-
-@dataclass(frozen=True)
-class OrderGenerator:
-    """Streams of orders. Holds no state: every call of `events` starts a simulation of its own."""
-
-    topic: ClassVar[str] = "web-orders"
-
-    settings: OrderTraffic = OrderTraffic()
-
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
-
-
-def generator(
-    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
-) -> OrderGenerator:
-    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return OrderGenerator(OrderTraffic(rate, late, duplicates, malformed, seed, oversized))
 
 
 class _Simulation:
@@ -106,3 +83,16 @@ MALFORMED: dict[str, Break] = {
     "no_order_id": without("order_id"),
     "no_country": without("country"),
 }
+
+
+@dataclass(frozen=True)
+class OrderGenerator(TrafficGenerator):
+    """Streams of orders."""
+
+    topic: ClassVar[str] = "web-orders"
+    settings: OrderTraffic = OrderTraffic()
+    simulation = _Simulation
+    broken = MALFORMED
+
+
+generator = OrderGenerator().with_traffic

@@ -14,22 +14,19 @@ Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Break,
-    Record,
     Said,
     Traffic,
+    TrafficGenerator,
     broken_anywhere,
     iso,
     network_delay_ms,
-    stream,
     with_,
     without,
 )
@@ -53,29 +50,6 @@ class OrderTraffic(Traffic):
 
     orders_topic: str = "orders"
     payments_topic: str = "payments"
-
-
-@dataclass(frozen=True)
-class OrderGenerator:
-    """Streams of orders and payments. Holds no state: every call of `events` starts a simulation of its own."""
-
-    settings: OrderTraffic = OrderTraffic()
-
-    @property
-    def topic(self) -> str:
-        """Where orders go."""
-        return self.settings.orders_topic
-
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
-
-
-def generator(
-    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
-) -> OrderGenerator:
-    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return OrderGenerator(OrderTraffic(rate, late, duplicates, malformed, seed, oversized))
 
 
 class _Due(NamedTuple):
@@ -189,3 +163,20 @@ def _malformed() -> dict[str, Break]:
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
 MALFORMED = _malformed()
+
+
+@dataclass(frozen=True)
+class OrderGenerator(TrafficGenerator):
+    """Streams of orders and payments."""
+
+    settings: OrderTraffic = OrderTraffic()
+    simulation = _Simulation
+    broken = MALFORMED
+
+    @property
+    def topic(self) -> str:
+        """Where orders go."""
+        return self.settings.orders_topic
+
+
+generator = OrderGenerator().with_traffic

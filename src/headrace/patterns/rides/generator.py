@@ -20,7 +20,6 @@ import random
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
@@ -28,13 +27,12 @@ from typing import ClassVar, NamedTuple
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Break,
-    Record,
     Said,
     Traffic,
+    TrafficGenerator,
     broken_anywhere,
     iso,
     network_delay_ms,
-    stream,
     with_,
     without,
 )
@@ -104,26 +102,6 @@ class RideTraffic(Traffic):
         super().__post_init__()
         if not self.cities:
             raise self.refused("cities is empty", "Somebody has to ride somewhere.")
-
-
-@dataclass(frozen=True)
-class RideGenerator:
-    """Streams of ride events. Holds no state: every call of `events` starts a simulation of its own."""
-
-    topic: ClassVar[str] = "ride-events"
-
-    settings: RideTraffic = RideTraffic()
-
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
-
-
-def generator(
-    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
-) -> RideGenerator:
-    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return RideGenerator(RideTraffic(rate, late, duplicates, malformed, seed, oversized))
 
 
 class _Ride(NamedTuple):
@@ -282,3 +260,16 @@ MALFORMED: dict[str, Break] = {
     "no_city": without("city"),
     "null_key": str.encode,
 }
+
+
+@dataclass(frozen=True)
+class RideGenerator(TrafficGenerator):
+    """Streams of ride events."""
+
+    topic: ClassVar[str] = "ride-events"
+    settings: RideTraffic = RideTraffic()
+    simulation = _Simulation
+    broken = MALFORMED
+
+
+generator = RideGenerator().with_traffic

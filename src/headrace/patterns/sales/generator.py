@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import accumulate
 from typing import ClassVar
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Break,
-    Record,
     Said,
     Traffic,
+    TrafficGenerator,
     broken_anywhere,
     iso,
     network_delay_ms,
-    stream,
     with_,
     without,
 )
@@ -65,26 +62,6 @@ class SalesTraffic(Traffic):
     """How a stream of sales looks: as any traffic, in these categories."""
 
     pattern: ClassVar[str] = "sales"
-
-
-@dataclass(frozen=True)
-class SalesGenerator:
-    """Streams of sales. Holds no state: every call of `events` starts a simulation of its own."""
-
-    topic: ClassVar[str] = "sales"
-
-    settings: SalesTraffic = SalesTraffic()
-
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
-        """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        return stream(self.settings, lambda start: _Simulation(self.settings, start), MALFORMED, from_, until)
-
-
-def generator(
-    *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
-) -> SalesGenerator:
-    """Build the generator from the settings that every pattern has; `headrace generate` calls this."""
-    return SalesGenerator(SalesTraffic(rate, late, duplicates, malformed, seed, oversized))
 
 
 class _Simulation:
@@ -133,3 +110,16 @@ MALFORMED: dict[str, Break] = {
     "no_category": without("category"),
     "no_user_id": without("user_id"),
 }
+
+
+@dataclass(frozen=True)
+class SalesGenerator(TrafficGenerator):
+    """Streams of sales."""
+
+    topic: ClassVar[str] = "sales"
+    settings: SalesTraffic = SalesTraffic()
+    simulation = _Simulation
+    broken = MALFORMED
+
+
+generator = SalesGenerator().with_traffic
