@@ -27,6 +27,8 @@ TRANSACTION_SECONDS = 120.0
 _LEDGER_SECONDS = TRANSACTION_SECONDS + 30.0
 # A coordinator that moves to another broker is back within this time.
 _ANSWER_SECONDS = 30.0
+# How long a fatal error of the client may stay unseen while records are on their way.
+_FLUSH_SECONDS = 1.0
 # How often the transaction is opened anew before the supervisor gets to know of it and waits longer each time.
 _TRIES = 3
 
@@ -208,11 +210,22 @@ def _send(producer: Producer, slot: Slot, chunks: Iterable[pa.RecordBatch]) -> i
         _served(producer.poll, 0)
         reports.check()
     _produce(producer, reports, topic=slot.ledger, key=slot.key, value=slot.entry(sent).encoded())
-    waiting = _served(producer.flush, TRANSACTION_SECONDS)
-    reports.check()
-    if waiting:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{waiting} record(s) were not acknowledged"))
+    _flush(producer, reports)
     return sent
+
+
+def _flush(producer: Producer, reports: _Reports) -> None:
+    """Wait until the brokers have acknowledged every record.
+
+    In short pieces: `flush` keeps a fatal error to itself until its time is up, and it can leave a fenced producer's
+    records in the queue. One long call told of the other driver only after the transaction's time had passed.
+    """
+    until = time.monotonic() + TRANSACTION_SECONDS
+    while waiting := _served(producer.flush, _FLUSH_SECONDS):
+        reports.check()
+        if time.monotonic() > until:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{waiting} record(s) were not acknowledged"))
+    reports.check()
 
 
 def _send_again(producer: Producer, chunk: pa.RecordBatch, reports: _Reports) -> None:
