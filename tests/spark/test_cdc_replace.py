@@ -100,17 +100,15 @@ def test_keys_of_several_columns_and_of_texts_are_named_whatever_they_hold(spark
     }
 
 
-def test_a_condition_begins_with_the_ranges_of_the_keys():
-    key = T.StructType([T.StructField("id", T.LongType()), T.StructField("no", T.StringType())])
+def test_a_condition_names_the_keys_and_the_ranges_that_leave_most_others_out():
+    one = T.StructType([T.StructField("id", T.IntegerType())])
+    assert condition(one, [(7,), (5,), (6,)]) == "`id` IN (7, 5, 6)"
+    assert condition(one, [(1,), (3,), (5,)]) == "`id` IN (1, 3, 5)"
+    few = "(`id` BETWEEN 5 AND 5 OR `id` BETWEEN 7 AND 7 OR `id` BETWEEN 100 AND 102)"
+    assert condition(one, [(7,), (100,), (101,), (102,), (5,)]) == f"{few} AND `id` IN (7, 100, 101, 102, 5)"
 
-    told = condition(key, [(2, "b"), (1, "a"), (900, "c")])
-    ranges = "`id` BETWEEN 1L AND 2L OR `id` BETWEEN 900L AND 900L"
-    assert told == f"({ranges}) AND ((`id`, `no`) IN ((2L, 'b'), (1L, 'a'), (900L, 'c')))"
-
-
-def test_a_condition_names_a_long_run_of_keys_by_its_ends():
-    key = T.StructType([T.StructField("id", T.IntegerType())])
-
-    told = condition(key, [(7,), *((number,) for number in range(100, 120)), (5,)])
-    within = "`id` BETWEEN 5 AND 5 OR `id` BETWEEN 7 AND 7 OR `id` BETWEEN 100 AND 119"
-    assert told == f"({within}) AND (`id` BETWEEN 100 AND 119 OR `id` IN (7, 5))"
+    two = T.StructType([T.StructField("id", T.LongType()), T.StructField("no", T.StringType())])
+    named = "(`id`, `no`) IN ((2L, 'b'), (1L, 'a'))"
+    assert condition(two, [(2, "b"), (1, "a")]) == f"`id` IN (1L, 2L) AND {named}"
+    ranges = "(`id` BETWEEN 2L AND 2L OR `id` BETWEEN 900L AND 900L)"
+    assert condition(two, [(2, "b"), (900, "c")]) == f"{ranges} AND (`id`, `no`) IN ((2L, 'b'), (900L, 'c'))"

@@ -15,6 +15,7 @@ from headrace.sinks import cdc_ranges, cdc_replace, cdc_tombstones
 from headrace.sinks.at_once import meanwhile
 from headrace.sinks.cdc_moved import with_moved
 from headrace.sinks.cdc_reduce import Counts, counts, filled, lacks_value, reduced, unreadable
+from headrace.sinks.cdc_replace import Recent
 from headrace.sinks.cdc_table import (
     POSITION,
     QUICK,
@@ -101,19 +102,22 @@ class Mirror:
         buries = found.truncated is not None or (found.deletes and self.deletes == "hard")
         with into.commit(session), meanwhile(session, buries, lambda: cdc_tombstones.bury(last.where(gone), into)):
             try:
-                self._write(last, found, before, into)
+                recent = self._write(last, found, before, into)
             except (PySparkException, Py4JJavaError) as error:
                 if _LACKS in str(error):
                     raise lacks_value(into) from error
                 raise
-        cdc_replace.remember(session, into, was, str(found.last))
+        cdc_replace.remember(session, into, was, str(found.last), recent)
         if buries:
             cdc_tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
 
-    def _write(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> None:
-        """Append the rows, replace those of their keys or merge them: the first of these that does."""
-        if self._can_replace(last, found, into) and self._replaced(last, found, before, into):
-            return
+    def _write(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> Recent | None:
+        """Append the rows, replace those of their keys or merge them: the first of these that does.
+
+        Returns the changes that are known now, where rows were replaced.
+        """
+        if self._can_replace(last, found, into) and (recent := self._replaced(last, found, before, into)):
+            return recent
         ranges = cdc_ranges.ranges_of(last, found.spans, found.keys)
         # What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
         rows = last.where(F.col("_op") != "t")
@@ -123,6 +127,7 @@ class Mirror:
             rows = cdc_tombstones.without_gone(rows, into, cdc_ranges.within(ranges, "old"))
         if not self._appended(rows, found, into, ranges):
             self._execute(rows, found, into, ranges)
+        return None
 
     def _can_replace(self, last: DataFrame, found: Counts, into: Into) -> bool:
         """Return whether every change of a batch holds its whole row, and the table is one whose rows are replaced."""
@@ -134,17 +139,24 @@ class Mirror:
             return False
         return cdc_replace.takes_it(last.sparkSession, into, self.columns(key, fields(last, "_after")).names)
 
-    def _replaced(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> bool:
-        """Replace the rows of the keys, but for changes that are older than what is known. Says whether it did."""
-        known = max(cdc_replace.newest(last.sparkSession, into), before.newest or "")
-        first, newer = str(found.first), last
-        if first <= known:
-            # A truncate is a tombstone of every key, which no look at a few keys finds.
-            left = None if first < (before.truncated or "") else cdc_replace.without_older(last, into, known)
-            if left is None:
-                return False
-            newer = left
-        return cdc_replace.replace(newer, self._rows(newer.where(F.col("_op") != "d")), into)
+    def _replaced(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> Recent | None:
+        """Replace the rows of the keys, but for changes that are older than what is known; None where it cannot.
+
+        Returns the changes that it applied.
+        """
+        session, key = last.sparkSession, fields(last, "_key")
+        known = max(cdc_replace.newest(session, into), before.newest or "")
+        # A truncate is a tombstone of every key, which no look at a few keys finds.
+        if str(found.first) < (before.truncated or ""):
+            return None
+        changes = cdc_replace.collected(last)
+        older = None if changes is None else cdc_replace.older(session, key, changes, known, into)
+        if changes is None or older is None:
+            return None
+        newer = cdc_replace.without(last, older)
+        applied = {each: change for each, change in changes.items() if each not in older}
+        cdc_replace.replace(self._rows(newer.where(F.col("_op") != "d")), key, list(applied), into)
+        return Recent(known, applied)
 
     def _appended(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[cdc_ranges.Range]]) -> bool:
         """Append a batch of nothing but new rows, where none of its keys is in the table. Says whether it did.

@@ -3,14 +3,15 @@
 One commit removes the rows of a batch's keys and adds those that the batch ends in. Which row is newer need not be
 asked for most keys: their changes are later in the source's log than every change that the table shows. Transactions
 that overlap end in another order than they write: a few changes of a batch are then earlier in the log than the last
-ones of the batch before. Only their keys are looked up.
+ones of the batch before. Those of that batch are still known; for what is earlier than them the table is asked, by key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -29,13 +30,37 @@ State = tuple[str, int]
 _SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
 # So many keys are a condition of half a megabyte, which is read in a moment.
 _MOST_KEYS = 50_000
-# A batch with more changes than these that are not newer than the table is one that is read again: a MERGE looks once.
+# A batch with more changes than these for which the table has to be asked is one that is read again: a MERGE asks once.
 _MOST_OVERLAPPING = 1_000
-# A run of keys is a range where it is worth one.
-_MOST_RUNS, _LEAST_RUN = 4, 16
+# Ranges are worth code of their own when they hold at most this share of what one range would.
+_MOST_INSIDE = 0.5
 
-# The greatest position of a table at one of its versions: a version never changes.
-_seen: dict[str, tuple[State, str]] = {}
+
+class Change(NamedTuple):
+    """The last change of a key: its place in the source's log, and what it does."""
+
+    position: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Changes that a table has: every one of those later than `since`, by key."""
+
+    since: str
+    changes: Mapping[Key, Change] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a table at one of its versions, which never changes: the greatest position of its rows."""
+
+    state: State
+    newest: str
+    recent: Recent | None = None
+
+
+_seen: dict[str, _Known] = {}
 
 
 def newest(session: SparkSession, into: Into) -> str:
@@ -45,37 +70,45 @@ def newest(session: SparkSession, into: Into) -> str:
     """
     now = state(session, into)
     seen = _seen.get(into.location)
-    if seen is None or seen[0] != now:
+    if seen is None or seen.state != now:
         row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
-        seen = _seen[into.location] = (now, (row and row[0]) or "")
-    return seen[1]
+        seen = _seen[into.location] = _Known(now, (row and row[0]) or "")
+    return seen.newest
 
 
-def without_older(rows: DataFrame, into: Into, known: str) -> DataFrame | None:
-    """Return reduced changes without those that are older than the row, or the tombstone, of their key.
+def collected(rows: DataFrame) -> dict[Key, Change] | None:
+    """Return reduced changes by key; None where a key holds a null, which no condition names."""
+    found = rows.select("_key.*", "_position", "_op").collect()
+    changes: dict[Key, Change] = {tuple(row)[:-2]: Change(row[-2], row[-1]) for row in found}
+    return None if any(part is None for key in changes for part in key) else changes
 
-    `known` is the greatest position of a row or a tombstone: later changes are newer than both. Returns None where too
-    many changes are not later, or a key holds a null.
+
+def older(
+    session: SparkSession, key: T.StructType, changes: Mapping[Key, Change], known: str, into: Into
+) -> set[Key] | None:
+    """Return the keys of changes that are older than their row, or than their tombstone.
+
+    `known` is the greatest position of a row or a tombstone: later changes are newer than both. Returns None where the
+    table would have to be asked for too many.
     """
-    session, key = rows.sparkSession, fields(rows, "_key")
-    overlapping = rows.where(F.col("_position") <= known).select("_key", "_position", "_op")
-    found = [(tuple(row._key), row) for row in overlapping.limit(_MOST_OVERLAPPING + 1).collect()]
-    if len(found) > _MOST_OVERLAPPING or _has_null([each for each, _ in found]):
+    seen = _seen.get(into.location)
+    recent = (seen and seen.recent) or Recent(known, {})
+    late = {each: change for each, change in changes.items() if change.position <= known}
+    found = {
+        each for each, change in late.items() if each in recent.changes and _is_older(change, recent.changes[each])
+    }
+    asked = {each: change for each, change in late.items() if change.position <= recent.since}
+    if len(asked) > _MOST_OVERLAPPING:
         return None
-    if not found:
-        return rows
-    named = condition(key, [each for each, _ in found])
-    held = _positions(session, into.location, key, named)
-    buried = _positions(session, into.tombstones, key, named) if version(session, into.tombstones) >= 0 else {}
-    older = [
-        (row._key,)
-        for each, row in found
-        if not _is_newer(row._position, row._op, held.get(each, "")) or row._position < buried.get(each, "")
-    ]
-    if not older:
-        return rows
-    told = session.createDataFrame(older, T.StructType([T.StructField("_key", key)]))
-    return rows.join(F.broadcast(told), "_key", "left_anti")
+    if asked:
+        named = condition(key, list(asked))
+        held = _positions(session, into.location, key, named)
+        buried = _positions(session, into.tombstones, key, named) if version(session, into.tombstones) >= 0 else {}
+        for each, change in asked.items():
+            has = (Change(held.get(each, ""), "u"), Change(buried.get(each, ""), "d"))
+            if any(_is_older(change, one) for one in has):
+                found.add(each)
+    return found
 
 
 def _positions(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[Key, str]:
@@ -85,20 +118,43 @@ def _positions(session: SparkSession, location: str, key: T.StructType, named: s
     return {tuple(row)[:-1]: row[-1] for row in found}
 
 
-def _is_newer(position: str, op: str, held: str) -> bool:
-    # A row of a snapshot is what the source held at its position: a change at that position came after it.
-    return position > held or (position == held and op != "r")
+def _is_older(change: Change, has: Change) -> bool:
+    # A row of a snapshot is what the source held at its position: a change at that position came after it. The other
+    # way round, a row of a snapshot does not replace that change; and it may follow a delete at its position.
+    same_is_older = change.op == "r" and has.op != "d"
+    return change.position < has.position or (same_is_older and change.position == has.position)
 
 
-def remember(session: SparkSession, into: Into, before: State, last: str = "") -> None:
-    """Keep what is known of the positions, after one commit of this batch's changes, or of one that only moves rows.
+def without(rows: DataFrame, keys: set[Key]) -> DataFrame:
+    """Return reduced changes without those of some keys."""
+    if not keys:
+        return rows
+    told = T.StructType([T.StructField("_key", fields(rows, "_key"))])
+    gone = rows.sparkSession.createDataFrame([(each,) for each in keys], told)
+    return rows.join(F.broadcast(gone), "_key", "left_anti")
+
+
+def remember(session: SparkSession, into: Into, before: State, last: str, recent: Recent | None) -> None:
+    """Keep what is known of the positions, after one commit of a batch's changes; `last` is their greatest position.
 
     `before` is what the table was right before it. What is known of another state does not hold for this one, and more
     than one commit may be another's: the next batch looks for itself.
     """
-    seen, (table, now) = _seen.pop(into.location, None), state(session, into)
-    if seen is not None and seen[0] == before and before in ((table, now), (table, now - 1)):
-        _seen[into.location] = ((table, now), max(seen[1], last))
+    seen, now = _seen.pop(into.location, None), state(session, into)
+    if seen is not None and _is_next(seen.state, before, now):
+        _seen[into.location] = _Known(now, max(seen.newest, last), recent)
+
+
+def keep(session: SparkSession, into: Into, before: State) -> None:
+    """Go on with what is known, after one commit that only moves rows from file to file."""
+    seen, now = _seen.pop(into.location, None), state(session, into)
+    if seen is not None and _is_next(seen.state, before, now):
+        _seen[into.location] = _Known(now, seen.newest, seen.recent)
+
+
+def _is_next(seen: State, before: State, now: State) -> bool:
+    table, at = now
+    return seen == before and before in (now, (table, at - 1))
 
 
 def state(session: SparkSession, into: Into) -> State:
@@ -123,55 +179,41 @@ def takes_it(session: SparkSession, into: Into, columns: Sequence[str]) -> bool:
     return not feed and set(now.schema().fieldNames()) == set(columns)
 
 
-def replace(rows: DataFrame, new: DataFrame, into: Into) -> bool:
-    """Replace the rows that have the keys of changes, in one commit. Says whether it did: a key may hold a null."""
-    keys: list[Key] = [tuple(row) for row in rows.select("_key.*").collect()]
-    if _has_null(keys):
-        return False
+def replace(new: DataFrame, key: T.StructType, keys: Sequence[Key], into: Into) -> None:
+    """Replace the rows that have some keys by new ones, in one commit."""
     if keys:
-        named = condition(fields(rows, "_key"), keys)
-        write = new.write.format("delta").mode("overwrite").option("replaceWhere", named)
+        write = new.write.format("delta").mode("overwrite").option("replaceWhere", condition(key, keys))
         write.save(into.location)
-    return True
 
 
 def condition(key: T.StructType, keys: Sequence[Key]) -> str:
-    """Return the condition that a row has one of these keys. Files are left out by the ranges that it begins with.
+    """Return the condition that a row has one of these keys.
 
-    New rows mostly have numbers that follow each other: such a run is named by its ends. Every key that is named by
-    itself is read by Spark's parser, and a condition of many ranges takes long to plan, so the longest few are taken.
+    Delta leaves files out by the least and the greatest value of a list. Ranges leave out more where keys lie apart.
+    But Spark writes the ends of a range into the Java code of a query, while it keeps a list beside it: with ranges the
+    code is another one for every batch, which the JVM interprets at first. So they are there where few rows are left.
     """
     columns, kinds = [quoted(name) for name in key.names], [type(each.dataType) for each in key]
-
-    def between(ranges: Sequence[Range]) -> list[str]:
-        return [
-            f"{columns[0]} BETWEEN {_literal(low, kinds[0])} AND {_literal(high, kinds[0])}" for low, high in ranges
-        ]
-
     first = sorted({each[0] for each in keys})
-    within, taken = list[Range]([(first[0], first[-1])]), list[tuple[int, int]]()
-    if isinstance(first[0], int):
-        runs = _runs([each for each in first if isinstance(each, int)])
-        within, taken = cut(runs), _longest(runs) if len(key) == 1 else []
-    single = [each for each in keys if not any(low <= each[0] <= high for low, high in taken)]  # type: ignore[operator]
-    told = [_row([_literal(part, kind) for part, kind in zip(each, kinds, strict=True)]) for each in single]
-    named = between(taken) + ([f"{_row(columns)} IN ({', '.join(told)})"] if told else [])
-    return f"({' OR '.join(between(within))}) AND ({' OR '.join(named)})"
+    named = list[str]()
+    if ranges := _worthwhile([each for each in first if isinstance(each, int)]):
+        ends = ((_literal(low, kinds[0]), _literal(high, kinds[0])) for low, high in ranges)
+        named.append(f"({' OR '.join(f'{columns[0]} BETWEEN {low} AND {high}' for low, high in ends)})")
+    elif len(key) > 1:
+        named.append(f"{columns[0]} IN ({', '.join(_literal(each, kinds[0]) for each in first)})")
+    told = [_row([_literal(part, kind) for part, kind in zip(each, kinds, strict=True)]) for each in keys]
+    named.append(f"{_row(columns)} IN ({', '.join(told)})")
+    return " AND ".join(named)
 
 
-def _has_null(keys: Sequence[Key]) -> bool:
-    return any(part is None for each in keys for part in each)
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return sorted numbers as runs of those that follow each other: the first and the last of each."""
+def _worthwhile(numbers: Sequence[int]) -> list[Range]:
+    """Return the ranges of sorted numbers, where they leave out most of what lies between the first and the last."""
     starts = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
-    return [(numbers[at], numbers[end - 1]) for at, end in pairwise([*starts, len(numbers)])]
-
-
-def _longest(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    longest = sorted(runs, key=lambda run: run[0] - run[1])[:_MOST_RUNS]
-    return [run for run in longest if run[1] - run[0] >= _LEAST_RUN]
+    if len(starts) < 2:
+        return []
+    ranges = cut([(numbers[at], numbers[end - 1]) for at, end in pairwise([*starts, len(numbers)])])
+    inside = [int(high) - int(low) + 1 for low, high in ranges]  # type: ignore[arg-type]
+    return ranges if sum(inside) < (numbers[-1] - numbers[0]) * _MOST_INSIDE else []
 
 
 def _row(parts: Sequence[str]) -> str:

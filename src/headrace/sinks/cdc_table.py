@@ -50,6 +50,9 @@ QUICK = {
     # Thousands of keys are left to Spark. For Parquet their list would be packed and unpacked anew for each file, which
     # took half of the search. The ranges around them are still handed down.
     "spark.sql.parquet.pushdown.inFilterThreshold": "0",
+    # A list of keys stays beside the code of a query, however short it is: see `cdc_replace.condition`.
+    "spark.sql.optimizer.inSetConversionThreshold": "0",
+    "spark.sql.optimizer.inSetSwitchThreshold": "0",
     # A column may be named `${...}`: that is no setting.
     "spark.sql.variable.substitute": "false",
 }

@@ -197,7 +197,7 @@ class DeltaCdc:
             cleaned = known.cleaned if known is not None and known.cleaned is not None else now
             was = cdc_replace.state(session, into)
             if self.upkeep.compact(session, into.location):
-                cdc_replace.remember(session, into, was)
+                cdc_replace.keep(session, into, was)
             self.upkeep.compact(session, into.tombstones)
             if self.upkeep.clean(session, into, cleaned, now):
                 cleaned, cleans = now, True
