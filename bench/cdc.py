@@ -4,6 +4,7 @@
 
 Every contender has a table of its own with the same rows, and takes the same batches of changes, in turn. A second part
 gives the mirror batches of one size in a table of a hundredth of the rows, and in the whole one: how the time grows.
+With `--only vectors` mirrors of several sizes mark rows as gone, or write their files anew: from where marking pays.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pyspark.sql import functions as F
 
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
+from headrace.sinks import cdc_table
 from headrace.sinks.cdc_table import POSITION, make
 from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.transforms.debezium import ENVELOPE, changes
@@ -173,17 +175,36 @@ def grown(spark: SparkSession, target: Target, folder: Path, given: Given) -> tu
     return {"ratios": growth}, reached
 
 
+def marked(spark: SparkSession, target: Target, folder: Path, given: Given) -> tuple[dict[str, object], bool]:
+    """Give the same batches to mirrors with and without marked rows, of several sizes. Returns what marking brings."""
+    figures = dict[str, object]()
+    # None of them begins to mark rows by itself.
+    cdc_table._WORTH_VECTORS = sys.maxsize
+    for rows in (given.rows // part for part in (100, 30, 10, 3)):
+        orders = Orders(rows, given.batch)
+        anew, marks = (mirror(spark, target, orders, f"{name}-{rows}") for name in ("anew", "marks"))
+        location = f"{target.table(f'marks-{rows}')}/orders"
+        told = cdc_table.size(spark, location)
+        spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+        taken([anew, marks], folder / f"vectors-{rows}", warm_up=given.warm_up, rounds=given.rounds)
+        megabytes = round(told[1] / 2**20) if told else 0
+        ratios = _ratios(marks, anew)
+        print(_said(f"{rows:,} rows, {megabytes} MB: writing files anew took", ratios))
+        figures[str(rows)] = {"megabytes": megabytes, "ratios": ratios}
+    return figures, True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
     parser.add_argument("--batch", type=int, default=10_000, help="changes of a batch")
     parser.add_argument("--rounds", type=int, default=5, help="batches that count")
     parser.add_argument("--warm-up", type=int, default=5, help="batches before those")
-    parser.add_argument("--only", choices=("merge", "growth"), help="one part of the two")
+    parser.add_argument("--only", choices=("merge", "growth", "vectors"), help="one part")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     told = parser.parse_args()
     given = Given(told.rows, told.batch, told.rounds, told.warm_up)
-    parts = {"merge": compared, "growth": grown}
+    parts = {"merge": compared, "growth": grown} if told.only != "vectors" else {"vectors": marked}
     figures: dict[str, object] = {"machine": machine(), "rows": given.rows, "batch": given.batch}
     reached = True
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, session(Path(folder)) as (spark, target):
