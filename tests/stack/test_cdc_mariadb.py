@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from capture_shop import Running
 
-from headrace import AvailableNow, KafkaConnect, Target
+from headrace import AvailableNow, Every, KafkaConnect, Target
 from headrace.clients import mysql
 from headrace.clients.capture_wait import await_position, await_topics
 from headrace.clients.captures import begin, forget, worker_of
 from headrace.clients.catalogue import position_now, read_tables
 from headrace.clients.connect import ConnectClient
+from headrace.errors import DataError
 from headrace.flow.capture import Capture
 from headrace.flow.target import Database
 from headrace.operate.reconcile import compare
 from headrace.operate.run import Application
 from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.runtime.events import FlowStarted
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
 
@@ -71,9 +75,7 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
 
     def mirrored(*statements: str) -> dict[str, tuple[int, object]]:
         """Run statements and the flow; return, by table, its rows and what differs from them."""
-        with mysql.session(mariadb) as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+        execute(mariadb, *statements)
         tables = begin(CAPTURE, mariadb, worker)
         await_topics(CAPTURE, tables, target)
         await_position(CAPTURE, mariadb, ConnectClient(worker.url), position_now(mariadb))
@@ -96,5 +98,38 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
             "till_items": (2, True),
             "till_orders": (5, True),
         }
+
+        # The binlog is purged before everything in it was captured. A flow that runs ends at the gap.
+        running = Running(spark, target, mirror(CdcSettings(CAPTURE, path="till", trigger=Every("1 second"))))
+        running.heard(FlowStarted)
+        ConnectClient(worker.url).stop(CAPTURE.connector)
+        execute(mariadb, "INSERT INTO till_items VALUES (200, 1)", "FLUSH BINARY LOGS")
+        purge(mariadb)
+        ended = running.end()
+        assert isinstance(ended, DataError)
+        assert (ended.code, "The server has removed" in ended.why) == ("HR-522", True)
     finally:
         forget(CAPTURE, mariadb, worker)
+
+
+def execute(database: Database, *statements: str) -> None:
+    with mysql.session(database) as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def purge(database: Database) -> None:
+    """Have the server remove all of its binlog but for the newest file.
+
+    It keeps a file that it sends to somebody, and learns that a reader is gone when it sends the next event.
+    """
+    deadline = time.monotonic() + 60
+    with mysql.session(database) as cursor:
+        while len(files := binlogs(cursor)) > 1:
+            assert time.monotonic() < deadline, files
+            cursor.execute("PURGE BINARY LOGS TO %s", (files[-1],))
+
+
+def binlogs(cursor: Any) -> list[str]:
+    cursor.execute("SHOW BINARY LOGS")
+    return [str(row[0]) for row in cursor.fetchall()]
