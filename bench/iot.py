@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 EVEN, HOT = 0.2, 0.9
 _RATE = 200.0  # readings a second of the past
+_NOTHING = timedelta(0)
 
 
 def settings_for(name: str, target: Target) -> IotSettings:
@@ -63,7 +64,7 @@ def skew(spark: SparkSession, target: Target, rows: int, rounds: int) -> dict[st
     for busiest in (EVEN, HOT):
         topics[busiest] = settings_for(f"skew-{busiest:g}", target)
         readings = IotGenerator(IotTraffic(rate=_RATE, busiest=busiest))
-        generate(readings, target, topic=topics[busiest].topic, backfill=timedelta(seconds=rows / _RATE))
+        generate(readings, target, topic=topics[busiest].topic, backfill=timedelta(seconds=rows / _RATE), live=_NOTHING)
     found = dict[str, object]()
     for number, flow in enumerate(flows()):
         ratios = list[float]()
@@ -103,7 +104,7 @@ def sustained(spark: SparkSession, target: Target, rate: float, seconds: float, 
     """Begin with a backlog of four batches, let readings go on coming, and say what every batch took."""
     settings = replace(settings_for("sustained", target), max_offsets=bound, trigger=Every("10 seconds"))
     readings = IotGenerator(IotTraffic(rate=rate))
-    generate(readings, target, topic=settings.topic, backfill=timedelta(seconds=4 * bound / rate))
+    generate(readings, target, topic=settings.topic, backfill=timedelta(seconds=4 * bound / rate), live=_NOTHING)
     application = Application(spark, target, flows(settings))
     began, taken, batches = time.monotonic(), dict[str, int](), list[dict[str, object]]()
     stop = threading.Event()
