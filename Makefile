@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .uv/bin/uv
 
-.PHONY: help demo jar bench bench-quick bench-sinks bench-cdc test lint types lock setup setup-dev clean
+.PHONY: help demo jar bench bench-quick bench-sinks bench-cdc bench-iot test lint types lock setup setup-dev clean
 
 help:  ## List what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ bench-sinks: setup  ## Compare the sinks for Kafka with each other
 
 bench-cdc: setup  ## Compare mirrors of captured tables with a MERGE in foreachBatch
 	@$(BIN)/python bench/cdc.py $(ARGS)
+
+bench-iot: setup  ## Drain readings of a hot device, and more of them than a batch may hold
+	@$(BIN)/python bench/iot.py $(ARGS)
 
 test: setup-dev  ## Run every check and every test
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
