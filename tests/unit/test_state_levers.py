@@ -47,7 +47,7 @@ from headrace.runtime.frozen import require_same_store
 from headrace.runtime.session import cores_of, flow_settings
 from headrace.runtime.source_order import Place, recorded_order, require_order, source_index
 from headrace.runtime.state_memory import _megabytes, machine_bytes
-from headrace.runtime.state_size import OperatorState, write_note
+from headrace.runtime.state_size import OperatorState, gone, write_note
 from headrace.runtime.state_watch import StateWatch
 
 SCHEMA = StructType([StructField("id", StringType()), StructField("at", TimestampType(), nullable=False)])
@@ -378,6 +378,19 @@ def test_what_happens_to_state_is_told_in_words(
 ) -> None:
     told(event)
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_rows_that_leave_a_join_are_those_that_were_there_or_came_and_are_there_no_more() -> None:
+    def join(rows: int, updated: int, removed: int = 0) -> OperatorState:
+        return OperatorState(0, "symmetricHashJoin", rows, 1, removed, updated=updated)
+
+    # Spark does not count the rows of an outer side.
+    assert gone((join(100, 100),), (join(90, 25, removed=5),)) == 35
+    # After a restart nothing is known of the batch before.
+    assert gone((), (join(90, 25, removed=5),)) == 5
+    # A window that is updated was there before: here Spark's own count is right.
+    window = OperatorState(0, "stateStoreSave", 30, 1, 7, updated=20)
+    assert gone((window,), (window,)) == 7
 
 
 def test_the_table_of_a_run_shows_what_is_kept() -> None:

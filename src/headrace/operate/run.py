@@ -25,7 +25,7 @@ from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, BoundFitted, Event, EventBus, OffsetsLost, RowsSetAside
 from headrace.runtime.lost_offsets import Lost
 from headrace.runtime.session import open_session
-from headrace.runtime.state_size import OperatorState
+from headrace.runtime.state_size import OperatorState, gone
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
 from headrace.stack.jars import JarCache
@@ -173,8 +173,8 @@ class Application:
             figures.rows_in += event.rows_in
             figures.rows_out += event.rows_out
             figures.batches += 1
+            figures.evicted += gone(figures.state, event.state)
             figures.state = event.state
-            figures.evicted += sum(each.removed for each in event.state)
             figures.watermark = event.watermark or figures.watermark
             for name, delay in figures.delays.items():
                 if name in event.newest:

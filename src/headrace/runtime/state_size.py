@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Tables of RocksDB on the disks of the executors. Only its stores report it.
 _TABLES = "rocksdbSstFileSize"
+_JOIN = "symmetricHashJoin"
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class OperatorState:
     rows: int
     bytes: int
     removed: int
-    """Rows that the batch took out, for instance of windows that closed."""
+    """Rows that the batch took out as Spark counts them, for instance of windows that closed: see `gone`."""
     memory: int = 0
     """What the stores take in memory. Of RocksDB it is a share, which other flows raise and lower."""
+    updated: int = 0
+    """Rows that the batch put in or changed. A join only puts rows in."""
 
     def amount(self, measure: str) -> int:
         """Return the `rows` or the `bytes`."""
@@ -78,8 +81,22 @@ def operator_states(operators: Sequence[StateOperatorProgress]) -> tuple[Operato
             bytes=int(each.customMetrics.get(_TABLES, each.memoryUsedBytes)),
             removed=each.numRowsRemoved,
             memory=each.memoryUsedBytes,
+            updated=each.numRowsUpdated,
         )
         for number, each in enumerate(operators)
+    )
+
+
+def gone(before: Sequence[OperatorState], now: Sequence[OperatorState]) -> int:
+    """Return how many rows left the state between two batches that follow each other.
+
+    Spark does not count the rows of an outer join that it hands on without their partner. They are what was there or
+    came, and is not there any more. With nothing known from before it is what Spark counts.
+    """
+    rows = {each.number: each.rows for each in before}
+    return sum(
+        rows[each.number] + each.updated - each.rows if each.operator == _JOIN and each.number in rows else each.removed
+        for each in now
     )
 
 
