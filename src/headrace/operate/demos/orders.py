@@ -122,8 +122,10 @@ class OrdersDemo:
         """Compare every row of every table with the model."""
         rates, state = hit_rates(spark, scene.target, self.settings), states(spark, scene.target, self.settings)
         told = [
-            f"{flow}: {each['rows']:,} rows of state, {each['forecast']:,} forecast; {said_bytes(each['bytes'])} in "
-            f"its store, at most {said_bytes(each['forecast_bytes'])} forecast."
+            # A store writes its tables with the next snapshot, some batches later.
+            f"{flow}: {each['rows']:,} rows of state, {each['forecast']:,} forecast; "
+            f"{said_bytes(each['bytes']) if each['bytes'] else 'nothing yet'} in its store, "
+            f"at most {said_bytes(each['forecast_bytes'])} forecast."
             for flow, each in state.items()
         ]
         figures = {"hit_rate": rates, "state": state}
