@@ -10,6 +10,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import types as T
 
 from cdc_changes import BEGAN, frame, into, row
+from headrace.sinks import cdc_replace
 from headrace.sinks.cdc_mirror import Mirror
 from headrace.sinks.cdc_replace import condition
 
@@ -70,6 +71,34 @@ def test_rows_are_replaced_unless_a_change_is_older_or_needs_its_old_row_and_mer
     assert held(spark, tmp_path) == now
     assert apply(24, row("u", 31, 5, 31), row("d", 32, 6)) == "REPLACE"
     assert held(spark, tmp_path) == (now - {(5, 50, "first"), (6, 21, None)}) | {(5, 31, None)}
+
+
+def test_late_changes_are_compared_with_those_of_the_batch_before_and_the_table_is_asked_for_earlier_ones_only(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def apply(number: int, *changes: object) -> None:
+        Mirror().apply(frame(spark, list(changes), 100 * number), into(tmp_path, number))  # type: ignore[arg-type]
+        assert number == 0 or done_by(spark, tmp_path) == "REPLACE"
+
+    asked = list[str]()
+    ask = cdc_replace._positions
+
+    def asking(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[cdc_replace.Key, str]:
+        asked.append(named)
+        return ask(session, location, key, named)
+
+    monkeypatch.setattr(cdc_replace, "_positions", asking)
+    apply(0, *(row("c", key, key, key, "first") for key in range(1, 8)))
+    apply(1, row("u", 11, 1, 11), row("d", 14, 2), row("u", 20, 3, 20))
+    # Between the changes of the batch before: older than its row, older than its tombstone, newer than either.
+    apply(2, row("u", 10, 1, 10), row("u", 13, 2, 13), row("u", 12, 4, 12), row("u", 21, 5, 21))
+    now = {(1, 11, None), (3, 20, None), (4, 12, None), (5, 21, None), (6, 6, "first"), (7, 7, "first")}
+    assert (held(spark, tmp_path), asked) == (now, [])
+
+    # Earlier than all of that batch: the rows and the tombstones are asked, for this key alone.
+    apply(3, row("u", 13, 2, 13), row("u", 30, 6, 30))
+    assert held(spark, tmp_path) == (now - {(6, 6, "first")}) | {(6, 30, None)}
+    assert asked == ["`id` IN (2L)"] * 2
 
 
 def test_keys_of_several_columns_and_of_texts_are_named_whatever_they_hold(spark: SparkSession, tmp_path: Path):
