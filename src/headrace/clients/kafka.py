@@ -30,6 +30,10 @@ _GUESSES = ("security.protocol", "listener")
 _OF_A_HANDSHAKE = ("handshake", "SASL", "SSL")
 _NO_LEADER_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
+# A transaction's markers follow its commit within milliseconds, on a busy machine within a second or two. The broker
+# gives no notice of them, so the last stable offset is asked for again after so many seconds.
+_DECIDED_WITHIN_SECONDS, _MARKER_SECONDS = 30.0, 0.01
+
 # Enough records to know their size within a few percent, and few enough to be read in milliseconds.
 _SAMPLED_PARTITIONS, _SAMPLED_RECORDS = 4, 250
 
@@ -216,17 +220,61 @@ def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -
 
 
 def read_topic(target: Target, topic: str) -> Iterator[Message]:
-    """Yield every committed record that a topic holds now, partition by partition, and end there.
+    """Yield every record that was committed to a topic before the call, partition by partition, and end there.
 
-    Nothing is remembered on the broker: no group, no offsets. For comparisons and tests, not for pipelines.
+    Waits until the transactions that have records in the topic are decided: see `await_decided`. Nothing is stored on
+    the broker, neither a group nor offsets. For comparisons and tests, not for pipelines.
     """
+    return _committed(target, topic, await_decided(target, topic))
+
+
+def read_decided(target: Target, topic: str) -> Iterator[Message]:
+    """Yield the committed records of a topic up to the first open transaction of each partition, without waiting."""
+    return _committed(target, topic)
+
+
+def _committed(target: Target, topic: str, ends: Mapping[int, int] | None = None) -> Iterator[Message]:
+    """Yield the committed records below `ends`, or below the last stable offsets."""
     consumer = _reader(target)
     try:
         for partition in _partitions(consumer, topic):
-            first, end = _bounds(consumer, partition)
+            first, stable = _bounds(consumer, partition)
+            end = stable if ends is None else ends[partition.partition]
             yield from _until(consumer, TopicPartition(topic, partition.partition, first), end)
     finally:
         consumer.close()
+
+
+def await_decided(target: Target, topic: str, seconds: float = _DECIDED_WITHIN_SECONDS) -> dict[int, int]:
+    """Wait until no transaction is open below the current end of each partition; return these ends.
+
+    A broker answers a commit before it has written the transaction's markers into the partitions. Until they are there,
+    the last stable offset lies before the transaction, and a reader of committed records does not see it.
+    Raises PartUnavailable (HR-617) when a transaction is still open after `seconds`.
+    """
+    every, committed = _reader(target, "read_uncommitted"), _reader(target)
+    try:
+        ends = {partition.partition: _bounds(every, partition)[1] for partition in _partitions(every, topic)}
+        deadline = time.monotonic() + seconds
+        for number, end in ends.items():
+            while (stable := _bounds(committed, TopicPartition(topic, number))[1]) < end:
+                if time.monotonic() > deadline:
+                    raise _undecided(topic, number, stable, end, seconds)
+                time.sleep(_MARKER_SECONDS)
+        return ends
+    finally:
+        every.close()
+        committed.close()
+
+
+def _undecided(topic: str, partition: int, stable: int, end: int, seconds: float) -> PartUnavailable:
+    return PartUnavailable(
+        f"Topic '{topic}' has an open transaction in partition {partition}.",
+        why=f"The partition ends at offset {end}, and its last stable offset is still {stable} after {seconds:g} s.",
+        state="Nothing was changed. Records from that offset on are neither committed nor aborted yet.",
+        remedy="Let the producer of the transaction finish. The broker aborts it when transaction.timeout.ms is over.",
+        code="HR-617",
+    )
 
 
 def committed_reader(target: Target) -> Consumer:
