@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .uv/bin/uv
 
-.PHONY: help demo jar bench bench-quick bench-sinks bench-cdc bench-iot test lint types lock setup setup-dev clean
+.PHONY: help demo jar bench bench-quick bench-sinks bench-cdc bench-iot test test-fast certify lint types lock setup setup-dev clean
 
 help:  ## List what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,8 +30,14 @@ bench-cdc: setup  ## Compare mirrors of captured tables with a MERGE in foreachB
 bench-iot: setup  ## Drain readings of a hot device, and more of them than a batch may hold
 	@$(BIN)/python bench/iot.py $(ARGS)
 
-test: setup-dev  ## Run every check and every test
-	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
+test: setup-dev  ## Run every check and every test (ARGS="-k words" goes to pytest)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run $(ARGS)
+
+test-fast: setup-dev  ## Run the checks, and the tests that need neither Spark nor a local part
+	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run --fast $(ARGS)
+
+certify: setup-dev  ## Run the long proofs: every kill, cluster, demos (resumable; ARGS="--only kafka")
+	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/certify/run $(ARGS)
 
 lint: setup-dev  ## Format, lint and check the rooms
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix . && $(BIN)/lint-imports

@@ -3,22 +3,32 @@
     python tests/class_archive.py FILE
 
 The JVM writes the archive as it ends, so a Spark is started here, has a taste of the usual work, and is stopped.
+An archive of the same JVM, jars and program is used again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import pyspark
+
 from headrace.flow.target import Target
 from headrace.runtime.session import open_session
 from headrace.stack.jars import JarCache
+from headrace.stack.java import find_java
 
 
 def archive(file: Path) -> bool:
-    """Write the archive, and say whether it is there."""
+    """Write the archive unless it is there, and say whether it is."""
+    made_of, known = _made_of(), file.with_suffix(".made-of")
+    if file.exists() and known.exists() and known.read_text() == made_of:
+        return True
+    known.unlink(missing_ok=True)
     file.unlink(missing_ok=True)
     # Not a word about each class that it cannot keep.
     own = f"-XX:ArchiveClassesAtExit={file} -Xlog:cds=off"
@@ -47,7 +57,20 @@ def archive(file: Path) -> bool:
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(120)
+    if file.exists():
+        known.write_text(made_of)
     return file.exists()
+
+
+def _made_of() -> str:
+    """Return a digest of what the archive depends on: the JVM, its options, the jars and this program."""
+    java = subprocess.run([find_java().binary, "-version"], capture_output=True, check=True).stderr
+    jars = [*sorted(Path(pyspark.__file__).parent.glob("jars/*.jar")), *JarCache().verify("spark")]
+    places = "\n".join(f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars)
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    return hashlib.sha256(
+        b"\n".join([java, places.encode(), options.encode(), Path(__file__).read_bytes()])
+    ).hexdigest()
 
 
 if __name__ == "__main__":

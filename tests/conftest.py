@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.clients.captures import Worker as CaptureWorker
 from headrace.flow.target import Database, Target
 from headrace.stack import mariadb as mariadb_part
+from headrace.stack.connect import secrets
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Only what runs very often is compiled twice: a third of the second compiler's work, and nearly all of its gain.
+_LONG_LIVED = "-XX:TieredStopAtLevel=4 -XX:Tier4InvocationThreshold=15000 -XX:Tier4CompileThreshold=30000"
+
+pytest.register_assert_rewrite("crash.checks")
+pytest_plugins = ["process_logs", "pytester"]
 
 
 @dataclass(frozen=True)
@@ -79,14 +87,32 @@ def connect(broker: Broker) -> Worker:
 
 
 @pytest.fixture(scope="session")
+def capture_worker(broker: Broker, connect: Worker) -> CaptureWorker:
+    """Return Kafka Connect as captures address it."""
+    return CaptureWorker(connect.url, broker.bootstrap, secrets(LocalStack(connect.home).place("connect")))
+
+
+@pytest.fixture
+def stoppable_postgres(broker: Broker) -> Database:
+    """Start a Postgres that a test may stop: in the home of the broker, apart from the one that others share."""
+    stack = LocalStack(broker.home)
+    stack.up(("postgres",))
+    return database(stack.place("postgres"))
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start Spark once per run, as the application does. The JVM prints into `jvm.log` of pytest's own folder."""
     from headrace.runtime.session import open_session
 
+    monkeypatch = pytest.MonkeyPatch()
+    # This JVM lives as long as the run. After some three minutes its second compiler has paid for itself.
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {_LONG_LIVED}")
     home = tmp_path_factory.mktemp("spark")
     target = Target("tests", lake=str(home / "lake"), checkpoints=str(home / "checkpoints"), master="local[2]")
     cache = JarCache()
     cache.sync(("spark",))
     session = open_session(target, cache.verify("spark"), app_name="headrace-tests", log=home / "jvm.log")
+    monkeypatch.undo()
     yield session
     session.stop()

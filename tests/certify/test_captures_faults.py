@@ -3,68 +3,34 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from capture_shop import Running, Shop, drop_slot, kill, looked_at, moved, run, stalled
-from capture_topics import changes
 
-from headrace.clients import mysql
 from headrace.clients.capture_guard import look, read_slot
-from headrace.clients.capture_wait import await_position
 from headrace.clients.captures import Worker, begin, forget, messages
-from headrace.clients.catalogue import position_now
 from headrace.clients.connect import ConnectClient
 from headrace.clients.kafka import list_topics
-from headrace.errors import DataError
-from headrace.flow.capture import Capture
 from headrace.flow.levers import Every
 from headrace.flow.target import Database
-from headrace.runtime.events import FlowFailed, FlowStarted
-from headrace.stack.connect import secrets
+from headrace.runtime.events import FlowStarted
 from headrace.stack.local import LocalStack
-from headrace.stack.postgres import database
+from systems.capture_shop import Running, Shop, drop_slot, ends_at_the_gap, kill, moved, refused, run, stalled
+from systems.capture_topics import changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from conftest import Broker
+
 pytestmark = pytest.mark.stack
 
 
-@pytest.fixture(scope="module")
-def worker(broker, connect) -> Worker:  # type: ignore[no-untyped-def]
-    return Worker(connect.url, broker.bootstrap, secrets(LocalStack(connect.home).place("connect")))
-
-
-@pytest.fixture
-def source(broker) -> Database:  # type: ignore[no-untyped-def]
-    """A Postgres that these tests may stop: in the home of the broker, apart from the one that others share."""
-    stack = LocalStack(broker.home)
-    stack.up(("postgres",))
-    return database(stack.place("postgres"))
-
-
-def refused(code: str, ask: Callable[[], object]) -> None:
-    """Ask what has to be refused, with the way to a new snapshot."""
-    with pytest.raises(DataError) as told:
-        ask()
-    assert told.value.code == code
-    assert "`headrace capture forget FLOW --topics`" in told.value.remedy
-
-
-def ends_at_the_gap(running: Running) -> None:
-    ended = running.end()
-    assert isinstance(ended, DataError)
-    assert ended.code == "HR-522"
-    assert "snapshot again" in ended.remedy
-    assert [event.retry_in for event in running.events if isinstance(event, FlowFailed)] == [None]
-
-
 def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
-    broker, source: Database, worker: Worker, spark: SparkSession, tmp_path: Path
-) -> None:  # type: ignore[no-untyped-def]
+    broker: Broker, stoppable_postgres: Database, capture_worker: Worker, spark: SparkSession, tmp_path: Path
+) -> None:
+    source, worker = stoppable_postgres, capture_worker
     shop = Shop(spark, broker, source, worker, tmp_path)
     capture, connect = shop.capture, ConnectClient(worker.url)
 
@@ -128,33 +94,3 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     shop.change()
     shop.require_equal()
     forget(capture, shop.source, worker)
-
-
-def test_a_table_without_a_key_is_refused_before_it_is_published(source: Database, worker: Worker):
-    run(source, "CREATE SCHEMA bare", "CREATE TABLE bare.logs (line text)", "INSERT INTO bare.logs VALUES ('x')")
-    with pytest.raises(DataError, match="REPLICA IDENTITY FULL") as told:
-        begin(Capture("shop", r"bare\..*", prefix="bare"), source, worker)
-    assert told.value.code == "HR-524"
-    run(source, "UPDATE bare.logs SET line = 'y'")
-
-
-def test_a_row_of_mariadb_goes_through(broker, mariadb: Database, worker: Worker):  # type: ignore[no-untyped-def]
-    capture = Capture("shop", ("headrace.carried",), prefix="carried", heartbeat="1 second")
-    with mysql.session(mariadb) as cursor:
-        cursor.execute("CREATE TABLE carried (id int PRIMARY KEY, note varchar(20))")
-        cursor.execute("INSERT INTO carried VALUES (1, 'before')")
-        begin(capture, mariadb, worker)
-        with changes(broker.bootstrap, "carried.headrace.carried") as until:
-            until(("r", 1))
-            cursor.execute("INSERT INTO carried VALUES (2, 'after')")
-            cursor.execute("DELETE FROM carried WHERE id = 1")
-            assert until(("c", 2), ("d", 1)) == [("r", 1), ("c", 2), ("d", 1)]
-        # The position is saved a moment after the changes are there. Without one more it would move only when the
-        # server tells that it is alive, once a minute.
-        place = position_now(mariadb)
-        cursor.execute("INSERT INTO carried VALUES (3, 'later')")
-    await_position(capture, mariadb, ConnectClient(worker.url), place)
-    seen = looked_at(capture, mariadb, worker)
-    assert seen.position is not None
-    assert seen.position <= position_now(mariadb)
-    forget(capture, mariadb, worker)

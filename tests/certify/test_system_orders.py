@@ -1,69 +1,30 @@
-"""Orders and payments on a real broker, every row of every join against the plain-Python model."""
+"""Orders and payments on a real broker, without an interruption: every row against the plain-Python model."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from killed_driver import run_until_killed, target_for
-from past_traffic import NOW, Past
-from typer.testing import CliRunner
 
-from headrace.cli.main import app
-from headrace.clients.topics import create_topics
 from headrace.errors import RecoveryError
-from headrace.flow.flow import Flow
-from headrace.flow.levers import AvailableNow
-from headrace.flow.target import Target
-from headrace.operate.compare import Comparison, Row, table_rows
-from headrace.operate.demos.orders import compare, hit_rates, states, watermarks
-from headrace.operate.generate import generate
-from headrace.operate.replayed import boundaries, consumed
+from headrace.operate.demos.orders import compare, hit_rates, states
 from headrace.operate.run import Application
 from headrace.patterns.orders import model
-from headrace.patterns.orders.flows import NAMES, Join, OrderSettings, flows
-from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from headrace.patterns.orders.flows import NAMES, flows
+from systems.killed_driver import target_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from conftest import Broker
 
+from systems.orders import command_line, filled, newest, reconciled, replayed, settings_of
+
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
-
-
-def settings_of(name: str) -> OrderSettings:
-    return OrderSettings(
-        orders_topic=f"{name}-orders",
-        payments_topic=f"{name}-payments",
-        trigger=AvailableNow(),
-        max_offsets=600,
-    )
-
-
-def flows_of(name: str) -> list[Flow]:
-    return flows(settings_of(name))
-
-
-def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -> int:
-    """Make the topics, send the records of some hours, and return how many there are."""
-    create_topics(target.kafka, dict.fromkeys(settings.topics, 2))
-    traffic = OrderTraffic(
-        rate,
-        late=0.05,
-        malformed=0.01,
-        seed=11,
-        orders_topic=settings.orders_topic,
-        payments_topic=settings.payments_topic,
-    )
-    return generate(Past(OrderGenerator(traffic), hours), target).records
 
 
 def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_too_late_is_in(
@@ -109,7 +70,7 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     assert hit_rates(spark, target, replace(settings, joins=("inner", "right"))) == []
 
     # The night after: what came too late is put in, what was sent twice is there once.
-    command = command_line(tmp_path / "project", target, spark, monkeypatch)
+    command = command_line("joined", tmp_path / "project", target, spark, monkeypatch)
     for how in ("inner", "full"):
         reconciled(command, spark, target, settings, how)
 
@@ -121,107 +82,3 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     with pytest.raises(RecoveryError, match="cannot be computed anew") as refused:
         command(NAMES["full"])
     assert refused.value.code == "HR-357"
-
-
-def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
-    """Return, by input, the watermark of its newest good record."""
-    orders = [model.judge_order(each) for each in consumed(target, settings.orders_topic)]
-    payments = [model.judge_payment(each) for each in consumed(target, settings.payments_topic)]
-    return {
-        "orders": max(each.order_time for each in orders if isinstance(each, model.Order)) - delay_ms,
-        "payments": max(each.pay_time for each in payments if isinstance(each, model.Payment)) - delay_ms,
-    }
-
-
-def replayed(
-    spark: SparkSession, target: Target, settings: OrderSettings, how: Join, recorded: list[int] | None = None
-) -> model.Outcome:
-    flow = next(each for each in flows(settings) if each.name == NAMES[how])
-    records = [consumed(target, topic) for topic in settings.topics]
-    return model.replay(*records, boundaries(spark, target, flow), model.JOINS[how], recorded)
-
-
-def command_line(
-    folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, dict[str, Any]]]:
-    """Return `headrace reconcile orders` of a project with these flows, on the Spark of this run."""
-    monkeypatch.setattr("headrace.cli.reconcile.opened_session", lambda *_words, **_named: spark)
-    folder.mkdir()
-    (folder / "joined_flows.py").write_text("from test_orders import flows_of\n\njoins = flows_of('joined')\n")
-    places = {"lake": target.lake, "checkpoints": target.checkpoints, "kafka": dict(target.kafka)}
-    (folder / "headrace.yml").write_text(
-        json.dumps({"name": "joined", "flows": ["joined_flows.py"], "targets": {"dev": places}})
-    )
-
-    def run(*words: str) -> tuple[int, dict[str, Any]]:
-        given = ["reconcile", "orders", *words, "--day", f"{NOW:%Y-%m-%d}", "--project", str(folder), "--json"]
-        done = CliRunner().invoke(app, given, catch_exceptions=False)
-        (line,) = done.stdout.splitlines()
-        return done.exit_code, json.loads(line)
-
-    return run
-
-
-def reconciled(
-    command: Callable[..., tuple[int, dict[str, Any]]],
-    spark: SparkSession,
-    target: Target,
-    settings: OrderSettings,
-    how: Join,
-) -> None:
-    before = table_rows(spark, "delta", target.table(settings.table(how)))
-    code, found = command(NAMES[how], "--repair", "--yes")
-    (plan,) = found["flows"]
-    assert (code, plan["repaired"], plan["whole"]) == (0, True, False)
-    start, end = (round(datetime.fromisoformat(plan[each]).timestamp() * 1000) for each in ("start", "end"))
-    assert start < end < (NOW - timedelta(hours=1)).timestamp() * 1000
-    records = [consumed(target, topic) for topic in settings.topics]
-    rows = table_rows(spark, "delta", target.table(settings.table(how)))
-    compared = Comparison()
-    due = model.day(*records, model.JOINS[how], start, end)
-    compared.add("repaired", [row._asdict() for row in due], [row for row in rows if start <= _moment(row) < end])
-    assert compared.differences == []
-    assert len(rows) - len(before) == sum(plan["added"].values()) - sum(plan["removed"].values())
-    assert plan["added"]["late"] > 0
-    assert plan["removed"]["duplicate"] > 0
-    # Examples are of each cause, and what is to be removed was in the table.
-    assert {each["cause"] for each in plan["examples"]} == {*plan["added"], *plan["removed"]}
-    taken = {each["order_id"] for each in plan["examples"] if each["change"] == "remove"}
-    assert taken <= {row["order_id"] for row in before}
-    if how == "full":
-        # The order came too late, and its payment stood alone until now.
-        lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
-        assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
-    alone = model.day(*records, model.JOINS["full"], start, end)
-    assert plan["never_came"] == {
-        "payment(s) of an order": sum(row.pay_time is None for row in alone),
-        "order(s) of a payment": sum(row.order_time is None for row in alone),
-    }
-    assert {each["order_id"] for each in plan["alone"]} <= {row.order_id for row in alone if None in row}
-    assert len(plan["alone"]) == sum(min(20, count) for count in plan["never_came"].values()) > 20
-    code, again = command(NAMES[how])
-    assert (code, again["flows"][0]["added"], again["flows"][0]["removed"]) == (0, {}, {})
-
-
-def _moment(row: Row) -> int:
-    moment = row["order_time"] or row["pay_time"]
-    assert isinstance(moment, datetime)
-    return round(moment.timestamp() * 1000)
-
-
-def test_a_driver_that_is_killed_in_the_middle_leaves_the_same_joins(
-    broker: Broker, spark: SparkSession, tmp_path: Path
-):
-    settings, target = settings_of("cut"), target_for(tmp_path, broker.bootstrap)
-    filled(target, settings, hours=3, rate=0.4)
-    run_until_killed("test_orders", "cut", target, flow="orders_with_payments", batch=2)
-
-    Application(spark, target, flows(settings)).run()
-
-    found = compare(spark, target, settings)
-    assert found.differences == []
-    assert all(rows > 0 for rows in found.rows.values()), found.rows
-    # The driver began anew once, and that explains the watermarks of every join.
-    for how in settings.joins:
-        recorded = watermarks(spark, target, NAMES[how])
-        assert replayed(spark, target, settings, how, recorded).restarts <= 1

@@ -61,7 +61,8 @@ if __name__ != "__main__" and FOLDER in os.environ:
     confluent_kafka.Producer = StoppingProducer  # type: ignore[misc]
 
 if __name__ == "__main__":
-    import crash_armed  # noqa: F401 - the same module as the workers import, so that there is one kind of producer
     from pyspark.daemon import manager
+
+    import crash.armed  # noqa: F401 - the same module as the workers import, so that there is one kind of producer
 
     manager()

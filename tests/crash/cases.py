@@ -3,7 +3,7 @@
 The stream comes in stages. A stage is what the sources get at once, and a flow reads it in one batch; a flow with a
 watermark runs a second batch without rows, which closes what the first one has passed.
 
-To add a sink, add a line to `CASES`, and a reader to `crash_readers` when its kind of place is new.
+To add a sink, add a line to `CASES`, and a reader to `readers` when its kind of place is new.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-from crash_shelf import Shelf
 from deltalake import write_deltalake
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from crash.shelf import Shelf
 from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
@@ -273,8 +273,10 @@ class Case:
     | middle     | the number of the place that P2 is in the middle of; those before it have the batch          |
     | in_parts   | whether readers may see a part of a batch before the rest                                    |
     | repeats    | the points after which rows are there twice: none, for a sink that promises exactly once     |
+    | family     | the cases that `make certify` runs together                                                  |
     """
 
+    family: str
     name: str
     sink: Sink
     model: Callable[[Stages], list[Row]] = each_event
@@ -333,22 +335,24 @@ def canonical(row: Row) -> str:
 CASES = {
     case.name: case
     for case in (
-        Case("delta-append", DeltaAppend("append"), closed_minutes, per_minute, delay="30 seconds"),
-        Case("delta-upsert", DeltaUpsert("upsert", ["key"], "events"), totals, running_totals, "update"),
+        Case("delta", "delta-append", DeltaAppend("append"), closed_minutes, per_minute, delay="30 seconds"),
+        Case("delta", "delta-upsert", DeltaUpsert("upsert", ["key"], "events"), totals, running_totals, "update"),
         Case(
+            "delta",
             "delta-roll-ups",
             DeltaRollUps("roll-ups", ["grain", "window_start", "key"], grains=["1 minute", "1 hour"], combine=summed),
             minutes_and_hours,
             minutes_of_keys,
             "update",
         ),
-        Case("delta-enriched", DeltaEnriched("enriched", key="key", dimension=_RANKED), beside_their_rank),
-        Case("delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
-        Case("delta-cdc", DeltaCdc("cdc", _captured, _typed), newest_rows, as_envelopes),
-        Case("files", Files("files"), from_files=True),
-        Case("kafka", KafkaExactlyOnce("crash-kafka", key="key")),
-        Case("kafka-slots", KafkaExactlyOnce("crash-slots", key="key", slots=2), in_parts=True),
+        Case("delta", "delta-enriched", DeltaEnriched("enriched", key="key", dimension=_RANKED), beside_their_rank),
+        Case("delta", "delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
+        Case("stores", "delta-cdc", DeltaCdc("cdc", _captured, _typed), newest_rows, as_envelopes),
+        Case("stores", "files", Files("files"), from_files=True),
+        Case("kafka", "kafka", KafkaExactlyOnce("crash-kafka", key="key")),
+        Case("kafka", "kafka-slots", KafkaExactlyOnce("crash-slots", key="key", slots=2), in_parts=True),
         Case(
+            "kafka",
             "fan-out",
             FanOut(DeltaAppend("fan"), KafkaExactlyOnce("crash-fan", key="key"), Files("fan-files", "json")),
             kinds,
@@ -356,9 +360,14 @@ CASES = {
             from_files=True,
             middle=1,
         ),
-        Case("jdbc", JdbcUpsert("shop", "crash_totals", ["key"], "events"), totals, running_totals, "update"),
-        Case("custom", CustomExactlyOnce("shelf", Shelf), from_files=True),
-        Case("careless-append", CarelessAppend("careless"), repeats=("P3", "P4")),
-        Case("kafka-at-least-once", KafkaTopic("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
+        Case("stores", "jdbc", JdbcUpsert("shop", "crash_totals", ["key"], "events"), totals, running_totals, "update"),
+        Case("stores", "custom", CustomExactlyOnce("shelf", Shelf), from_files=True),
+        Case("delta", "careless-append", CarelessAppend("careless"), repeats=("P3", "P4")),
+        Case("kafka", "kafka-at-least-once", KafkaTopic("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
     )
 }
+
+
+def family(name: str) -> dict[str, Case]:
+    """Return the cases of a family, by name."""
+    return {case.name: case for case in CASES.values() if case.family == name}

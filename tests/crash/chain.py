@@ -1,7 +1,9 @@
-"""The chain: one driver after the other, each killed at another point, with every sink read in between.
+"""The chain: one driver after the other, each ended at another point, with every sink read in between.
 
-start a driver -> it makes up the batch that the last kill broke off -> read every sink -> feed a stage
-  -> every flow stops at the same point of that stage's batch -> kill the driver and its JVM -> read every sink
+start a driver -> it completes the batch that the last kill interrupted -> read every sink -> feed a stage
+  -> every flow stops at the same point of that stage's batch -> end the driver -> read every sink
+
+A driver is a process that is killed, or an application in the process of the test whose flows end by an exception.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import contextlib
 import json
 import os
 import queue
-import random
 import shutil
 import signal
 import socket
@@ -19,25 +20,31 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-import crash_armed
 import psutil
 from confluent_kafka import Producer
-from crash_cases import CASES, FOLDER, POINTS, TOPIC, WRITTEN, Case, Event, make_dimension, stage
-from crash_points import END, Plan
-from crash_readers import Follower, half_done, held
 
+from crash import armed
+from crash.cases import FOLDER, TOPIC, WRITTEN, Case, Event, make_dimension, stage
+from crash.driver import LOST_WORKER, Plan, end_the_flow, report_of
+from crash.readers import Follower, half_done, held
 from headrace.clients.topics import create_topics
 from headrace.flow.secret import revealed
 from headrace.flow.target import Database
+from headrace.operate.run import Application
+from headrace.runtime import events
 from headrace.sinks.kafka import KafkaSink
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 
 # A driver with all flows is up in 10 s on a quiet machine; this one may be busy.
 _PATIENCE_SECONDS = 480.0
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Rows = Counter[tuple[int, str]]
 
@@ -91,6 +98,10 @@ class Line:
                 if words.endswith("\n"):
                     self._heard.put(json.loads(words))
 
+    def put(self, report: dict[str, object]) -> None:
+        """Take a report from this process."""
+        self._heard.put(report)
+
     def hear(self, seconds: float) -> dict[str, object] | None:
         """Return the next report, or None when there is none in time."""
         try:
@@ -110,8 +121,138 @@ class Line:
         self._server.close()
 
 
+@dataclass(frozen=True)
+class Step:
+    """One driver of the chain.
+
+    | field      | meaning                                                                          |
+    |------------|----------------------------------------------------------------------------------|
+    | stops      | points with the stages in whose batches they are reached; the driver ends at the last |
+    | in_process | whether it is an application in the process of the test, ended by exceptions     |
+    """
+
+    stops: tuple[tuple[str, int], ...]
+    in_process: bool = False
+
+    @property
+    def last(self) -> tuple[str, int]:
+        return self.stops[-1]
+
+
+def killed_at_every_point(points: Sequence[str]) -> list[Step]:
+    """Return a chain in which a process is killed at every point; the last driver loses workers and ends by itself."""
+    kills = [Step(((point, number),)) for number, point in enumerate(points)]
+    return [*kills, Step(((LOST_WORKER, len(points)),))]
+
+
+def killed_once(point: str, others: Sequence[str]) -> list[Step]:
+    """Return a chain in which one process loses workers and is killed, and the other points are reached in this one."""
+    first = Step(((LOST_WORKER, 0), (point, 1)))
+    rest = [Step(((other, number),), in_process=True) for number, other in enumerate(others, start=2)]
+    return [first, *rest, Step((("end", len(others) + 2),), in_process=True)]
+
+
+class Driver(Protocol):
+    """What runs the flows of one step."""
+
+    def died_of(self) -> str | None:
+        """Return why it ended by itself, or None while it runs."""
+
+    def drain(self) -> str:
+        """Let it drain and end; return what it complained about."""
+
+    def kill(self) -> None:
+        """End it, whatever it is doing."""
+
+
+class ProcessDriver:
+    """A driver in a process group of its own with its JVM: a module of these tests, run as a program."""
+
+    def __init__(self, module: str, arguments: Sequence[str], line: Line, environment: Mapping[str, str] | None = None):
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        own = {"PYTHONPATH": path, armed.PORT: str(line.port)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **own, **(environment or {})},
+        )
+
+    @classmethod
+    def of(cls, plan: Plan, line: Line) -> ProcessDriver:
+        """Return a driver that follows a plan."""
+        folder = Path(plan.folder)
+        name = "-".join(f"{stage}-{point}" for point, stage in plan.stops)
+        written, log = folder / "plan.json", folder / f"spark-{name}.log"
+        written.write_text(plan.encoded())
+        armed_flows = folder / "armed"
+        shutil.rmtree(armed_flows, ignore_errors=True)
+        armed_flows.mkdir()
+        return cls("crash.driver", [str(written), str(log)], line, {armed.FOLDER: str(armed_flows)})
+
+    def died_of(self) -> str | None:
+        if self._process.poll() is None:
+            return None
+        return self._process.stderr.read()[-2000:] if self._process.stderr else ""
+
+    def drain(self) -> str:
+        _, said = self._process.communicate(timeout=_PATIENCE_SECONDS)
+        return said if self._process.returncode else ""
+
+    def kill(self) -> None:
+        """Kill the driver, its JVM and its Python workers: the workers have a group of their own."""
+        if self._process.poll() is None:
+            below = psutil.Process(self._process.pid).children(recursive=True)
+            os.killpg(self._process.pid, signal.SIGKILL)
+            for process in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(below, timeout=30)
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+class ThreadDriver:
+    """A driver in this process, on the session of the test run. Its flows end where they stop."""
+
+    def __init__(self, plan: Plan, line: Line, spark: SparkSession) -> None:
+        self._line, self._failure = line, ""
+        self._application = Application(spark, plan.target, plan.flows(end_the_flow))
+        self._application.bus.subscribe(self._say)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def died_of(self) -> str | None:
+        return None if self._thread.is_alive() else self._failure or "every flow has ended"
+
+    def drain(self) -> str:
+        self.kill()
+        return self._failure
+
+    def kill(self) -> None:
+        self._application.drain()
+        self._thread.join(_PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), "the flows did not end"
+
+    def _run(self) -> None:
+        try:
+            self._application.run()
+        except Exception as error:
+            self._failure = repr(error)
+
+    def _say(self, event: events.Event) -> None:
+        report = report_of(event)
+        if report is not None:
+            self._line.put(report)
+
+
 class Chain:
-    """Runs the whole chain once, and keeps what it finds.
+    """Runs the steps once, and keeps what it finds.
 
     | field        | meaning                                                                    |
     |--------------|----------------------------------------------------------------------------|
@@ -119,71 +260,82 @@ class Chain:
     | final        | what is wrong in the end, per case                                         |
     | errors       | what flows died of, per case; a flow that stays down is left out           |
     | half_done    | the cases that had something in the sink at P2 that no reader may see      |
-    | lost_workers | the cases that lost a Python worker in the last stage                      |
+    | lost_workers | the cases that lost a Python worker                                        |
     | last_words   | what the last driver ended with, when it did not end well                  |
-    | follower     | what a reader of committed records saw meanwhile                           |
+    | follower     | what a reader of committed records saw during the run                      |
     | seconds      | how long each driver took, with all that came before the next              |
     """
 
-    def __init__(self, folder: Path, bootstrap: str, database: Database, seed: int) -> None:
-        self.seed = seed
-        chance = random.Random(seed)  # noqa: S311 - an example, not a secret
-        self.points = list(POINTS)
-        # Not first: a driver that died before the first entry of the offset log has left nothing at all.
-        while self.points[0] == "P0":
-            chance.shuffle(self.points)
-        self.stages = [stage(seed, number) for number in range(len(self.points) + 1)]
+    def __init__(
+        self,
+        cases: Mapping[str, Case],
+        steps: Sequence[Step],
+        folder: Path,
+        bootstrap: str,
+        database: Database,
+        *,
+        seed: int,
+        spark: SparkSession | None = None,
+    ) -> None:
+        self.cases, self.steps, self.seed = cases, steps, seed
+        self.stages = [stage(seed, number) for number in range(steps[-1].last[1] + 1)]
         self.outcomes: dict[tuple[str, str], Outcome] = {}
         self.final: dict[str, Difference] = {}
-        self.errors: dict[str, list[str]] = {name: [] for name in CASES}
+        self.errors: dict[str, list[str]] = {name: [] for name in cases}
         self.half_done: set[str] = set()
         self.lost_workers: set[object] = set()
         self.last_words = ""
         self.seconds: dict[str, float] = {}
+        self._spark = spark
         self._down: set[str] = set()
-        self._line = Line()
+        self.line = Line()
         login = (database.url, database.user, revealed(database.password or ""))
-        self.plan = Plan(tuple(CASES), str(folder), bootstrap, login)
+        self.plan = Plan(tuple(cases), str(folder), bootstrap, login)
         self._inbox = Path(self.plan.target.table(FOLDER))
         self._inbox.mkdir(parents=True)
         make_dimension(self.plan.target)
-        outputs = [place.topic for case in CASES.values() for place in case.places if isinstance(place, KafkaSink)]
+        places = [place for case in cases.values() for place in case.places]
+        outputs = [place.topic for place in places if isinstance(place, KafkaSink)]
         create_topics(self.plan.target.kafka, {TOPIC: 1, **dict.fromkeys(outputs, 2)})
-        exact = [place.topic for case in CASES.values() for place in case.places if isinstance(place, KafkaExactlyOnce)]
+        exact = [place.topic for place in places if isinstance(place, KafkaExactlyOnce)]
         self.follower = Follower(self.plan.target, exact)
         # In transactions, so that a stage is there as a whole: a flow reads it in one batch.
         self._feed = Producer({"bootstrap.servers": bootstrap, "transactional.id": "crash-feed"})
         self._feed.init_transactions()
 
     def run(self) -> None:
-        """Kill a driver at every point, then let one run to the end."""
-        before = killed = dict.fromkeys(CASES, Difference())
+        """Run every step; the last driver is not killed."""
+        before = killed = dict.fromkeys(self.cases, Difference())
+        interrupted: tuple[str, int] | None = None
         self.follower.start()
-        for number, point in enumerate([*self.points, END]):
+        for step in self.steps:
             began = time.monotonic()
-            with self._driver(point, number) as driver:
-                if number > 0:
-                    self._await(driver, lambda case, last=number - 1: self._has_commit(case, case.last_batch(last)))
-                    recovered = self._read(number)
-                    self._note(self.points[number - 1], number - 1, before, killed, recovered)
+            is_last = step is self.steps[-1]
+            with self._driver(step) as driver:
+                if interrupted is not None:
+                    point, number = interrupted
+                    self._await(driver, lambda case, last=number: self._has_commit(case, case.last_batch(last)))
+                    recovered = self.read(number + 1)
+                    self._note(point, number, before, killed, recovered)
                     before = recovered
-                self._give(number)
-                self._reach(driver, point, number)
-                if point == "P2":
-                    self._look_into_the_middle()
-                if point == END:
-                    self._end(driver)
-                _kill(driver)
-            self._line.hang_up()
+                for point, number in step.stops:
+                    self.give(number)
+                    self._reach(driver, point, number)
+                    if point == "P2":
+                        self._look_into_the_middle()
+                if is_last:
+                    self.last_words = driver.drain()
+            self.line.hang_up()
+            point, number = interrupted = step.last
             self._set_back(point, number)
-            seen = number + 1 if point in (*WRITTEN, END) else number
-            killed = self._read(seen, number + 1 if point == "P2" else seen)
+            seen = number + 1 if is_last or point in WRITTEN else number
+            killed = self.read(seen, number + 1 if point == "P2" else seen, settled=point != "P2")
             self.seconds[point] = round(time.monotonic() - began, 1)
         self.final = killed
         self.follower.finish()
-        self._line.close()
+        self.line.close()
 
-    def _reach(self, driver: subprocess.Popen[str], point: str, number: int) -> None:
+    def _reach(self, driver: Driver, point: str, number: int) -> None:
         """Wait until every flow is at the point."""
         arrived: set[object] = set()
 
@@ -191,17 +343,17 @@ class Chain:
             if "point" in words:
                 arrived.add(words["case"])
 
-        if point in ("P4", "P5", END):
-            batches = {case.name: case.batch_to_die_in(point, number) for case in CASES.values()}
-            self._await(driver, lambda case: self._has_commit(case, batches[case.name]), hear)
-        else:
+        if point in ("P0", "P1", "P2", "P3"):
             self._await(driver, lambda case: case.name in arrived, hear)
-        if point == END:
+        else:
+            batches = {case.name: case.batch_to_die_in(point, number) for case in self.cases.values()}
+            self._await(driver, lambda case: self._has_commit(case, batches[case.name]), hear)
+        if point == LOST_WORKER:
             self.lost_workers = arrived
 
     def _look_into_the_middle(self) -> None:
         """Look for what is half-done. Records reach the broker a moment after they were handed to the client."""
-        waiting = [case for case in CASES.values() if "P2" not in case.repeats]
+        waiting = [case for case in self.cases.values() if "P2" not in case.repeats]
         deadline = time.monotonic() + 20
         while waiting and time.monotonic() < deadline:
             done = [case for case in waiting if half_done(case.places[case.middle], self.plan.target)]
@@ -216,7 +368,7 @@ class Chain:
         killed: dict[str, Difference],
         recovered: dict[str, Difference],
     ) -> None:
-        for name, case in CASES.items():
+        for name, case in self.cases.items():
             self.outcomes[name, point] = Outcome(
                 case.expected(self.stages[: number + 1]) - case.expected(self.stages[:number]),
                 killed[name].since(before[name]),
@@ -226,64 +378,46 @@ class Chain:
     # ---- drivers ----
 
     @contextlib.contextmanager
-    def _driver(self, point: str, number: int) -> Iterator[subprocess.Popen[str]]:
-        """Start a driver, in a group of its own with its JVM; whatever happens, it is dead afterwards."""
-        plan = replace(self.plan, cases=tuple(case.name for case in self._up()), point=point, stage=number)
-        written = Path(plan.folder) / "plan.json"
-        written.write_text(plan.encoded())
-        command = [sys.executable, str(Path(__file__).with_name("crash_points.py")), str(written)]
-        # Seven short lives: the JVM's second compiler and its parallel collector would cost more than they bring.
-        quick = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"}
-        armed = Path(plan.folder) / "armed"
-        shutil.rmtree(armed, ignore_errors=True)
-        armed.mkdir()
-        here = {crash_armed.FOLDER: str(armed), crash_armed.PORT: str(self._line.port)}
-        path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=quick | os.environ | here | path,
-        ) as driver:
-            try:
-                yield driver
-            finally:
-                _kill(driver)
+    def _driver(self, step: Step) -> Iterator[Driver]:
+        """Start a driver; whatever happens, it has ended afterwards."""
+        plan = replace(self.plan, cases=tuple(case.name for case in self._up()), stops=step.stops)
+        driver: Driver
+        if step.in_process:
+            assert self._spark is not None
+            driver = ThreadDriver(plan, self.line, self._spark)
+        else:
+            driver = ProcessDriver.of(plan, self.line)
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
     def _await(
         self,
-        driver: subprocess.Popen[str],
+        driver: Driver,
         done: Callable[[Case], bool],
         hear: Callable[[dict[str, object]], object] = lambda _words: None,
     ) -> None:
         """Wait until every flow that is up is done; errors of flows are kept, and those that stay down left out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while waiting := [case.name for case in self._up() if not done(case)]:
-            words = self._line.hear(0.5)
+            words = self.line.hear(0.5)
             if words is not None:
                 hear(words)
                 if "error" in words:
                     self.errors[str(words["case"])].append(str(words["error"]))
                     if words["down"]:
                         self._down.add(str(words["case"]))
-            elif driver.poll() is not None:
-                said = driver.stderr.read() if driver.stderr else ""
-                raise AssertionError(f"The driver ended by itself, while {waiting} were waited for: {said[-2000:]}")
+            elif (said := driver.died_of()) is not None:
+                raise AssertionError(f"The driver ended by itself, while {waiting} were waited for: {said}")
             elif time.monotonic() > deadline:
                 raise AssertionError(
                     f"{waiting} did not come in {_PATIENCE_SECONDS:.0f} s; logs are in {self.plan.folder}"
                 )
 
-    def _end(self, driver: subprocess.Popen[str]) -> None:
-        """Let a driver drain and end by itself."""
-        _, said = driver.communicate(timeout=_PATIENCE_SECONDS)
-        self.last_words = said if driver.returncode else ""
-
     # ---- sources, checkpoints and sinks ----
 
-    def _give(self, number: int) -> None:
+    def give(self, number: int) -> None:
         """Hand a stage to the sources, as a whole."""
         events: list[Event] = self.stages[number]
         beside = self._inbox.with_name(f"{number}.json")
@@ -295,7 +429,7 @@ class Chain:
         self._feed.commit_transaction()
 
     def _up(self) -> list[Case]:
-        return [case for case in CASES.values() if case.name not in self._down]
+        return [case for case in self.cases.values() if case.name not in self._down]
 
     def _log(self, case: Case, log: str) -> Path:
         return Path(self.plan.target.flow_folder(case.name)) / "spark" / log
@@ -314,23 +448,15 @@ class Chain:
             # Written after the entry, so the kill may have come before it.
             (log / f".{batch}.crc").unlink(missing_ok=True)
 
-    def _read(self, visible: int, before_middle: int | None = None) -> dict[str, Difference]:
-        """Compare every sink with the model of so many stages; the places before a middle may be further."""
+    def read(self, visible: int, before_middle: int | None = None, *, settled: bool = True) -> dict[str, Difference]:
+        """Compare every sink with the model of so many stages; the places before a middle may be further.
+
+        Only a driver that was killed in the middle leaves transactions open: otherwise they are waited for (`settled`).
+        """
         earlier = self.stages[: visible if before_middle is None else before_middle]
         found = {}
-        for name, case in CASES.items():
-            expected, holds = case.expected(self.stages[:visible], earlier), held(case, self.plan.target)
+        for name, case in self.cases.items():
+            expected = case.expected(self.stages[:visible], earlier)
+            holds = held(case, self.plan.target, settled=settled)
             found[name] = Difference(holds - expected, expected - holds)
         return found
-
-
-def _kill(driver: subprocess.Popen[str]) -> None:
-    """Kill a driver, its JVM and its Python workers: the workers have a group of their own."""
-    if driver.poll() is None:
-        below = psutil.Process(driver.pid).children(recursive=True)
-        os.killpg(driver.pid, signal.SIGKILL)
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(below, timeout=30)
-        driver.wait()

@@ -1,6 +1,7 @@
-"""All cases as flows of one application, in a process of its own that stops at a point of a batch and waits there.
+"""All cases as flows of one application that stops each of them at a point of a batch.
 
-It goes on until it is killed or its standard input ends.
+As a program it is a driver that waits at the point until it is killed, or ends when its standard input ends.
+In the process of a test (`ThreadDriver`) an exception ends the flow at the point.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from crash_armed import arm, tell
-from crash_cases import CASES, Case
-from crash_readers import half_done
-from crash_shelf import in_the_middle
-
+from crash.armed import arm, tell
+from crash.cases import CASES, Case
+from crash.readers import half_done
+from crash.shelf import in_the_middle
+from headrace.errors import Terminal
+from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.secret import Secret
@@ -45,20 +47,34 @@ _SLOTS = 32
 # At a task, as on a cluster: a driver on one machine does not try again by itself.
 _ATTEMPTS = 4
 
-# Not a point to die at: the driver goes on, and loses a Python worker in the batch of the stage.
-END = "end"
+# Not a point to die at: the driver keeps running, and loses a Python worker in the batch of the stage.
+LOST_WORKER = "lost worker"
+
+# Ends a flow, or stops it until the driver is dead.
+Stop = Callable[[str, str], None]
+
+
+class StoppedAtPoint(Terminal):
+    """Ends the work of a flow at a point, where a kill would end the whole process."""
+
+
+def wait_for_the_kill(case: str, point: str) -> None:
+    tell(wait=True, case=case, point=point)
+
+
+def end_the_flow(case: str, point: str) -> None:
+    raise StoppedAtPoint(f"{case} ends at {point}.", why="A test wants it.", state="See the point.", remedy="None.")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one driver is to do: run these cases, and stop each of them at a point of the batch of a stage."""
+    """What one driver is to do: run these cases, and stop each of them at points, each in the batch of a stage."""
 
     cases: tuple[str, ...]
     folder: str
     bootstrap: str
     database: tuple[str, str, str]
-    point: str = END
-    stage: int = 0
+    stops: tuple[tuple[str, int], ...] = ()
 
     @property
     def target(self) -> Target:
@@ -69,7 +85,7 @@ class Plan:
             checkpoints=f"{self.folder}/checkpoints",
             master=f"local[{_SLOTS},{_ATTEMPTS}]",
             kafka={"bootstrap.servers": self.bootstrap},
-            spark={"spark.python.daemon.module": "crash_armed"},
+            spark={"spark.python.daemon.module": "crash.armed"},
             databases={"shop": Database(url, user, Secret("local", password))},
         )
 
@@ -79,16 +95,21 @@ class Plan:
     @classmethod
     def decoded(cls, text: str) -> Plan:
         fields = json.loads(text)
-        return cls(**fields | {"cases": tuple(fields["cases"]), "database": tuple(fields["database"])})
+        stops = tuple((point, stage) for point, stage in fields["stops"])
+        return cls(**fields | {"cases": tuple(fields["cases"]), "database": tuple(fields["database"]), "stops": stops})
+
+    def flows(self, stop: Stop) -> list[Flow]:
+        """Return the flows of the cases, with probes where they stop."""
+        return [CASES[name].flow(probed(CASES[name], self.stops, stop)) for name in self.cases]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A sink that stops at points of one batch, and is otherwise the sink that it holds."""
+    """A sink that stops at points, by number of the batch, and is otherwise the sink that it holds."""
 
     sink: Sink
-    batch: int
-    points: tuple[str, ...]
+    points: Mapping[int, str]
+    stop: Stop
 
     @property
     def name(self) -> str:
@@ -113,17 +134,16 @@ class Probe:
         return self.sink.held(spark, flow, step, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        points = self.points if batch.id == self.batch else ()
-        for early in ("P0", "P1"):
-            if early in points:
-                tell(wait=True, case=batch.flow, point=early)
-        if "P2" in points:
+        point = self.points.get(batch.id)
+        if point in ("P0", "P1"):
+            self.stop(batch.flow, point)
+        if point == "P2":
             rows = self._stopping_in_the_middle(rows, batch)
-        if END in points:
+        if point == LOST_WORKER:
             rows = rows.mapInArrow(_losing_a_worker(batch.flow), rows.schema)
         self.sink.write(rows, batch)
-        if "P3" in points:
-            tell(wait=True, case=batch.flow, point="P3")
+        if point == "P3":
+            self.stop(batch.flow, point)
 
     def _stopping_in_the_middle(self, rows: DataFrame, batch: Batch) -> DataFrame:
         """Have the sink stop when a part of the batch is in its place. Some keep the rows before they write any."""
@@ -177,7 +197,7 @@ def _losing_a_worker(case: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator
         context = TaskContext.get()
         read = list(batches)
         if context is not None and context.partitionId() == 1 and context.attemptNumber() == 0:
-            tell(case=case, point=END)
+            tell(case=case, point=LOST_WORKER)
             os.kill(os.getpid(), signal.SIGKILL)
         yield from read
 
@@ -216,28 +236,37 @@ class _CommitClock:
         implements: ClassVar[list[str]] = ["org.apache.spark.util.Clock"]
 
 
-def probed(case: Case, plan: Plan) -> Sink:
-    """Return the case's sink with probes where the plan wants to stop."""
-    batch = case.batch_to_die_in(plan.point, plan.stage)
-    if plan.point == "P2" and isinstance(case.sink, FanOut):
-        within = list(case.sink.sinks)
-        within[case.middle] = Probe(within[case.middle], batch, ("P2",))
-        return FanOut(*within)
-    return Probe(case.sink, batch, (plan.point,))
+def probed(case: Case, stops: tuple[tuple[str, int], ...], stop: Stop) -> Sink:
+    """Return the case's sink with probes where it stops."""
+    points = {case.batch_to_die_in(point, stage): point for point, stage in stops}
+    if not isinstance(case.sink, FanOut):
+        return Probe(case.sink, points, stop)
+    within = list(case.sink.sinks)
+    middle = {batch: point for batch, point in points.items() if point == "P2"}
+    within[case.middle] = Probe(within[case.middle], middle, stop)
+    return Probe(FanOut(*within), {batch: point for batch, point in points.items() if point != "P2"}, stop)
+
+
+def report_of(event: Event) -> dict[str, object] | None:
+    """Return what the chain wants to know of an event."""
+    if isinstance(event, BatchCommitted):
+        return {"case": event.flow, "committed": event.batch_id}
+    if isinstance(event, FlowFailed) and isinstance(event.error, StoppedAtPoint):
+        return {"case": event.flow, "point": "reached"}
+    if isinstance(event, FlowFailed):
+        return {"case": event.flow, "error": str(event.error), "down": event.retry_in is None}
+    return None
 
 
 def main() -> None:
     plan = Plan.decoded(Path(sys.argv[1]).read_text())
-    flows = [CASES[name].flow(probed(CASES[name], plan)) for name in plan.cases]
 
     def say(event: Event) -> None:
-        if isinstance(event, BatchCommitted):
-            tell(case=event.flow, committed=event.batch_id)
-        elif isinstance(event, FlowFailed):
-            tell(case=event.flow, error=str(event.error), down=event.retry_in is None)
+        report = report_of(event)
+        if report is not None:
+            tell(**report)
 
-    log = Path(plan.folder) / f"spark-{plan.stage}-{plan.point}.log"
-    application, _spark = open_application(flows, plan.target, log=log)
+    application, _spark = open_application(plan.flows(wait_for_the_kill), plan.target, log=Path(sys.argv[2]))
     application.bus.subscribe(say)
 
     def drain() -> None:

@@ -13,13 +13,14 @@ from typing import cast
 import psycopg
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from crash_cases import CarelessAppend, Case, Row, canonical
-from crash_shelf import on_the_shelf
-from crash_shelf import place as shelf
 from deltalake import DeltaTable, QueryBuilder
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from crash.cases import CarelessAppend, Case, Row, canonical
+from crash.shelf import on_the_shelf
+from crash.shelf import place as shelf
+from headrace.clients.kafka import await_decided
 from headrace.flow.secret import revealed
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
@@ -35,14 +36,14 @@ from headrace.sinks.kafka import KafkaSink
 _ANSWER_SECONDS = 30.0
 
 
-def held(case: Case, target: Target) -> Counter[tuple[int, str]]:
-    """Return the rows of every place of a case."""
+def held(case: Case, target: Target, *, settled: bool = True) -> Counter[tuple[int, str]]:
+    """Return the rows of every place of a case; with `settled`, when no transaction into a topic is open."""
     return Counter(
-        (number, canonical(row)) for number, place in enumerate(case.places) for row in rows_in(place, target)
+        (number, canonical(row)) for number, place in enumerate(case.places) for row in rows_in(place, target, settled)
     )
 
 
-def rows_in(place: Sink, target: Target) -> Iterator[Row]:
+def rows_in(place: Sink, target: Target, settled: bool) -> Iterator[Row]:
     """Yield the rows that a reader of the place sees."""
     match place:
         case DeltaTableSink(path=path) | CarelessAppend(path=path):
@@ -63,10 +64,15 @@ def rows_in(place: Sink, target: Target) -> Iterator[Row]:
         case CustomExactlyOnce():
             yield from map(json.loads, on_the_shelf(target))
         case KafkaSink(topic=topic):
-            for value in topic_values(target, topic):
-                yield json.loads(value)
+            yield from _records(target, topic, settled)
         case _:
             raise AssertionError(f"no reader for {place}")
+
+
+def _records(target: Target, topic: str, settled: bool) -> Iterator[Row]:
+    if settled:
+        await_decided(target, topic)
+    yield from map(json.loads, topic_values(target, topic))
 
 
 def half_done(place: Sink, target: Target) -> bool:
@@ -142,20 +148,32 @@ class Follower(threading.Thread):
     def __init__(self, target: Target, topics: list[str]) -> None:
         super().__init__(daemon=True)
         self.seen: dict[str, list[Row]] = {topic: [] for topic in topics}
+        self._target = target
         self._consumer = _consumer(target, "read_committed")
+        self._ends: dict[tuple[str | None, int | None], int] = {}
         self._finishing = threading.Event()
         _assign(self._consumer, topics)
 
     def run(self) -> None:
-        # The last records were committed before it was told to finish: a second without any is the end.
-        while (message := self._consumer.poll(1.0)) is not None or not self._finishing.is_set():
-            if message is not None and not _is_end(message):
+        reached: dict[tuple[str | None, int | None], int] = {}
+        while not (self._finishing.is_set() and all(reached.get(place, 0) >= end for place, end in self._ends.items())):
+            message = self._consumer.poll(0.2)
+            if message is None:
+                continue
+            # The event of a partition's end carries the position behind the markers of transactions.
+            ended = _is_end(message)
+            reached[message.topic(), message.partition()] = (message.offset() or 0) + (not ended)
+            if not ended:
                 self.seen[str(message.topic())].append(json.loads(message.value() or b""))
         self._consumer.close()
 
     def finish(self) -> None:
+        """Read on to the end of every topic, and stop."""
+        ends = {topic: await_decided(self._target, topic) for topic in self.seen}
+        self._ends = {(topic, number): end for topic, found in ends.items() for number, end in found.items()}
         self._finishing.set()
         self.join(_ANSWER_SECONDS)
+        assert not self.is_alive(), "the follower did not reach the end of its topics"
 
 
 def _consumer(target: Target, isolation: str) -> Consumer:

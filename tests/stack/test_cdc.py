@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from capture_topics import changes
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
@@ -24,6 +23,7 @@ from headrace.operate.run import Application, FlowFigures
 from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
+from systems.capture_topics import changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from capture_shop import Running
 
 from headrace import AvailableNow, Every, KafkaConnect, Target
 from headrace.clients import mysql
@@ -24,6 +23,7 @@ from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.runtime.events import FlowStarted
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
+from systems.capture_shop import Running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

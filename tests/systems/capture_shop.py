@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from headrace.clients.connect import ConnectClient
 from headrace.clients.kafka import read_topic
 from headrace.clients.postgres import address
 from headrace.clients.postgres import connect as open_postgres
-from headrace.errors import HeadraceError
+from headrace.errors import DataError, HeadraceError
 from headrace.flow.capture import Capture
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Trigger
@@ -39,7 +39,7 @@ from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.operate.reconcile import compare
 from headrace.operate.run import Application
 from headrace.patterns.cdc.flows import CdcSettings, mirror
-from headrace.runtime.events import CaptureTroubled, Event
+from headrace.runtime.events import CaptureTroubled, Event, FlowFailed
 from headrace.sinks.cdc_history import History
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
@@ -300,3 +300,19 @@ def stalled(where: Database, capture: Capture, table: str) -> Iterator[None]:
     finally:
         done.set()
         holder.join(30)
+
+
+def refused(code: str, ask: Callable[[], object]) -> None:
+    """Ask what has to be refused, with the way to a new snapshot."""
+    with pytest.raises(DataError) as told:
+        ask()
+    assert told.value.code == code
+    assert "`headrace capture forget FLOW --topics`" in told.value.remedy
+
+
+def ends_at_the_gap(running: Running) -> None:
+    ended = running.end()
+    assert isinstance(ended, DataError)
+    assert ended.code == "HR-522"
+    assert "snapshot again" in ended.remedy
+    assert [event.retry_in for event in running.events if isinstance(event, FlowFailed)] == [None]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from confluent_kafka import Producer
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
@@ -22,12 +24,14 @@ from headrace import (
     Target,
     Watermark,
 )
+from headrace.clients.kafka import read_topic
 from headrace.operate.run import Application, open_application
 from headrace.runtime.events import BatchCommitted, Event
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+FLOWS = ("doubled", "minutes", "copied")
 READING = StructType(
     [
         StructField("id", LongType(), nullable=False),
@@ -93,6 +97,53 @@ def target_for(folder: Path, bootstrap: str, master: str) -> Target:
         kafka={"bootstrap.servers": bootstrap},
         spark=spark,
     )
+
+
+START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+
+
+def reading(number: int) -> dict[str, object]:
+    at = START + timedelta(milliseconds=100 * number)
+    return {"id": number, "sensor": f"s{number * 7 % 13}", "at": at.isoformat(), "value": number * number % 101}
+
+
+def send(topic: str, bootstrap: str, numbers: range) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in numbers:
+        each = reading(number)
+        producer.produce(topic, json.dumps(each), str(each["sensor"]))
+        producer.poll(0)
+    assert producer.flush(30) == 0
+
+
+def count(read: dict[str, int], batch: dict[str, object]) -> None:
+    read[str(batch["flow"])] = int(str(batch["read"]))
+
+
+def require_results(spark: SparkSession, target: Target, name: str, readings: int) -> None:
+    """Compare the tables and the topic with what the readings make in plain Python."""
+    sent = [reading(number) for number in range(readings)]
+    expected = [(each["id"], each["sensor"], each["value"] * 2) for each in sent if each["id"] % 2 == 0]
+    table = spark.read.format("delta").load(target.table("doubled"))
+    assert sorted(tuple(row) for row in table.collect()) == sorted(expected)
+
+    minutes: dict[tuple[datetime, object], list[int]] = {}
+    for each in sent:
+        minute = datetime.fromisoformat(each["at"]).replace(second=0, microsecond=0)
+        figures = minutes.setdefault((minute, each["sensor"]), [0, 0])
+        figures[0] += 1
+        figures[1] += each["value"]
+    rows = (
+        spark.read.format("delta")
+        .load(target.table("minutes"))
+        .selectExpr("unix_seconds(minute) AS minute", "sensor", "readings", "total")
+    )
+    assert sorted(tuple(row) for row in rows.collect()) == sorted(
+        (int(minute.timestamp()), sensor, readings, total) for (minute, sensor), (readings, total) in minutes.items()
+    )
+
+    copies = [json.loads(message.value() or b"") for message in read_topic(target, f"{name}-copy")]
+    assert sorted((each["id"], each["sensor"]) for each in copies) == [(each["id"], each["sensor"]) for each in sent]
 
 
 class Until:

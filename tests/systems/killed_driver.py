@@ -1,22 +1,34 @@
-"""Flows of a test module in a process of their own, which dies by SIGKILL once a flow has committed a batch."""
+"""The flows of several systems in one driver process, which is killed when each of them has stopped in a batch.
+
+Every flow stops where its sink has the batch and Spark's commit log does not: the next driver runs the batch again.
+"""
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import signal
-import subprocess
 import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from crash.armed import tell
+from crash.chain import Line, ProcessDriver
+from crash.driver import Probe, report_of, wait_for_the_kill
+from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.operate.run import open_application
-from headrace.runtime.events import BatchCommitted, Event
+from headrace.operate.run import Application
+from headrace.runtime.events import Event
+from headrace.runtime.session import open_session
+from headrace.stack.jars import JarCache
+
+# Sixteen flows in a cold JVM take about a minute on a quiet machine.
+_PATIENCE_SECONDS = 480.0
 
 
 def target_for(folder: Path, bootstrap: str) -> Target:
-    """Return where the flows of a test run, in its own process and in this one."""
+    """Return where the flows of a system run, in the driver and in the process of the test."""
     return Target(
         name="test",
         lake=str(folder / "lake"),
@@ -26,44 +38,55 @@ def target_for(folder: Path, bootstrap: str) -> Target:
     )
 
 
-def run_until_killed(module: str, name: str, target: Target, *, flow: str, batch: int) -> None:
-    """Run `flows_of(name)` of a test module elsewhere, and kill the driver and its JVM when a batch is committed.
+def run_until_killed(folder: Path, bootstrap: str, systems: Sequence[str]) -> None:
+    """Run the systems in a process, each in a folder of its own, and kill it when all flows have stopped."""
+    line = Line()
+    stops = [importlib.import_module(f"systems.{system}").KILLED_IN for system in systems]
+    waiting = {flow for flows in stops for flow in flows}
+    driver = ProcessDriver("systems.killed_driver", [str(folder), bootstrap, *systems], line)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    try:
+        while waiting:
+            report = line.hear(0.5) or {}
+            # Silver and gold wait for the table of the layer before, and try again.
+            assert not report.get("down"), report
+            if "point" in report:
+                waiting.discard(str(report["case"]))
+            died_of = driver.died_of()
+            assert died_of is None, f"The driver ended before {sorted(waiting)} had stopped: {died_of}"
+            assert time.monotonic() < deadline, f"{sorted(waiting)} did not stop; see {folder / 'spark.log'}"
+    finally:
+        driver.kill()
+        line.close()
 
-    What the other flows, and the next batch of this one, are at then is cut off.
-    """
-    folder = str(Path(target.lake).parent)
-    command = [sys.executable, __file__, module, name, folder, target.kafka["bootstrap.servers"]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
-        assert driver.stdout is not None
-        reached = (json.loads(line) for line in driver.stdout)
-        seen = any(event == {"flow": flow, "batch": batch} for event in reached)
-        # The JVM is a child in the same process group.
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-    assert seen, f"{flow} ended before batch {batch}: {Path(folder) / 'spark.log'}"
 
-
-def forget_last_commit(target: Target, flow: str) -> None:
-    """Leave a checkpoint as if the driver had died after the sinks had the last batch, before Spark noted it."""
-    commits = Path(target.flow_folder(flow)) / "spark" / "commits"
-    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    for name in (str(last), f".{last}.crc"):
-        (commits / name).unlink()
+def _stopping(system: str) -> list[Flow]:
+    module = importlib.import_module(f"systems.{system}")
+    return [
+        replace(flow, sink=Probe(flow.sink, {module.KILLED_IN[flow.name]: "P3"}, wait_for_the_kill))
+        for flow in module.flows_to_kill()
+    ]
 
 
 def _say(event: Event) -> None:
-    if isinstance(event, BatchCommitted):
-        print(json.dumps({"flow": event.flow, "batch": event.batch_id}), flush=True)  # noqa: T201
+    report = report_of(event)
+    if report is not None:
+        tell(**report)
 
 
 def _main() -> None:
-    module, name, folder, bootstrap = sys.argv[1:]
-    flows = importlib.import_module(module).flows_of(name)
-    application, _spark = open_application(flows, target_for(Path(folder), bootstrap), log=Path(folder) / "spark.log")
-    application.bus.subscribe(_say)
-    failed = [figures.error for figures in application.run().values() if figures.error]
-    if failed:
-        sys.exit(str(failed[0]))
+    folder, bootstrap, *systems = sys.argv[1:]
+    target = target_for(Path(folder), bootstrap)
+    spark = open_session(target, JarCache().verify("spark"), log=Path(folder) / "spark.log")
+    applications = [
+        Application(spark, target_for(Path(folder) / system, bootstrap), _stopping(system)) for system in systems
+    ]
+    threads = [threading.Thread(target=application.run) for application in applications]
+    for application, thread in zip(applications, threads, strict=True):
+        application.bus.subscribe(_say)
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 if __name__ == "__main__":

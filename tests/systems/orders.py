@@ -1,0 +1,154 @@
+"""Orders and payments on a real broker: what their tests send, run and compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.clients.topics import create_topics
+from headrace.flow.flow import Flow
+from headrace.flow.levers import AvailableNow
+from headrace.flow.target import Target
+from headrace.operate.compare import Comparison, Row, table_rows
+from headrace.operate.generate import generate
+from headrace.operate.replayed import boundaries, consumed
+from headrace.patterns.orders import model
+from headrace.patterns.orders.flows import NAMES, Join, OrderSettings, flows
+from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from systems.past_traffic import NOW, Past
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+KILLED = "cut"
+# The batch in which each flow is killed.
+KILLED_IN = dict.fromkeys(NAMES.values(), 2)
+
+
+def settings_of(name: str) -> OrderSettings:
+    return OrderSettings(
+        orders_topic=f"{name}-orders",
+        payments_topic=f"{name}-payments",
+        trigger=AvailableNow(),
+        max_offsets=600,
+    )
+
+
+def flows_of(name: str) -> list[Flow]:
+    return flows(settings_of(name))
+
+
+def flows_to_kill() -> list[Flow]:
+    return flows_of(KILLED)
+
+
+def send_before_the_kill(target: Target) -> None:
+    filled(target, settings_of(KILLED), hours=4, rate=0.4)
+
+
+def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -> int:
+    """Make the topics, send the records of some hours, and return how many there are."""
+    create_topics(target.kafka, dict.fromkeys(settings.topics, 2))
+    traffic = OrderTraffic(
+        rate,
+        late=0.05,
+        malformed=0.01,
+        seed=11,
+        orders_topic=settings.orders_topic,
+        payments_topic=settings.payments_topic,
+    )
+    return generate(Past(OrderGenerator(traffic), hours), target).records
+
+
+def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
+    """Return, by input, the watermark of its newest good record."""
+    orders = [model.judge_order(each) for each in consumed(target, settings.orders_topic)]
+    payments = [model.judge_payment(each) for each in consumed(target, settings.payments_topic)]
+    return {
+        "orders": max(each.order_time for each in orders if isinstance(each, model.Order)) - delay_ms,
+        "payments": max(each.pay_time for each in payments if isinstance(each, model.Payment)) - delay_ms,
+    }
+
+
+def replayed(
+    spark: SparkSession, target: Target, settings: OrderSettings, how: Join, recorded: list[int] | None = None
+) -> model.Outcome:
+    flow = next(each for each in flows(settings) if each.name == NAMES[how])
+    records = [consumed(target, topic) for topic in settings.topics]
+    return model.replay(*records, boundaries(spark, target, flow), model.JOINS[how], recorded)
+
+
+def command_line(
+    name: str, folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Return `headrace reconcile orders` of a project with these flows, on the Spark of this run."""
+    monkeypatch.setattr("headrace.cli.reconcile.opened_session", lambda *_words, **_named: spark)
+    folder.mkdir()
+    (folder / f"{name}_flows.py").write_text(f"from systems.orders import flows_of\n\njoins = flows_of({name!r})\n")
+    places = {"lake": target.lake, "checkpoints": target.checkpoints, "kafka": dict(target.kafka)}
+    (folder / "headrace.yml").write_text(
+        json.dumps({"name": name, "flows": [f"{name}_flows.py"], "targets": {"dev": places}})
+    )
+
+    def run(*words: str) -> tuple[int, dict[str, Any]]:
+        given = ["reconcile", "orders", *words, "--day", f"{NOW:%Y-%m-%d}", "--project", str(folder), "--json"]
+        done = CliRunner().invoke(app, given, catch_exceptions=False)
+        (line,) = done.stdout.splitlines()
+        return done.exit_code, json.loads(line)
+
+    return run
+
+
+def reconciled(
+    command: Callable[..., tuple[int, dict[str, Any]]],
+    spark: SparkSession,
+    target: Target,
+    settings: OrderSettings,
+    how: Join,
+) -> None:
+    before = table_rows(spark, "delta", target.table(settings.table(how)))
+    code, found = command(NAMES[how], "--repair", "--yes")
+    (plan,) = found["flows"]
+    assert (code, plan["repaired"], plan["whole"]) == (0, True, False)
+    start, end = (round(datetime.fromisoformat(plan[each]).timestamp() * 1000) for each in ("start", "end"))
+    assert start < end < (NOW - timedelta(hours=1)).timestamp() * 1000
+    records = [consumed(target, topic) for topic in settings.topics]
+    rows = table_rows(spark, "delta", target.table(settings.table(how)))
+    compared = Comparison()
+    due = model.day(*records, model.JOINS[how], start, end)
+    compared.add("repaired", [row._asdict() for row in due], [row for row in rows if start <= _moment(row) < end])
+    assert compared.differences == []
+    assert len(rows) - len(before) == sum(plan["added"].values()) - sum(plan["removed"].values())
+    assert plan["added"]["late"] > 0
+    assert plan["removed"]["duplicate"] > 0
+    # Examples are of each cause, and what is to be removed was in the table.
+    assert {each["cause"] for each in plan["examples"]} == {*plan["added"], *plan["removed"]}
+    taken = {each["order_id"] for each in plan["examples"] if each["change"] == "remove"}
+    assert taken <= {row["order_id"] for row in before}
+    if how == "full":
+        # The order came too late, and its payment stood alone until now.
+        lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
+        assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
+    alone = model.day(*records, model.JOINS["full"], start, end)
+    assert plan["never_came"] == {
+        "payment(s) of an order": sum(row.pay_time is None for row in alone),
+        "order(s) of a payment": sum(row.order_time is None for row in alone),
+    }
+    assert {each["order_id"] for each in plan["alone"]} <= {row.order_id for row in alone if None in row}
+    assert len(plan["alone"]) == sum(min(20, count) for count in plan["never_came"].values()) > 20
+    code, again = command(NAMES[how])
+    assert (code, again["flows"][0]["added"], again["flows"][0]["removed"]) == (0, {}, {})
+
+
+def _moment(row: Row) -> int:
+    moment = row["order_time"] or row["pay_time"]
+    assert isinstance(moment, datetime)
+    return round(moment.timestamp() * 1000)
