@@ -127,16 +127,13 @@ class Step:
 
     | field      | meaning                                                                          |
     |------------|----------------------------------------------------------------------------------|
-    | stops      | points with the stages in whose batches they are reached; the driver ends at the last |
+    | stops      | points with the stages in whose batches they are reached; the driver ends at the  |
+    |            | last one. Without any, it completes the interrupted batch and ends                |
     | in_process | whether it is an application in the process of the test, ended by exceptions     |
     """
 
     stops: tuple[tuple[str, int], ...]
     in_process: bool = False
-
-    @property
-    def last(self) -> tuple[str, int]:
-        return self.stops[-1]
 
 
 def killed_at_every_point(points: Sequence[str]) -> list[Step]:
@@ -149,7 +146,7 @@ def killed_once(point: str, others: Sequence[str]) -> list[Step]:
     """Return a chain in which one process loses workers and is killed, and the other points are reached in this one."""
     first = Step(((LOST_WORKER, 0), (point, 1)))
     rest = [Step(((other, number),), in_process=True) for number, other in enumerate(others, start=2)]
-    return [first, *rest, Step((("end", len(others) + 2),), in_process=True)]
+    return [first, *rest, Step((), in_process=True)]
 
 
 class Driver(Protocol):
@@ -278,7 +275,8 @@ class Chain:
         spark: SparkSession | None = None,
     ) -> None:
         self.cases, self.steps, self.seed = cases, steps, seed
-        self.stages = [stage(seed, number) for number in range(steps[-1].last[1] + 1)]
+        last = max(number for step in steps for _, number in step.stops)
+        self.stages = [stage(seed, number) for number in range(last + 1)]
         self.outcomes: dict[tuple[str, str], Outcome] = {}
         self.final: dict[str, Difference] = {}
         self.errors: dict[str, list[str]] = {name: [] for name in cases}
@@ -326,12 +324,14 @@ class Chain:
                 if is_last:
                     self.last_words = driver.drain()
             self.line.hang_up()
-            point, number = interrupted = step.last
-            self._set_back(point, number)
-            seen = number + 1 if is_last or point in WRITTEN else number
-            killed = self.read(seen, number + 1 if point == "P2" else seen, settled=point != "P2")
-            self.seconds[point] = round(time.monotonic() - began, 1)
-        self.final = killed
+            if is_last:
+                self.final = self.read(len(self.stages))
+            else:
+                point, number = interrupted = step.stops[-1]
+                self._set_back(point, number)
+                seen = number + 1 if point in WRITTEN else number
+                killed = self.read(seen, number + 1 if point == "P2" else seen, settled=point != "P2")
+            self.seconds["-".join(point for point, _ in step.stops)] = round(time.monotonic() - began, 1)
         self.follower.finish()
         self.line.close()
 
