@@ -69,7 +69,8 @@ fi
 # code unless set otherwise; twelve flows in one JVM need more, and die of it. And Spark writes Java for the wide rows of
 # Delta's log, again in every task that reads it: a third of the processor time that is left. Reading them without takes
 # no longer, and whole stages, which data passes through, are still compiled.
-quick="-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+# Enough room for classes from the start saves the full collections by which a JVM finds out how much they need.
+quick="-XX:MetaspaceSize=256m -XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 # A query that has nothing to do looks for rows every 10 ms. Tests run a dozen of them that wait for each other.
 quick+=" -Dspark.sql.streaming.pollingDelay=100ms"
 if [[ -z ${SPARK_SUBMIT_OPTS:-} ]]; then

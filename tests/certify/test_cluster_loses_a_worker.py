@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.clients.topics import create_topics
+from systems import cluster_run
 from systems.cluster_run import FLOWS, count, require_results, send, target_for
 from systems.standalone_cluster import standalone_cluster
 
@@ -34,7 +35,7 @@ def test_a_worker_that_dies_loses_nothing_and_doubles_nothing(broker: Broker, sp
     read = dict.fromkeys(FLOWS, 0)
     with standalone_cluster(tmp_path / "cluster", workers=2) as cluster:
         target = target_for(tmp_path, broker.bootstrap, cluster.master)
-        script = Path(__file__).with_name("cluster_run.py")
+        script = cluster_run.__file__
         arguments = [name, str(PER_BATCH), str(READINGS), tmp_path, broker.bootstrap, cluster.master]
         with subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True) as driver:
             assert driver.stdout is not None

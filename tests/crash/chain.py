@@ -142,10 +142,14 @@ def killed_at_every_point(points: Sequence[str]) -> list[Step]:
     return [*kills, Step(((LOST_WORKER, len(points)),))]
 
 
-def killed_once(point: str, others: Sequence[str]) -> list[Step]:
-    """Return a chain in which one process loses workers and is killed, and the other points are reached in this one."""
-    first = Step(((LOST_WORKER, 0), (point, 1)))
-    rest = [Step(((other, number),), in_process=True) for number, other in enumerate(others, start=2)]
+def killed_once() -> list[Step]:
+    """Return a chain in which one process loses workers and is killed, and the other points are reached in this one.
+
+    The process is killed at P2, where it leaves most behind: an exception would clean up. P5 is reached with P0 of the
+    next stage: both leave the commit of the stage before and nothing after it.
+    """
+    first = Step(((LOST_WORKER, 0), ("P2", 1)))
+    rest = [Step(((point, number),), in_process=True) for number, point in enumerate(("P0", "P1", "P3", "P4"), start=2)]
     return [first, *rest, Step((), in_process=True)]
 
 
@@ -368,12 +372,13 @@ class Chain:
         killed: dict[str, Difference],
         recovered: dict[str, Difference],
     ) -> None:
+        reached = {point: number, **({"P5": number - 1} if point == "P0" else {})}
         for name, case in self.cases.items():
-            self.outcomes[name, point] = Outcome(
-                case.expected(self.stages[: number + 1]) - case.expected(self.stages[:number]),
-                killed[name].since(before[name]),
-                recovered[name].since(before[name]),
-            )
+            for each, stage_number in reached.items():
+                rows = case.expected(self.stages[: stage_number + 1]) - case.expected(self.stages[:stage_number])
+                found = Outcome(rows, killed[name].since(before[name]), recovered[name].since(before[name]))
+                # A point with a step of its own keeps what that step found.
+                self.outcomes.setdefault((name, each), found)
 
     # ---- drivers ----
 

@@ -31,6 +31,11 @@ pytestmark = pytest.mark.spark
 
 RECORDS = StructType().add("topic", "string").add("partition", "integer").add("offset", "long").add("key", "string")
 Texts = dict[str, str | None]
+KEPT = [
+    pytest.param(Mirror(), id="mirror"),
+    pytest.param(History(), id="history", marks=pytest.mark.certify),
+    pytest.param(ChangeLog(), id="log", marks=pytest.mark.certify),
+]
 
 
 def table(**columns: str) -> SourceTable:
@@ -78,7 +83,7 @@ def history_of(rows: DataFrame) -> set[tuple[object, ...]]:
     return {tuple(row) for row in rows.select("id", "qty", "price", "note", "extra", "is_current").collect()}
 
 
-@pytest.mark.parametrize("keep", [Mirror(), History(), ChangeLog()], ids=["mirror", "history", "log"])
+@pytest.mark.parametrize("keep", KEPT)
 def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_apart(
     spark: SparkSession, tmp_path: Path, keep: Kept
 ):
@@ -301,7 +306,7 @@ ODD = SourceTable(
 OLD, OLDER, OLDEST, FAR = "-354286", "-646479", "-735602", "3673000"
 
 
-@pytest.mark.parametrize("keep", [Mirror(), History(), ChangeLog()], ids=["mirror", "history", "log"])
+@pytest.mark.parametrize("keep", KEPT)
 def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
     spark: SparkSession, tmp_path: Path, keep: Kept
 ):

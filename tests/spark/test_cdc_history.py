@@ -61,8 +61,10 @@ def apply(spark: SparkSession, folder: Path, *batches: list[Change], kind: Histo
 
 @pytest.mark.parametrize(
     ("deal", "count", "large", "deletes"),
-    [(model.batches, 3, True, "mark"), (model.shuffled, 2, False, "close")],
-    ids=["in the log's order and again", "in any order"],
+    [
+        pytest.param(model.batches, 3, True, "mark", id="in the log's order and again", marks=pytest.mark.certify),
+        pytest.param(model.shuffled, 2, False, "close", id="in any order"),
+    ],
 )
 def test_any_changes_cut_in_any_way_give_the_rows_of_the_source_and_all_their_versions(
     spark: SparkSession, tmp_path: Path, deal: Deal, count: int, large: bool, deletes: Literal["close", "mark"]

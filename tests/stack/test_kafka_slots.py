@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SLOTS = 3
+# Where a batch dies in `make test`: between two slots, on both sides of a commit.
+IN_TEST = ((1, "after"), (2, "before"))
 
 
 @pytest.fixture
@@ -99,8 +101,18 @@ class Dying:
         yield from _send(slot, number, counted, copies, pieces)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("slot", range(SLOTS))
+@pytest.mark.parametrize(
+    ("slot", "moment"),
+    [
+        *((slot, moment) for slot, moment in IN_TEST),
+        *(
+            pytest.param(slot, moment, marks=pytest.mark.certify)
+            for slot in range(SLOTS)
+            for moment in ("before", "after")
+            if (slot, moment) not in IN_TEST
+        ),
+    ],
+)
 def test_a_batch_that_dies_between_two_slots_is_completed_with_the_rows_it_began_with(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, slot: int, moment: str
 ):

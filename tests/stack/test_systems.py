@@ -61,7 +61,7 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def killed(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """Fill the topics of every system, run all of them in one driver, and kill it in the middle of a batch of each."""
+    """Fill the topics of every system, run flows of all of them in one driver, and kill it in a batch of each flow."""
     left = Killed(tmp_path_factory.mktemp("systems"), broker.bootstrap)
     for system in SYSTEMS:
         importlib.import_module(f"systems.{system}").send_before_the_kill(left.target(system))

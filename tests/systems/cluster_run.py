@@ -27,6 +27,7 @@ from headrace import (
 from headrace.clients.kafka import read_topic
 from headrace.operate.run import Application, open_application
 from headrace.runtime.events import BatchCommitted, Event
+from systems.standalone_cluster import SHORT_LIVED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,6 +85,7 @@ def target_for(folder: Path, bootstrap: str, master: str) -> Target:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "768m",
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
         "spark.ui.enabled": "false",
         # The flows begin when both executors are there, so that the one that dies has had its share.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 KILLED = "interrupted"
-# The batch in which each flow is killed.
-KILLED_IN = {"products": 1, "purchases": 2}
+# The flows of the driver that is killed, each with the batch in which that happens.
+KILLED_IN = {"products": 1, "purchases": 1}
 
 
 def settings_for(name: str) -> EnrichmentSettings:

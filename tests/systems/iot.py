@@ -36,8 +36,8 @@ MOST = 1500
 
 
 KILLED = "iot-killed"
-# The batch in which each flow is killed.
-KILLED_IN = {"device_metrics": 2, "silent_devices": 1}
+# The flows of the driver that is killed, each with the batch in which that happens.
+KILLED_IN = {"silent_devices": 1}
 
 
 def settings_for(name: str) -> IotSettings:
@@ -57,7 +57,7 @@ def flows_of(name: str) -> list[Flow]:
 
 
 def flows_to_kill() -> list[Flow]:
-    return flows_of(KILLED)
+    return [flow for flow in flows_of(KILLED) if flow.name in KILLED_IN]
 
 
 def send_before_the_kill(target: Target) -> None:

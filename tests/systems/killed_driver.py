@@ -23,7 +23,7 @@ from headrace.runtime.events import Event
 from headrace.runtime.session import open_session
 from headrace.stack.jars import JarCache
 
-# Sixteen flows in a cold JVM take about a minute on a quiet machine.
+# The flows in a cold JVM take about a minute on a quiet machine.
 _PATIENCE_SECONDS = 480.0
 
 

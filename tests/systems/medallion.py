@@ -36,7 +36,7 @@ KEPT = {"delta.logRetentionDuration": "interval 3650 days", "delta.checkpointInt
 
 
 KILLED = "layers-killed"
-# The batch in which each flow is killed.
+# The flows of the driver that is killed, each with the batch in which that happens.
 KILLED_IN = {"bronze": 3, "silver": 1, "gold": 0}
 
 

@@ -12,8 +12,8 @@ from headrace.patterns.rides.generator import generator
 from systems.past_traffic import Past
 
 KILLED = "killed"
-# The batch in which each flow is killed.
-KILLED_IN = {"city_rides": 1, "surge": 1, "driver_metrics": 2}
+# The flows of the driver that is killed, each with the batch in which that happens.
+KILLED_IN = {"driver_metrics": 1}
 
 
 def settings_for(name: str) -> RideSettings:
@@ -29,7 +29,7 @@ def settings_for(name: str) -> RideSettings:
 
 
 def flows_to_kill() -> list[Flow]:
-    return flows(settings_for(KILLED))
+    return [flow for flow in flows(settings_for(KILLED)) if flow.name in KILLED_IN]
 
 
 def past_rides(rate: float, *, oversized: bool = False) -> Past:
@@ -45,4 +45,4 @@ def filled(target: Target, settings: RideSettings, records: Past) -> int:
 
 
 def send_before_the_kill(target: Target) -> None:
-    filled(target, settings_for(KILLED), past_rides(rate=4, oversized=True))
+    filled(target, settings_for(KILLED), past_rides(rate=3, oversized=True))

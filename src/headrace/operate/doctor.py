@@ -140,8 +140,8 @@ def _ports(home: Path) -> list[Finding]:
 
 def _port_finding(name: str, wanted: tuple[int, ...]) -> Finding:
     taken = [str(port) for port in wanted if not ports.is_free(port)]
-    last = max(wanted) + ports.REACH
-    if taken and not any(ports.is_free(port) for port in range(min(wanted), last)):
+    last = max(wanted) + ports.REACH - 1
+    if taken and not any(ports.is_free(port) for port in range(min(wanted), last + 1)):
         return Finding(name, "fail", f"{min(wanted)} to {last} are taken", "Stop something that listens there.")
     if taken:
         return Finding(name, "warn", f"{', '.join(taken)} taken", "Nothing to do: the next free port is used.")

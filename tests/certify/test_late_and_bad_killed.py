@@ -1,0 +1,15 @@
+"""Commands on late and bad rows, interrupted by SIGKILL."""
+
+from __future__ import annotations
+
+import pytest
+
+from systems.late_and_bad import *  # noqa: F403 - the tests
+from systems.late_and_bad import Interrupted, by_sigkill
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+
+@pytest.fixture
+def interrupted() -> Interrupted:
+    return by_sigkill
