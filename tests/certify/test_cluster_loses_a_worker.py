@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.clients.topics import create_topics
-from systems import cluster_run
-from systems.cluster_run import FLOWS, count, require_results, send, target_for
+from systems.cluster_run import ENVIRONMENT, FLOWS, count, require_results, send, target_for
 from systems.standalone_cluster import standalone_cluster
 
 if TYPE_CHECKING:
@@ -35,9 +34,9 @@ def test_a_worker_that_dies_loses_nothing_and_doubles_nothing(broker: Broker, sp
     read = dict.fromkeys(FLOWS, 0)
     with standalone_cluster(tmp_path / "cluster", workers=2) as cluster:
         target = target_for(tmp_path, broker.bootstrap, cluster.master)
-        script = cluster_run.__file__
         arguments = [name, str(PER_BATCH), str(READINGS), tmp_path, broker.bootstrap, cluster.master]
-        with subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True) as driver:
+        command = [sys.executable, "-m", "systems.cluster_run", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as driver:
             assert driver.stdout is not None
             batches = (json.loads(line) for line in driver.stdout)
             try:

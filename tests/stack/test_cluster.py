@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.clients.topics import create_topics
-from systems import cluster_run
-from systems.cluster_run import require_results, send, target_for
+from systems.cluster_run import ENVIRONMENT, require_results, send, target_for
 from systems.standalone_cluster import standalone_cluster
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def test_flows_run_on_the_executors_of_a_cluster(broker: Broker, spark: SparkSes
     with standalone_cluster(tmp_path / "cluster", workers=1) as cluster:
         target = target_for(tmp_path, broker.bootstrap, cluster.master)
         arguments = [name, str(READINGS), str(READINGS), tmp_path, broker.bootstrap, cluster.master]
-        command = [sys.executable, cluster_run.__file__, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        command = [sys.executable, "-m", "systems.cluster_run", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT)
 
     assert done.returncode == 0, (done.stderr[-2000:], (tmp_path / "spark.log").read_text()[-4000:])
     require_results(spark, target, name, READINGS)

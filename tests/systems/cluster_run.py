@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -32,6 +33,8 @@ from systems.standalone_cluster import SHORT_LIVED
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# Of a process that runs this module as a program.
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
 FLOWS = ("doubled", "minutes", "copied")
 READING = StructType(
     [
