@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,6 +30,16 @@ from headrace.runtime.state_memory import BOUND
 from headrace.transforms.flat_json import flat_json_jar
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
+
+# Hadoop starts a process for each file that it creates or looks at on a local disk, more than a hundred per batch. These
+# classes of the same behaviour ask the operating system directly (see jvm/LocalDisk.java). A cluster's executors do not
+# have them, and need them less: they write to a store.
+_LOCAL_DISK = {
+    "spark.hadoop.fs.file.impl": "io.headrace.files.LocalDisk$WithChecksums",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "io.headrace.files.LocalDisk$ForContexts",
+}
+# Spark looks at `spark.jars` by the file system of `file:`, so that one has to be there before them.
+_CLASS_PATH = "spark.driver.extraClassPath"
 
 # How often Spark tells of a quiet trigger: its own default, and what costs nothing yet.
 _USUAL_MS, _MOST_OFTEN_MS = 10_000, 200
@@ -86,6 +97,10 @@ def open_session(
             "spark.sql.warehouse.dir": f"{target.lake.rstrip('/')}/_warehouse",
             "spark.driver.extraJavaOptions": _log_settings(),
         }
+    if cores_of(target.master) is not None:
+        settings |= _LOCAL_DISK
+        own = [str(local_disk_jar()), target.spark.get(_CLASS_PATH, "")]
+        target = replace(target, spark={**target.spark, _CLASS_PATH: os.pathsep.join(filter(None, own))})
     settings["spark.jars"] = ",".join(str(jar) for jar in (*jars, flat_json_jar()))
     for key, value in with_redaction(settings | dict(target.spark)).items():
         builder = builder.config(key, value)
@@ -103,6 +118,11 @@ def open_session(
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     remember_names(spark)
     return spark
+
+
+def local_disk_jar() -> Path:
+    """Return the jar with Headrace's classes for local disks. `make jar` builds it from the source beside it."""
+    return Path(__file__).with_name("jvm") / "local-disk.jar"
 
 
 @contextmanager
