@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import runpy
-import zipfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,7 +31,7 @@ from pyspark.sql.types import (
 from headrace.flow.inputs import Input
 from headrace.sources.kafka import Kafka
 from headrace.transforms import parse
-from headrace.transforms.flat_json import flat_json_jar, read_flat
+from headrace.transforms.flat_json import read_flat
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -250,9 +247,3 @@ def test_the_tables_above_are_read_alike_the_long_way(spark: SparkSession, monke
     payloads = [f'{{"text": "t", "{name}": {value}}}'.encode() for name, value, _ in PLAIN if name != "text"]
     found = dict(enumerate(at_once(spark, payloads)))
     assert found == the_long_way(spark, payloads, monkeypatch)
-
-
-def test_the_jar_was_built_from_the_source() -> None:
-    build = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "build_jar.py"))
-    with zipfile.ZipFile(flat_json_jar()) as jar:
-        assert jar.read(build["MANIFEST"]).decode() == build["manifest"](), "Run `make jar`."

@@ -31,9 +31,9 @@ from headrace.transforms.flat_json import flat_json_jar
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
 
-# Hadoop starts a process for each file that it creates or looks at on a local disk, more than a hundred per batch. These
-# classes of the same behaviour ask the operating system directly (see jvm/LocalDisk.java). A cluster's executors do not
-# have them, and need them less: they write to a store.
+# Hadoop starts a process for each file that it creates or looks at on a local disk: over a hundred per batch. These
+# classes behave alike and use system calls (see jvm/LocalDisk.java). The executors of a cluster do not have them; most
+# of what they write goes to a store.
 _LOCAL_DISK = {
     "spark.hadoop.fs.file.impl": "io.headrace.files.LocalDisk$WithChecksums",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "io.headrace.files.LocalDisk$ForContexts",
