@@ -18,7 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 from pyspark.sql.window import Window
 
-from headrace.flow.operators import Kind
+from headrace.flow.checks.operators import Kind
 
 # The workers of Python have no tests on their path: functions go to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

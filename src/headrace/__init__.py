@@ -15,8 +15,8 @@ from headrace.errors import (
     Terminal,
     Transient,
 )
-from headrace.flow.check import check
-from headrace.flow.finding import Finding, Severity
+from headrace.flow.checks.check import check
+from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input

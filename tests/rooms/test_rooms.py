@@ -16,7 +16,7 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.flow import check, judge, matrix, state_check
+from headrace.flow.checks import check, compatibility, matrix, state
 from headrace.operate import state_findings
 from headrace.operate.demo import find_demos
 
@@ -304,10 +304,10 @@ def test_the_tree_of_errors_grows_in_one_module_only() -> None:
 
 def test_the_table_of_findings_holds_exactly_the_codes_that_are_found() -> None:
     in_matrix = {cell.code for row in [*matrix.MODES.values(), *matrix.TRIGGERS.values()] for cell in row if cell.code}
-    assert found_in(check, judge) | in_matrix == documented_in(check)
+    assert found_in(check, compatibility) | in_matrix == documented_in(check)
 
 
-@pytest.mark.parametrize("module", [state_check, state_findings])
+@pytest.mark.parametrize("module", [state, state_findings])
 def test_the_tables_of_findings_on_state_hold_exactly_the_codes_that_are_found(module: ModuleType) -> None:
     assert found_in(module)
     assert found_in(module) == documented_in(module)

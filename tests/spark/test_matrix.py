@@ -32,9 +32,9 @@ from headrace import (
     RocksDB,
     Target,
 )
-from headrace.flow import matrix
-from headrace.flow.matrix import Verdict
-from headrace.flow.operators import Kind
+from headrace.flow.checks import matrix
+from headrace.flow.checks.matrix import Verdict
+from headrace.flow.checks.operators import Kind
 from headrace.flow.sink import Batch, Sink
 from headrace.runtime.operators import operators, spark_refuses
 from headrace.runtime.planning import blank

@@ -26,7 +26,7 @@ from headrace import (
     Watermark,
     check,
 )
-from headrace.flow.operators import Kind, Operator, Plan, Unplanned
+from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.patterns.rides.flows import flows as ride_flows
 from headrace.runtime.planning import plan_of
 from headrace.testing import Arrive, rehearse

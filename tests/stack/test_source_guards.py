@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.clients.kafka import admin
 from headrace.clients.topics import create_topics
-from headrace.flow.check import check
+from headrace.flow.checks.check import check
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every

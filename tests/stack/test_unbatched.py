@@ -30,10 +30,10 @@ from headrace import (
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import committed_reader, read_topic
 from headrace.clients.topics import create_topics
-from headrace.flow import matrix
+from headrace.flow.checks import matrix
+from headrace.flow.checks.matrix import Verdict
+from headrace.flow.checks.operators import Kind
 from headrace.flow.levers import Trigger
-from headrace.flow.matrix import Verdict
-from headrace.flow.operators import Kind
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.run import Application, FlowFigures, until_done_of
 from headrace.runtime.checkpoint import Checkpoint

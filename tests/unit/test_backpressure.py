@@ -25,7 +25,7 @@ from headrace import (
     Target,
     check,
 )
-from headrace.flow.backpressure import Measured, Room, fitted, suggested_bound
+from headrace.flow.checks.backpressure import Measured, Room, fitted, suggested_bound
 from headrace.flow.levers import Trigger
 from headrace.flow.source import Bounded, Fit, Source
 from headrace.observe.throughput import Throughput, processed_per_second

@@ -24,7 +24,7 @@ from headrace import (
     Watermark,
     check,
 )
-from headrace.flow.check import require_clean
+from headrace.flow.checks.check import require_clean
 from headrace.patterns.rides.flows import flows as ride_flows
 
 SCHEMA = StructType(

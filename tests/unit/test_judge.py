@@ -31,8 +31,8 @@ from headrace import (
     check,
     sinks,
 )
-from headrace.flow import judge, matrix
-from headrace.flow.operators import Kind, Operator, Plan, Unplanned
+from headrace.flow.checks import compatibility, matrix
+from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.operate import plans
 from headrace.operate.matrix_page import SINKS, drawn
 from headrace.operate.run import until_done_of
@@ -131,8 +131,8 @@ def test_a_plan_that_is_not_known_leaves_the_guess_by_the_declaration() -> None:
 
 @pytest.mark.parametrize(("needed", "free", "found"), [(1, 1, []), (2, 1, ["HRC-116"]), (4, 0, ["HRC-116"])])
 def test_slots_are_counted_for_triggers_that_hold_them(needed: int, free: int, found: list[str]) -> None:
-    assert [each.code for each in judge.slots(flow(), needed, free)] == found
-    assert list(judge.slots(flow(trigger=Every("1 second")), needed, free)) == []
+    assert [each.code for each in compatibility.slots(flow(), needed, free)] == found
+    assert list(compatibility.slots(flow(trigger=Every("1 second")), needed, free)) == []
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_until_done_ends_every_flow_and_keeps_continuous_processing() -> None:
 
 
 def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
-    (found,) = judge.sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
+    (found,) = compatibility.sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
     assert (found.code, found.place) == ("HRC-104", "flow 'judged', sink delta:t")
     assert "stand beside" in found.reason
     assert "DeltaUpsert" in found.remedy

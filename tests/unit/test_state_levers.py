@@ -33,10 +33,10 @@ from headrace.cli.flow_events import figures_table, told
 from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import HeadraceError
-from headrace.flow.backpressure import Measured
-from headrace.flow.finding import Severity
+from headrace.flow.checks.backpressure import Measured
+from headrace.flow.checks.finding import Severity
+from headrace.flow.checks.operators import Kind, Operator, Plan
 from headrace.flow.levers import State
-from headrace.flow.operators import Kind, Operator, Plan
 from headrace.flow.size import Size, said_bytes
 from headrace.operate.checkpoint_offsets import next_reads
 from headrace.operate.run import FlowFigures

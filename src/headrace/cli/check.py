@@ -11,9 +11,9 @@ from rich.text import Text
 from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
 from headrace.errors import ConfigError
-from headrace.flow.check import by_severity, check
-from headrace.flow.finding import Finding, Severity
-from headrace.flow.operators import Plan, Unplanned
+from headrace.flow.checks.check import by_severity, check
+from headrace.flow.checks.finding import Finding, Severity
+from headrace.flow.checks.operators import Plan, Unplanned
 from headrace.flow.target import Target
 from headrace.operate.measure import measured
 from headrace.operate.plans import plans, slot_findings

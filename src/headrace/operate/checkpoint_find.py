@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from headrace.clients.filesystem import Files, is_local, local_path
 from headrace.errors import ConfigError, RecoveryError, nearest
-from headrace.flow.check import FLOW_NAME
+from headrace.flow.checks.check import FLOW_NAME
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 

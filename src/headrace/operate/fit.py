@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.flow.backpressure import LEAST_RECORDS, Fitted, Room, fitted
+from headrace.flow.checks.backpressure import LEAST_RECORDS, Fitted, Room, fitted
 from headrace.flow.flow import Flow
 from headrace.flow.source import Fitting
 from headrace.flow.target import Target

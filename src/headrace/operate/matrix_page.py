@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from headrace.flow import matrix
+from headrace.flow.checks import matrix
+from headrace.flow.checks.matrix import Cell, Verdict
+from headrace.flow.checks.operators import Kind
 from headrace.flow.levers import OutputMode
-from headrace.flow.matrix import Cell, Verdict
-from headrace.flow.operators import Kind
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink
 from headrace.sinks.delta_append import DeltaAppend

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headrace.errors import HeadraceError
-from headrace.flow import judge
-from headrace.flow.finding import Finding
+from headrace.flow.checks import compatibility
+from headrace.flow.checks.finding import Finding
+from headrace.flow.checks.operators import Plan, Unplanned
 from headrace.flow.flow import Flow
-from headrace.flow.operators import Plan, Unplanned
 from headrace.flow.target import Target
 from headrace.runtime.planning import plan_of
 from headrace.runtime.session import flow_session, planning_session
@@ -54,7 +54,7 @@ def slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Find
     for flow in flows:
         if flow.name in held:
             others = sum(held.values()) - held[flow.name]
-            yield from judge.slots(flow, held[flow.name], max(0, slots - 1 - others))
+            yield from compatibility.slots(flow, held[flow.name], max(0, slots - 1 - others))
 
 
 def _slots(master: str) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.clients.filesystem import Files, files_for, is_local
 from headrace.errors import HeadraceError
-from headrace.flow.check import require_clean
+from headrace.flow.checks.check import require_clean
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import AvailableNow, Continuous
 from headrace.flow.source import Positioned

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from headrace.errors import HeadraceError
-from headrace.flow.backpressure import Fitted
+from headrace.flow.checks.backpressure import Fitted
 from headrace.flow.sink import SetAside
 from headrace.runtime.lost_offsets import Lost
 from headrace.runtime.state_size import OperatorState

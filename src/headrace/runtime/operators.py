@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
+from headrace.flow.checks.operators import Kind, Operator
 from headrace.flow.levers import OutputMode
-from headrace.flow.operators import Kind, Operator
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from headrace.errors import HeadraceError
+from headrace.flow.checks.operators import Plan, Unplanned
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
-from headrace.flow.operators import Plan, Unplanned
 from headrace.flow.target import Target
 from headrace.runtime.operators import operators, spark_refuses
 

@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
+from headrace.flow.checks.state import kept_bytes
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger, Watermark
 from headrace.flow.source import Fit
-from headrace.flow.state_check import kept_bytes
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sources.kafka import Kafka
 from headrace.transforms.windows import tumbling, window_bounds

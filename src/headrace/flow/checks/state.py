@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headrace.flow.backpressure import Measured
-from headrace.flow.finding import Finding, Severity
+from headrace.flow.checks.backpressure import Measured
+from headrace.flow.checks.finding import Finding, Severity
+from headrace.flow.checks.operators import Kind, Plan, Unplanned
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, Continuous, RealTime, RocksDB
-from headrace.flow.operators import Kind, Plan, Unplanned
 from headrace.flow.size import Size, said_bytes
 from headrace.flow.source import ReadOnce
 

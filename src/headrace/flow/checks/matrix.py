@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headrace.flow.checks.operators import AGGREGATIONS, Kind, Operator
 from headrace.flow.levers import OutputMode
-from headrace.flow.operators import AGGREGATIONS, Kind, Operator
 
 
 class Verdict(StrEnum):

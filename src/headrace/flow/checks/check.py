@@ -2,7 +2,7 @@
 
 A rule looks at one flow, or at all flows of an application together, and yields findings. Each finding has a
 stable code, so that tests and machines need not read the prose. What the operators of a transform rule out is found
-where somebody has read its plan; those findings, and all that `matrix` decides, are made in `judge`.
+where somebody has read its plan; those findings, and all that `matrix` decides, are made in `compatibility`.
 
 | code    | severity | finds                                                             |
 |---------|----------|-------------------------------------------------------------------|
@@ -37,7 +37,7 @@ where somebody has read its plan; those findings, and all that `matrix` decides,
 | HRC-209 | info     | a plan that was not looked at                                     |
 | HRC-301 | info     | a sink that may write rows twice after a crash                    |
 
-Rules on state and watermarks are in `state_check`.
+Rules on state and watermarks are in `state`.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from headrace.errors import FlowError
-from headrace.flow import judge
-from headrace.flow.backpressure import Measured, suggestion, too_small
-from headrace.flow.finding import Finding, Severity
+from headrace.flow.checks import compatibility
+from headrace.flow.checks.backpressure import Measured, suggestion, too_small
+from headrace.flow.checks.finding import Finding, Severity
+from headrace.flow.checks.operators import Plan, Unplanned
+from headrace.flow.checks.state import join_growth, shared_memory, state_rules
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import BROKER_TIME, KEPT
 from headrace.flow.levers import Continuous, OutputMode, RealTime
-from headrace.flow.operators import Plan, Unplanned
 from headrace.flow.sink import IntoTopic, leaves
 from headrace.flow.source import Bounded, OfTopics
-from headrace.flow.state_check import join_growth, shared_memory, state_rules
 
 FLOW_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
@@ -83,7 +83,7 @@ def check(
             findings.extend(rule(flow))
         plan = (plans or {}).get(flow.name)
         if plan is not None:
-            findings.extend(judge.operators(flow, plan))
+            findings.extend(compatibility.operators(flow, plan))
             findings.extend(join_growth(flow, plan, measured or {}))
         if not isinstance(plan, Plan):
             findings.extend(_state_for_ever(flow))
@@ -308,9 +308,9 @@ _RULES = (
     _name,
     _inputs,
     _watermark_column,
-    judge.sink_mode,
+    compatibility.sink_mode,
     _transform_parameters,
-    judge.trigger,
+    compatibility.trigger,
     _own_topic,
     _watermark_missing,
     _promise,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.flow import matrix
-from headrace.flow.finding import Finding, Severity
+from headrace.flow.checks import matrix
+from headrace.flow.checks.finding import Finding, Severity
+from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, InMemory, Once, OutputMode, RealTime
-from headrace.flow.operators import Kind, Operator, Plan, Unplanned
 from headrace.flow.sink import Native, leaves
 from headrace.flow.source import Unbatched, Watched
 
