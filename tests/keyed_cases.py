@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from headrace.transforms.kept import Kept, ListOf, MapOf, Timers
-from headrace.transforms.keyed_state import EventTime, KeyedState, ProcessingTime
-from headrace.transforms.state_types import Digits
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
+from headrace.transforms.keyed.state import Kept, ListOf, MapOf, Timers
+from headrace.transforms.keyed.state_types import Digits
 
 if TYPE_CHECKING:
     from pyspark.sql import Row

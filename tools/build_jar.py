@@ -17,7 +17,7 @@ import pyspark
 PACKAGE = Path(__file__).parents[1] / "src/headrace"
 # Each source and the jar that is built from it.
 JARS = {
-    PACKAGE / "transforms/jvm/FlatJson.java": PACKAGE / "transforms/jvm/flat-json.jar",
+    PACKAGE / "ingest/jvm/FlatJson.java": PACKAGE / "ingest/jvm/flat-json.jar",
     PACKAGE / "runtime/jvm/LocalDisk.java": PACKAGE / "runtime/jvm/local-disk.jar",
 }
 MANIFEST = "META-INF/MANIFEST.MF"

@@ -48,19 +48,19 @@ from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 from headrace.sinks.memory import Memory
 from headrace.sinks.noop import Noop
 from headrace.sinks.rest import Rest
-from headrace.sources.delta import DeltaSource
-from headrace.sources.delta_changes import DeltaChanges
+from headrace.sources.delta.changes import DeltaChanges
+from headrace.sources.delta.source import DeltaSource
 from headrace.sources.files import FileSource
-from headrace.sources.kafka import Kafka
-from headrace.sources.kafka_start import StartOffsets, StartTime
-from headrace.sources.kafka_topics import TopicPartitions, TopicPattern
+from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.start import StartOffsets, StartTime
+from headrace.sources.kafka.topics import TopicPartitions, TopicPattern
 from headrace.sources.rate import Rate
 from headrace.sources.socket import Socket
 from headrace.transforms.dedup import deduplicated
-from headrace.transforms.kept import Kept, ListOf, MapOf, Timers
-from headrace.transforms.keyed_state import EventTime, KeyedState, ProcessingTime
-from headrace.transforms.per_key import per_key
-from headrace.transforms.state_types import Digits
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
+from headrace.transforms.keyed.on_spark import per_key
+from headrace.transforms.keyed.state import Kept, ListOf, MapOf, Timers
+from headrace.transforms.keyed.state_types import Digits
 from headrace.transforms.windows import exact_distinct, sessions, sliding, tumbling, window_bounds
 
 __all__ = [

@@ -43,7 +43,7 @@ from headrace.sinks.jdbc import JdbcUpsert
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 from headrace.sources.files import FileSource
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -25,7 +25,7 @@ from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.memory import Memory
 from headrace.sinks.noop import Noop
-from headrace.sources.delta import DeltaSource
+from headrace.sources.delta.source import DeltaSource
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator

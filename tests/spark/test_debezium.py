@@ -16,9 +16,9 @@ from debezium_records import Record, record, rows
 from headrace.errors import FlowError
 from headrace.flow.capture import Capture
 from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.ingest.parse import good, judged
 from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.transforms.debezium import PLACEHOLDER, changes
-from headrace.transforms.parse import good, judged
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -29,9 +29,9 @@ from pyspark.sql.types import (
 )
 
 from headrace.flow.inputs import Input
-from headrace.sources.kafka import Kafka
-from headrace.transforms import parse
-from headrace.transforms.flat_json import read_flat
+from headrace.ingest import parse
+from headrace.ingest.flat_json import read_flat
+from headrace.sources.kafka.source import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

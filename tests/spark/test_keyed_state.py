@@ -12,7 +12,7 @@ from pyspark.sql import Row
 
 from headrace import Flow, FlowError, HeadraceError, Input, Kafka, Memory, RocksDB, Watermark
 from headrace.testing import Arrive, Crash, EndOfInput, Point, rehearse
-from headrace.transforms.per_key import per_key
+from headrace.transforms.keyed.on_spark import per_key
 from keyed_cases import (
     CLICK,
     WIDE_CLICK,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from headrace.transforms.keyed_state import KeyedState
+    from headrace.transforms.keyed.keyed_state import KeyedState
 
 pytestmark = pytest.mark.spark
 

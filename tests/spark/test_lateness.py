@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from headrace import Input, Kafka, OutputMode, Watermark
-from headrace.observe.late_plan import LatePlan, as_input, late_plan
 from headrace.observe.lateness import late
 from headrace.patterns.rides.flows import RIDE, city_rides
+from headrace.spark_plan.late_filters import LatePlan, as_input, late_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

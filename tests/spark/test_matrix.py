@@ -36,9 +36,9 @@ from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Verdict
 from headrace.flow.checks.operators import Kind
 from headrace.flow.sink import Batch, Sink
-from headrace.runtime.operators import operators, spark_refuses
-from headrace.runtime.planning import blank
 from headrace.runtime.session import flow_session
+from headrace.spark_plan.operators import operators, spark_refuses
+from headrace.spark_plan.planning import blank
 from operator_examples import AGGREGATED, BOUNDS, EXAMPLES, JOINS, ROW, UP_TO, Example, alarms, bare, joined
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, S
 
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
+from headrace.ingest.parse import good, judged, with_reason
 from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.rides.flows import RIDE
 from headrace.patterns.rides.model import judge
-from headrace.sources.kafka import Kafka
-from headrace.transforms.parse import good, judged, with_reason
+from headrace.sources.kafka.source import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

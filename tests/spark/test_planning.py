@@ -28,7 +28,7 @@ from headrace import (
 )
 from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.patterns.rides.flows import flows as ride_flows
-from headrace.runtime.planning import plan_of
+from headrace.spark_plan.planning import plan_of
 from headrace.testing import Arrive, rehearse
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType, 
 from headrace import AvailableNow, DeltaSource, Flow, HeadraceError, Input, Kafka, Memory, Target, Watermark
 from headrace.flow.rules import Rule
 from headrace.operate.run import Application
-from headrace.runtime.planning import plan_of
-from headrace.sources.bronze import BronzeTable
+from headrace.sources.delta.bronze import BronzeTable
+from headrace.spark_plan.planning import plan_of
 from headrace.testing import Arrive, rehearse
 from headrace.transforms.dedup import deduplicated
 

@@ -26,8 +26,8 @@ from headrace.flow.target import Target
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
-from headrace.sources.delta import DeltaSource
-from headrace.sources.delta_changes import DeltaChanges
+from headrace.sources.delta.changes import DeltaChanges
+from headrace.sources.delta.source import DeltaSource
 from headrace.sources.files import FileSource
 from headrace.sources.rate import Rate
 from headrace.sources.socket import Socket

@@ -33,7 +33,7 @@ from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce, _send
 from headrace.sinks.kafka_transaction import publish
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,8 +27,8 @@ from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
 from headrace.sinks.delta_append import DeltaAppend
-from headrace.sources.kafka import Kafka
-from headrace.sources.kafka_topics import TopicPattern
+from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.topics import TopicPattern
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ from headrace.operate.replayed import consumed
 from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import PRODUCT, EnrichmentSettings, flows
 from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseGenerator, PurchaseTraffic
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 from systems.past_traffic import NOW
 
 if TYPE_CHECKING:

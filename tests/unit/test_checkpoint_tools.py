@@ -35,7 +35,7 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import lease
 from headrace.runtime.manifest import Manifest
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{}}'
 OPERATOR = (

@@ -26,7 +26,7 @@ from headrace.runtime.heart import Heart, Seen
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.table_policy import TablePolicy
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 from headrace.testing import Drive
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)

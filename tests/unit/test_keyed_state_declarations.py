@@ -31,10 +31,10 @@ from pyspark.sql.types import (
 
 from headrace import FlowError
 from headrace.testing import Drive
-from headrace.transforms.kept import Kept, ListOf, MapOf, Timers
-from headrace.transforms.keyed_memory import replayed
-from headrace.transforms.keyed_state import EventTime, KeyedState, ProcessingTime
-from headrace.transforms.state_types import Digits, record
+from headrace.transforms.keyed.in_memory import replayed
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
+from headrace.transforms.keyed.state import Kept, ListOf, MapOf, Timers
+from headrace.transforms.keyed.state_types import Digits, record
 from keyed_cases import GAP, NOON, Brief, Counter, Place, Total, Visits, Wide, click
 
 if TYPE_CHECKING:

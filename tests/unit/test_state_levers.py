@@ -45,10 +45,11 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.events import SettingFrozen, StateNearBudget
 from headrace.runtime.frozen import require_same_store
 from headrace.runtime.session import cores_of, flow_settings
-from headrace.runtime.source_order import Place, recorded_order, require_order, source_index
+from headrace.runtime.source_order import recorded_order, require_order, source_index
 from headrace.runtime.state_memory import _megabytes, machine_bytes
 from headrace.runtime.state_size import OperatorState, gone, write_note
 from headrace.runtime.state_watch import StateWatch
+from headrace.spark_plan.source_order import Place
 
 SCHEMA = StructType([StructField("id", StringType()), StructField("at", TimestampType(), nullable=False)])
 AT = Watermark("at", "10 minutes")

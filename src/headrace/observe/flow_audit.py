@@ -16,14 +16,14 @@ from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.source import Begun, OfFiles, Source, Watched
 from headrace.flow.target import Target
+from headrace.ingest.parse import judged, with_reason
 from headrace.observe.ahead_audit import ahead_rows
 from headrace.observe.late_audit import LateAudit, Unexplained
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_order import source_index
-from headrace.sources.reading_again import not_again
-from headrace.transforms.parse import judged, with_reason
+from headrace.sources.errors import not_again
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,11 +19,11 @@ from headrace.errors import DataError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.observe.late_plan import LateFilter, LatePlan, as_input, late_plan, place
+from headrace.ingest.future_events import in_time, judged_by_clock
+from headrace.ingest.parse import good, judged
 from headrace.observe.lateness import late
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.transforms.ahead import in_time, judged_by_clock
-from headrace.transforms.parse import good, judged
+from headrace.spark_plan.late_filters import LateFilter, LatePlan, as_input, late_plan, place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.observe.late_plan import AT, LateFilter
+from headrace.spark_plan.late_filters import AT, LateFilter
 
 _FROM = ("input", "topic", "partition", "offset", "row_id")
 

@@ -25,7 +25,7 @@ from headrace.operate.checkpoint_state import DEFAULT, stores
 from headrace.operate.erase_places import captures
 from headrace.operate.erase_subject import Subject, Texts
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

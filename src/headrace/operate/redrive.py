@@ -36,14 +36,14 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
+from headrace.ingest import rules
+from headrace.ingest.parse import BAD, good, judged, with_reason
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.quarantine_list import IDENTITY, redriven_table
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.session import flow_session
 from headrace.runtime.sole_writer import writing
 from headrace.sinks.kafka_transaction import REDRIVEN_COLUMN, Slot, publish
-from headrace.transforms import rules
-from headrace.transforms.parse import BAD, good, judged, with_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

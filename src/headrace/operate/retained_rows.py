@@ -22,13 +22,13 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.source import Begun, Gone, Watched
 from headrace.flow.target import Target
+from headrace.ingest.future_events import in_time, judged_by_clock
+from headrace.ingest.parse import good, judged
 from headrace.observe.flow_audit import quarantine_table
-from headrace.observe.late_plan import as_input
 from headrace.operate import repair_refusals as refusals
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.source_order import source_index
-from headrace.transforms.ahead import in_time, judged_by_clock
-from headrace.transforms.parse import good, judged
+from headrace.spark_plan.late_filters import as_input
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

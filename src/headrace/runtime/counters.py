@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from headrace.flow.rules import Rule
+from headrace.ingest import rules
+from headrace.ingest.parse import BAD
 from headrace.runtime.events import BatchCommitted
-from headrace.runtime.source_order import Place
 from headrace.runtime.state_size import operator_states
-from headrace.transforms import rules
-from headrace.transforms.parse import BAD
+from headrace.spark_plan.source_order import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from headrace.errors import ConfigError, DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
-from headrace.transforms.rules import STOPPED
+from headrace.ingest.rules import STOPPED
 
 _STATE_KEPT = (
     "The sinks hold every batch up to the last commit; the failed batch will be run again from the same offsets."

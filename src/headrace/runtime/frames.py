@@ -9,14 +9,14 @@ from pyspark.sql import functions as F
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous
 from headrace.flow.target import Target
+from headrace.ingest.future_events import in_time, judged_by_clock
+from headrace.ingest.parse import good, judged
+from headrace.ingest.rules import stopping
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.counters import count_judged, note_time
 from headrace.runtime.heartbeats import Heartbeats
-from headrace.runtime.source_order import Place
 from headrace.runtime.unbatched import is_unbatched, source_of
-from headrace.transforms.ahead import in_time, judged_by_clock
-from headrace.transforms.parse import good, judged
-from headrace.transforms.rules import stopping
+from headrace.spark_plan.source_order import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,12 +21,13 @@ from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Continuous, RealTime, Watermark
 from headrace.flow.sink import Waiting, leaves
 from headrace.flow.target import Target
+from headrace.ingest.idle_ticks import with_beats
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock
 from headrace.runtime.heart import Heart, Seen
-from headrace.runtime.source_order import Place, recorded_order
-from headrace.sources.heartbeats import beats
-from headrace.transforms.heartbeat import with_beats
+from headrace.runtime.source_order import recorded_order
+from headrace.sources.idle_ticks import beats
+from headrace.spark_plan.source_order import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

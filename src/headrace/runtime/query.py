@@ -40,7 +40,6 @@ from headrace.runtime.capture_watch import CaptureWatch
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.counters import as_event, count_results
-from headrace.runtime.custom_state import prepare_custom_state
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside, SettingFrozen
 from headrace.runtime.failures import mapped
 from headrace.runtime.frames import Frames
@@ -50,13 +49,15 @@ from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import Holding
 from headrace.runtime.lineage import require_lineage
 from headrace.runtime.manifest import Manifest
-from headrace.runtime.operators import operators
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_guard import SourceGuard
-from headrace.runtime.source_order import Place, planned_order, require_order
+from headrace.runtime.source_order import require_order
 from headrace.runtime.state_size import operator_states
 from headrace.runtime.state_watch import StateWatch
 from headrace.runtime.unbatched import Epochs, ends, is_unbatched, note_beginning, require_continuable
+from headrace.spark_plan.custom_state import prepare_custom_state
+from headrace.spark_plan.operators import operators
+from headrace.spark_plan.source_order import Place, planned_order
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

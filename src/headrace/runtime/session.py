@@ -24,10 +24,10 @@ from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RocksDB
 from headrace.flow.target import Target
+from headrace.ingest.flat_json import flat_json_jar
 from headrace.runtime.frozen import PARTITIONS, PROVIDER
-from headrace.runtime.jvm_names import remember_names
 from headrace.runtime.state_memory import BOUND
-from headrace.transforms.flat_json import flat_json_jar
+from headrace.spark_plan.jvm_names import remember_names
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
 

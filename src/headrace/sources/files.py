@@ -15,8 +15,8 @@ from headrace.flow.source import Bound
 from headrace.flow.target import Target
 from headrace.sources.arrivals import arriving_files
 from headrace.sources.bounds import file_bounds, file_options, require_bounds, undeclarable
+from headrace.sources.errors import not_again
 from headrace.sources.local_folder import require_readable
-from headrace.sources.reading_again import not_again
 from headrace.sources.sink_folder import require_log_honoured, written_options
 
 if TYPE_CHECKING:

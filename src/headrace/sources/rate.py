@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_positive
-from headrace.sources.reading_again import not_again
+from headrace.sources.errors import not_again
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import PartUnavailable
 from headrace.flow.target import Target
 from headrace.sources.bounds import undeclarable
-from headrace.sources.reading_again import not_again
+from headrace.sources.errors import not_again
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

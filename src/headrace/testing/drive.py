@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 from pyspark.sql import Row
 
 from headrace.errors import FlowError
-from headrace.transforms.kept import Kept, in_ms, moment
-from headrace.transforms.keyed_memory import MemoryStore, fired, in_time_order
-from headrace.transforms.keyed_state import EventTime, KeyedState, called
+from headrace.transforms.keyed.in_memory import MemoryStore, fired, in_time_order
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, called
+from headrace.transforms.keyed.state import Kept, in_ms, moment
 
 S = TypeVar("S")
 Out = TypeVar("Out")

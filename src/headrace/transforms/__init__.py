@@ -1,1 +1,1 @@
-"""DataFrame to DataFrame, pure: what happens to rows between a source and a sink."""
+"""DataFrame to DataFrame, pure: what a user calls inside a transform."""

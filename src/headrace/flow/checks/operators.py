@@ -1,7 +1,7 @@
 """The kinds of operators that a flow can be made of, as far as they decide what may run.
 
-A transform says nothing about them by itself: they are read from its plan (`headrace.runtime.operators`). `matrix` says
-which of them go with which output mode and which trigger.
+A transform says nothing about them by itself: they are read from its plan (`headrace.spark_plan.operators`).
+`matrix` says which of them go with which output mode and which trigger.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from headrace.patterns.medallion import model
 from headrace.patterns.medallion.generator import generator
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.source_order import source_index
-from headrace.sources.delta import DeltaSource
+from headrace.sources.delta.source import DeltaSource
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

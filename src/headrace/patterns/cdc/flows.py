@@ -22,8 +22,8 @@ from headrace.sinks.cdc_mirror import Mirror
 from headrace.sinks.cdc_passed_over import NotKept
 from headrace.sinks.cdc_upkeep import Upkeep
 from headrace.sinks.delta_cdc import DeltaCdc, Kept
-from headrace.sources.kafka import Kafka
-from headrace.sources.kafka_topics import TopicPattern
+from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.topics import TopicPattern
 from headrace.transforms.debezium import ENVELOPE, TRANSACTION, changes, doubted
 
 if TYPE_CHECKING:

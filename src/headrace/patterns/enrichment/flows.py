@@ -19,7 +19,7 @@ from headrace.sinks.delta_enriched import DeltaEnriched
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.dimension import AsOf, Dimension, OnNewVersion, Refresh
 from headrace.sinks.table_policy import TablePolicy
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 
 # A field that is not nullable is required: a record without it goes to quarantine.
 PURCHASE = StructType(

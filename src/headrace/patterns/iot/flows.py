@@ -25,9 +25,9 @@ from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.kafka import KafkaTopic
 from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
 from headrace.sinks.table_policy import TablePolicy
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 from headrace.transforms.averages import exact_average
-from headrace.transforms.per_key import per_key
+from headrace.transforms.keyed.on_spark import per_key
 from headrace.transforms.windows import tumbling, window_bounds
 
 # A field that is not nullable is required. Decimals: an average is exact, whatever the order of the rows. A sensor that

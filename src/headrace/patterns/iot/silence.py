@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.transforms.kept import Kept, Timers
-from headrace.transforms.keyed_state import EventTime, KeyedState
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState
+from headrace.transforms.keyed.state import Kept, Timers
 
 if TYPE_CHECKING:
     from pyspark.sql import Row

@@ -22,9 +22,9 @@ from headrace.flow.source import Fit
 from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.table_policy import TablePolicy
-from headrace.sources.bronze import BronzeTable
-from headrace.sources.delta import DeltaSource
-from headrace.sources.kafka import Kafka
+from headrace.sources.delta.bronze import BronzeTable
+from headrace.sources.delta.source import DeltaSource
+from headrace.sources.kafka.source import Kafka
 from headrace.transforms.averages import exact_average
 from headrace.transforms.dedup import deduplicated
 

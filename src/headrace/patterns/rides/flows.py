@@ -28,7 +28,7 @@ from headrace.sinks.delta_append import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
 from headrace.sinks.kafka import KafkaTopic
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 from headrace.transforms.averages import exact_average
 from headrace.transforms.windows import exact_distinct, tumbling, window_bounds
 

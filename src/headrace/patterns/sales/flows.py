@@ -22,7 +22,7 @@ from headrace.flow.source import Fit
 from headrace.sinks.delta_roll_ups import DeltaRollUps
 from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.table_policy import TablePolicy
-from headrace.sources.kafka import Kafka
+from headrace.sources.kafka.source import Kafka
 from headrace.transforms.windows import sliding, tumbling, window_bounds
 
 if TYPE_CHECKING:

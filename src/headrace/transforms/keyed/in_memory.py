@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.transforms.kept import VALUE, in_ms
-from headrace.transforms.keyed_state import EventTime, KeyedState, called
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, called
+from headrace.transforms.keyed.state import VALUE, in_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Row

@@ -29,8 +29,7 @@ from pyspark.sql import functions as F
 
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
-from headrace.observe import plan_tree as tree
-from headrace.transforms.per_key import STATE_INPUT, TIMED_STATE_INPUT
+from headrace.spark_plan import tree
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
@@ -42,6 +41,10 @@ AT = "_headrace_at"
 # Where a record lies in Kafka, as rows bring it here: below a name that no field of a payload has.
 PLACE = "_headrace_place"
 _PLACE_FIELDS = {"topic": "string", "partition": "int", "offset": "long"}
+
+# How `transforms.keyed` names, in the plan of a batch, the rows that a stream would give to custom state. Under event
+# time a stream drops late ones of them, and whoever looks for those has to find the place.
+STATE_INPUT, TIMED_STATE_INPUT = "_headrace_state_input", "_headrace_timed_state_input"
 
 # How a plan names the frame of an input.
 _INPUT = "_headrace_input_"

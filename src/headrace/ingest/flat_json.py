@@ -63,7 +63,7 @@ _NOT_PLAIN = re.compile(r'["\\\x00-\x1f]')
 
 def flat_json_jar() -> Path:
     """Return the jar that holds the class. Sessions load it at their start."""
-    return Path(str(resources.files("headrace.transforms").joinpath("jvm", "flat-json.jar")))
+    return Path(str(resources.files("headrace.ingest").joinpath("jvm", "flat-json.jar")))
 
 
 def read_flat(raw: DataFrame, given: Input) -> Column | None:

@@ -27,8 +27,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.transforms.kept import VALUE, Kept, ListOf, MapOf, Shape, Store, Timers, moment
-from headrace.transforms.state_types import Record, record, undeclarable, value_or_record
+from headrace.transforms.keyed.state import VALUE, Kept, ListOf, MapOf, Shape, Store, Timers, moment
+from headrace.transforms.keyed.state_types import Record, record, undeclarable, value_or_record
 
 if typing.TYPE_CHECKING:
     from pyspark.sql import Row

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 
 from headrace.errors import DataError
-from headrace.sources.reading_again import not_again
+from headrace.sources.errors import not_again
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from headrace.clients.filesystem import files_for
 from headrace.flow.target import Target
-from headrace.sources.delta import DeltaSource
+from headrace.sources.delta.source import DeltaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,24 +29,21 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructField, StructType
 
+from headrace.spark_plan.late_filters import STATE_INPUT, TIMED_STATE_INPUT
 from headrace.transforms.dedup import require_watermark
-from headrace.transforms.kept import VALUE, Shape
-from headrace.transforms.keyed_memory import in_time_order, replayed
-from headrace.transforms.keyed_state import EventTime, KeyedState, called
-from headrace.transforms.state_types import Kind, Record, undeclarable
+from headrace.transforms.keyed.in_memory import in_time_order, replayed
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, called
+from headrace.transforms.keyed.state import VALUE, Shape
+from headrace.transforms.keyed.state_types import Kind, Record, undeclarable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-# How the plan of a batch names the rows that a stream would give to custom state. Under event time a stream drops late
-# ones of them, and whoever looks for those has to find the place.
-STATE_INPUT, TIMED_STATE_INPUT = "_headrace_state_input", "_headrace_timed_state_input"
 
 
 def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> DataFrame:
     """Run a class of custom state over the rows of each key, and return what it returns.
 
-    Over a batch the rows of a key come in order of event time, and timers between them: see `keyed_memory.replayed`.
+    Over a batch the rows of a key come in order of event time, and timers between them: see `in_memory.replayed`.
     Each column costs time in Python for every row: select those that the class reads.
     """
     shape = type(processor).shape

@@ -17,7 +17,7 @@ from headrace.flow.checks.operators import Plan, Unplanned
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.runtime.operators import operators, spark_refuses
+from headrace.spark_plan.operators import operators, spark_refuses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

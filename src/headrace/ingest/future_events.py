@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.transforms import rules
-from headrace.transforms.parse import BAD
+from headrace.ingest import rules
+from headrace.ingest.parse import BAD
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -13,7 +13,7 @@ from headrace.clients.positions import Partition, end_offsets, first_offsets, of
 from headrace.errors import FlowError, nearest
 from headrace.flow.target import Target
 from headrace.sources.bounds import undeclarable
-from headrace.sources.kafka_topics import Selection, require_topic_name
+from headrace.sources.kafka.topics import Selection, require_topic_name
 
 Edge = Literal["earliest", "latest"]
 

@@ -13,8 +13,8 @@ from headrace.clients.filesystem import files_for
 from headrace.errors import PartUnavailable
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bounds, require_version
-from headrace.sources.delta_log import offsets, version
-from headrace.sources.delta_table import DeltaTableSource
+from headrace.sources.delta.log import offsets, version
+from headrace.sources.delta.table import DeltaTableSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

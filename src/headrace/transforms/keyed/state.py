@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from headrace.errors import FlowError
-from headrace.transforms.state_types import Kind, Record
+from headrace.transforms.keyed.state_types import Kind, Record
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from headrace.errors import HeadraceError
 from headrace.flow.source import Bound, Fit
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bounds, require_ids, require_positive, require_words
-from headrace.sources.kafka_start import Start, StartOffsets, StartTime, require_edge, resolved
-from headrace.sources.kafka_topics import Selection, TopicNames, TopicPartitions, TopicPattern
+from headrace.sources.kafka.start import Start, StartOffsets, StartTime, require_edge, resolved
+from headrace.sources.kafka.topics import Selection, TopicNames, TopicPartitions, TopicPattern
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql.classic.column import Column
 
-from headrace.observe import plan_tree as tree
-from headrace.observe.late_plan import DELAY, SESSION, stateful
+from headrace.spark_plan import tree
+from headrace.spark_plan.late_filters import DELAY, SESSION, stateful
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

@@ -22,7 +22,7 @@ import org.apache.spark.unsafe.types.UTF8String;
 public final class FlatJson implements Serializable {
   private static final long serialVersionUID = 1L;
 
-  // What a field holds. The numbers are those of transforms/flat_json.py.
+  // What a field holds. The numbers are those of ingest/flat_json.py.
   private static final int TEXT = 0;
   private static final int BOOLEAN = 1;
   private static final int BYTE = 2;

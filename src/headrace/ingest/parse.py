@@ -48,8 +48,8 @@ from pyspark.sql.types import (
 )
 
 from headrace.flow.inputs import Input
-from headrace.transforms import rules
-from headrace.transforms.flat_json import read_flat
+from headrace.ingest import rules
+from headrace.ingest.flat_json import read_flat
 
 # Columns that stand beside those of the source while a row is judged. Fields of the payload are among them with a
 # prefix, so that they cannot collide with any of the source.

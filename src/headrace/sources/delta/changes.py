@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bounds, require_version
-from headrace.sources.delta_log import Offset, offsets, version
-from headrace.sources.delta_table import DeltaTableSource
-from headrace.sources.reading_again import not_again
+from headrace.sources.delta.log import Offset, offsets, version
+from headrace.sources.delta.table import DeltaTableSource
+from headrace.sources.errors import not_again
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

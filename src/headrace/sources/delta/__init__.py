@@ -1,0 +1,1 @@
+"""Delta tables: appended rows, change feeds, and tables of records as they came."""

@@ -1,0 +1,1 @@
+"""Custom state per key: its declaration, the same class on Spark and in memory."""
