@@ -29,6 +29,7 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks import cdc_table
 from headrace.sinks.cdc_table import POSITION, make
+from headrace.sinks.delta.log import size
 from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.transforms.debezium import ENVELOPE, changes
 
@@ -196,7 +197,7 @@ def marked(spark: SparkSession, target: Target, folder: Path, given: Given) -> t
         orders = Orders(rows, given.batch)
         anew, marks = (mirror(spark, target, orders, f"{name}-{rows}") for name in ("anew", "marks"))
         location = f"{target.table(f'marks-{rows}')}/orders"
-        told = cdc_table.size(spark, location)
+        told = size(spark, location)
         spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
         taken([anew, marks], folder / f"vectors-{rows}", warm_up=given.warm_up, rounds=given.rounds)
         megabytes = round(told[1] / 2**20) if told else 0

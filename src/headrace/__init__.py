@@ -37,14 +37,14 @@ from headrace.flow.state_budget import StateBudget
 from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink, Transaction
-from headrace.sinks.delta_append import DeltaAppend
-from headrace.sinks.delta_overwrite import DeltaOverwrite
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.overwrite import DeltaOverwrite
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
-from headrace.sinks.jdbc import JdbcUpsert
-from headrace.sinks.kafka import KafkaTopic
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.jdbc.upsert import JdbcUpsert
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.topic import KafkaTopic
 from headrace.sinks.memory import Memory
 from headrace.sinks.noop import Noop
 from headrace.sinks.rest import Rest

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from crash.cases import CASES, canonical
 from crash.chain import Chain, Difference, ProcessDriver, Step
 from crash.driver import LOST_WORKER
-from headrace.sinks.kafka import KafkaSink
+from headrace.sinks.kafka.topic import KafkaSink
 
 if TYPE_CHECKING:
     from conftest import Broker

@@ -13,7 +13,7 @@ from headrace.clients.topics import create_topics
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.demos.enrichment import EnrichmentDemo, versions_seen
 from headrace.operate.scene import DemoSettings, Scene
-from headrace.sinks.dimension import AsOf
+from headrace.sinks.delta.dimension import AsOf
 from systems.killed_driver import target_for
 
 if TYPE_CHECKING:

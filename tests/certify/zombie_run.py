@@ -17,9 +17,9 @@ from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import Sink
 from headrace.flow.target import Lease, Target
 from headrace.operate.run import open_application
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.files import Files
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
 
 # One file a batch; the driver that is to be paused waits at a row of batch 1.
 BATCHES = ([1, 2, 3], [4, 5, 6], [7, 8], [9])

@@ -30,18 +30,18 @@ from headrace.flow.levers import OutputMode, RocksDB, Watermark
 from headrace.flow.sink import Batch, Sink, leaves
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnce
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.dimension import Dimension
+from headrace.sinks.delta.enriched import DeltaEnriched
+from headrace.sinks.delta.overwrite import DeltaOverwrite
+from headrace.sinks.delta.roll_ups import DeltaRollUps
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.delta_cdc import DeltaCdc
-from headrace.sinks.delta_enriched import DeltaEnriched
-from headrace.sinks.delta_overwrite import DeltaOverwrite
-from headrace.sinks.delta_roll_ups import DeltaRollUps
-from headrace.sinks.delta_upsert import DeltaUpsert
-from headrace.sinks.dimension import Dimension
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.files import Files
-from headrace.sinks.jdbc import JdbcUpsert
-from headrace.sinks.kafka import KafkaTopic
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.jdbc.upsert import JdbcUpsert
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.topic import KafkaTopic
 from headrace.sources.files import FileSource
 from headrace.sources.kafka.source import Kafka
 

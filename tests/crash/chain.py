@@ -37,8 +37,8 @@ from headrace.flow.secret import revealed
 from headrace.flow.target import Database
 from headrace.operate.run import Application
 from headrace.runtime import events
-from headrace.sinks.kafka import KafkaSink
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.topic import KafkaSink
 
 # A driver with all flows is up in 10 s on a quiet machine; this one may be busy.
 _PATIENCE_SECONDS = 480.0

@@ -23,8 +23,8 @@ from crash.cases import KEYS, POINTS, Case, canonical
 from crash.chain import Chain, Difference, killed_at_every_point
 from crash.readers import delta_versions
 from headrace.flow.target import Database
-from headrace.sinks.delta_table import DeltaTableSink
-from headrace.sinks.kafka import KafkaSink
+from headrace.sinks.delta.table import DeltaTableSink
+from headrace.sinks.kafka.topic import KafkaSink
 
 NOTHING = Difference()
 

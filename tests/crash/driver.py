@@ -33,10 +33,10 @@ from headrace.runtime.events import BatchCommitted, Event, FlowFailed
 from headrace.sinks import delta_cdc
 from headrace.sinks.cdc_published import Row
 from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.delta_cdc import DeltaCdc
-from headrace.sinks.delta_upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
 
 if TYPE_CHECKING:
     import pyarrow as pa

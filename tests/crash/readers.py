@@ -26,11 +26,11 @@ from headrace.flow.sink import Sink
 from headrace.flow.target import Target
 from headrace.sinks.cdc_table import POSITION
 from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.delta.table import DeltaTableSink
 from headrace.sinks.delta_cdc import PUBLISHED, DeltaCdc
-from headrace.sinks.delta_table import DeltaTableSink
 from headrace.sinks.files import Files
-from headrace.sinks.jdbc import JdbcUpsert
-from headrace.sinks.kafka import KafkaSink
+from headrace.sinks.jdbc.upsert import JdbcUpsert
+from headrace.sinks.kafka.topic import KafkaSink
 
 # How long a local broker may take to answer on a busy machine.
 _ANSWER_SECONDS = 30.0

@@ -20,7 +20,7 @@ from headrace.flow.target import Target
 from headrace.sinks.cdc_history import History
 from headrace.sinks.cdc_log import ChangeLog
 from headrace.sinks.cdc_mirror import Mirror
-from headrace.sinks.cdc_table import quoted
+from headrace.sinks.delta.sql import quoted
 from headrace.sinks.delta_cdc import DeltaCdc, Kept
 from headrace.transforms.debezium import ENVELOPE, PLACEHOLDER, changes, doubted
 

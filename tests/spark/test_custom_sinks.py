@@ -21,7 +21,7 @@ from headrace.flow.target import Target
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.custom import CustomExactlyOnce, CustomSink
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.memory import Memory
 from headrace.sinks.noop import Noop

@@ -25,7 +25,7 @@ from headrace.operate.checkpoint_verify import verify
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.integrity import require_intact
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.files import FileSource
 
 pytestmark = pytest.mark.spark

@@ -19,9 +19,17 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.events import BatchCommitted
 from headrace.sinks.cdc_history import History
-from headrace.sinks.delta_enriched import DeltaEnriched
-from headrace.sinks.dimension import AsOf, Dimension, DimensionInUse, EachBatch, EveryInterval, OnNewVersion, Refresh
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.dimension import (
+    AsOf,
+    Dimension,
+    DimensionInUse,
+    EachBatch,
+    EveryInterval,
+    OnNewVersion,
+    Refresh,
+)
+from headrace.sinks.delta.enriched import DeltaEnriched
+from headrace.sinks.delta.policy import TablePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,8 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.operate.demos.sales import not_adding_up
 from headrace.patterns.sales.flows import SalesSettings, flows
-from headrace.sinks.delta_roll_ups import DeltaRollUps
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.policy import TablePolicy
+from headrace.sinks.delta.roll_ups import DeltaRollUps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

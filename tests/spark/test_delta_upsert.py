@@ -13,8 +13,8 @@ from pyspark.sql.types import DataType, DateType, LongType, StringType, Timestam
 from headrace.errors import FlowError
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.sinks.delta_overwrite import DeltaOverwrite
-from headrace.sinks.delta_upsert import DeltaUpsert, literal
+from headrace.sinks.delta.overwrite import DeltaOverwrite
+from headrace.sinks.delta.upsert import DeltaUpsert, literal
 from headrace.sinks.fan_out import FanOut
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from headrace.operate.erase_subject import Subject, Texts
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 from headrace.sinks import cdc_table
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.log import version
 from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.sources.rate import Rate
 
@@ -401,8 +402,8 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     assert CliRunner().invoke(app, ["erase", "--verify", str(report)]).exit_code == 1
 
     # Once more: there is nothing to do.
-    versions = {path: cdc_table.version(lake.spark, str(lake.root / path)) for path in (mirror, graves, "gold/orders")}
+    versions = {path: version(lake.spark, str(lake.root / path)) for path in (mirror, graves, "gold/orders")}
     again = lake.erase("--table", "customers", "--key", "42")
     assert again.exit_code == 0, (again.output, again.exception)
     assert "No table holds anything of it." in again.output
-    assert {path: cdc_table.version(lake.spark, str(lake.root / path)) for path in versions} == versions
+    assert {path: version(lake.spark, str(lake.root / path)) for path in versions} == versions

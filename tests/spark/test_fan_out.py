@@ -14,10 +14,10 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.console import Console
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
-from headrace.sinks.kafka import KafkaTopic
+from headrace.sinks.kafka.topic import KafkaTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,9 +19,9 @@ from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
-from headrace.sinks.delta_append import DeltaAppend
-from headrace.sinks.delta_overwrite import DeltaOverwrite
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.overwrite import DeltaOverwrite
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 
 if TYPE_CHECKING:

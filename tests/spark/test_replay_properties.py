@@ -26,11 +26,11 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnce
-from headrace.sinks.delta_append import DeltaAppend
-from headrace.sinks.delta_overwrite import DeltaOverwrite
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.overwrite import DeltaOverwrite
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.files import Files
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ import pytest
 
 from headrace import DeltaAppend, DeltaSource, DeltaUpsert, Target
 from headrace.flow.sink import Batch
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.policy import TablePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

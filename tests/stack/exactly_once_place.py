@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.clients.kafka import read_topic
-from headrace.clients.ledger import LedgerEntry, create_ledger, last_entries
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
-from headrace.sinks.kafka_transaction import Slot
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.ledger import LedgerEntry, create_ledger, last_entries
+from headrace.sinks.kafka.transaction import Slot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks import kafka_transaction
-from headrace.sinks.kafka_transaction import Slot, publish
+from headrace.sinks.kafka import transaction
+from headrace.sinks.kafka.transaction import Slot, publish
 
 
 def chunk(ids: Iterable[int]) -> pa.RecordBatch:
@@ -38,7 +38,7 @@ class DiesAfterCommit(Producer):
 
 def main() -> None:
     moment, topic, flow, bootstrap = sys.argv[1:]
-    kafka_transaction.Producer = {"before": DiesBeforeCommit, "after": DiesAfterCommit}[moment]  # type: ignore[misc]
+    transaction.Producer = {"before": DiesBeforeCommit, "after": DiesAfterCommit}[moment]  # type: ignore[misc]
     target = Target("test", lake="unused", checkpoints="unused", kafka={"bootstrap.servers": bootstrap})
     publish(Slot(Batch(flow, "q1", 0, target), topic, f"headrace-ledger-{flow}"), [chunk([1, 2, 3])])
 

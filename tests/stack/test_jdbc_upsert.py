@@ -34,8 +34,8 @@ from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Database, Target
 from headrace.operate.run import Application
-from headrace.sinks.jdbc import JdbcUpsert
-from headrace.sinks.jdbc_staging import Staging
+from headrace.sinks.jdbc.staging import Staging
+from headrace.sinks.jdbc.upsert import JdbcUpsert
 from headrace.sources.files import FileSource
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
@@ -440,7 +440,7 @@ def test_a_batch_that_fails_in_a_task_leaves_nothing(spark: SparkSession, place:
 def test_the_staging_tables_of_dead_attempts_are_removed(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("headrace.sinks.jdbc_staging._drop", lambda *_: None)
+    monkeypatch.setattr("headrace.sinks.jdbc.staging._drop", lambda *_: None)
     place.sink.write(rows(spark, (1, 1, "a")), place.batch(0))
     assert len(place.staging_tables()) == 1
     monkeypatch.undo()

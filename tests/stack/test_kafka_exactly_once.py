@@ -19,7 +19,6 @@ from exactly_once_run import chunk
 from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.clients.kafka import read_topic
-from headrace.clients.ledger import LedgerEntry, create_ledger, last_entries
 from headrace.clients.topics import create_topics
 from headrace.errors import DataError, PartUnavailable, RecoveryError
 from headrace.flow.flow import Flow
@@ -28,11 +27,12 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import Accountable
 from headrace.operate.run import Application
-from headrace.sinks import kafka_transaction
 from headrace.sinks.fan_out import FanOut
-from headrace.sinks.kafka import KafkaTopic
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce, _send
-from headrace.sinks.kafka_transaction import publish
+from headrace.sinks.kafka import transaction
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce, _send
+from headrace.sinks.kafka.ledger import LedgerEntry, create_ledger, last_entries
+from headrace.sinks.kafka.topic import KafkaTopic
+from headrace.sinks.kafka.transaction import publish
 from headrace.sources.kafka.source import Kafka
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def commits_with(monkeypatch: pytest.MonkeyPatch, instead) -> None:
             own = super().commit_transaction
             return instead(lambda: own(timeout)) if len(calls) == 1 else own(timeout)
 
-    monkeypatch.setattr(kafka_transaction, "Producer", Patched)
+    monkeypatch.setattr(transaction, "Producer", Patched)
 
 
 def test_a_driver_that_was_taken_over_cannot_commit(place: Place, monkeypatch: pytest.MonkeyPatch):

@@ -17,10 +17,10 @@ from exactly_once_run import chunk
 from pyspark import cloudpickle
 
 from headrace.clients.kafka import read_topic
-from headrace.clients.ledger import LedgerEntry, held_entries
 from headrace.errors import RecoveryError
-from headrace.sinks import kafka_exactly_once
-from headrace.sinks.kafka_transaction import Slot, publish
+from headrace.sinks.kafka import exactly_once
+from headrace.sinks.kafka.ledger import LedgerEntry, held_entries
+from headrace.sinks.kafka.transaction import Slot, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,8 +79,8 @@ class Dying:
         self._ledger = place.target, place.ledger, f"hr.test.{place.name}.0"
 
     def __call__(self, slot: Slot, number: int, counted: Any, copies: bool, pieces: Iterator[bytes]) -> Iterator[Any]:
-        from headrace.sinks import kafka_transaction
-        from headrace.sinks.kafka_exactly_once import _send
+        from headrace.sinks.kafka import transaction
+        from headrace.sinks.kafka.exactly_once import _send
 
         if slot.number < self._slot:
             yield from _send(slot, number, counted, copies, pieces)
@@ -91,13 +91,13 @@ class Dying:
             pass
         moment = self._moment
 
-        class Dies(kafka_transaction.Producer):  # type: ignore[misc,name-defined]
+        class Dies(transaction.Producer):  # type: ignore[misc,name-defined]
             def commit_transaction(self, timeout: float = -1) -> None:
                 if moment == "after":
                     super().commit_transaction(timeout)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        kafka_transaction.Producer = Dies  # type: ignore[misc]
+        transaction.Producer = Dies  # type: ignore[misc]
         yield from _send(slot, number, counted, copies, pieces)
 
 
@@ -117,7 +117,7 @@ def test_a_batch_that_dies_between_two_slots_is_completed_with_the_rows_it_began
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, slot: int, moment: str
 ):
     with monkeypatch.context() as patched:
-        patched.setattr(kafka_exactly_once, "_send", Dying(slot, moment, place))
+        patched.setattr(exactly_once, "_send", Dying(slot, moment, place))
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
             place.sink.write(lucky(spark, 60), place.batch(0))
     found = entries(place)

@@ -26,7 +26,7 @@ from headrace.operate.measure import measured
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.kafka.source import Kafka
 from headrace.sources.kafka.topics import TopicPattern
 

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from headrace.cli.main import app
 from headrace.operate.late_repair import Repair
-from headrace.sinks import kafka_transaction
+from headrace.sinks.kafka import transaction
 
 
 def die() -> NoReturn:
@@ -34,7 +34,7 @@ def interruption(moment: str, end: Callable[[], BaseException]) -> Iterator[tupl
         case "before the mark":
             yield Repair, "_mark", mark
         case "before the commit":
-            yield kafka_transaction, "Producer", EndsBeforeCommit
+            yield transaction, "Producer", EndsBeforeCommit
         case _:
             raise ValueError(moment)
 

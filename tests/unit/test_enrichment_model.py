@@ -16,7 +16,7 @@ from headrace.patterns.enrichment.generator import (
 )
 from headrace.patterns.enrichment.model import Product, judge, newest_products, replay
 from headrace.patterns.records import Bad, Consumed
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.policy import TablePolicy
 
 DAY = datetime(2024, 5, 6, tzinfo=UTC)
 NOON_US = round(DAY.timestamp() * 1_000_000) + 12 * 3_600_000_000

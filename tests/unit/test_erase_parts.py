@@ -28,7 +28,7 @@ from headrace.operate.erase_plan import Place
 from headrace.operate.erase_scan import Signs, Traces, texts_of, traces
 from headrace.operate.erase_subject import Subject, Texts, singular, telling
 from headrace.sinks.cdc_replace import condition
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.rate import Rate
 

@@ -23,9 +23,9 @@ from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.window_model import replay
 from headrace.runtime.heart import Heart, Seen
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.policy import TablePolicy
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
-from headrace.sinks.table_policy import TablePolicy
 from headrace.sources.kafka.source import Kafka
 from headrace.testing import Drive
 

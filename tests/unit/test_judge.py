@@ -36,7 +36,7 @@ from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.operate import plans
 from headrace.operate.matrix_page import SINKS, drawn
 from headrace.operate.run import until_done_of
-from headrace.sinks.kafka import KafkaSink
+from headrace.sinks.kafka.topic import KafkaSink
 
 LEVERS = Path(__file__).parents[2] / "docs" / "levers"
 ROW = StructType([StructField("id", StringType())])
@@ -175,9 +175,8 @@ def test_every_refusal_of_a_sink_has_a_reason_and_a_way_out() -> None:
 
 
 def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
-    modules = [
-        importlib.import_module(each.name) for each in pkgutil.iter_modules(sinks.__path__, f"{sinks.__name__}.")
-    ]
+    found = pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")
+    modules = [importlib.import_module(each.name) for each in found]
     classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     # Those that wrap others have the modes as a property. A `KafkaSink` is what the two for topics have in common.
     ends = {each for each in classes if isinstance(getattr(each, "output_modes", None), frozenset)}

@@ -15,7 +15,7 @@ from headrace.clients import kafka as client
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.secret import Secret
 from headrace.flow.sink import Batch, SetAside
-from headrace.sinks.kafka_transaction import Slot
+from headrace.sinks.kafka.transaction import Slot
 
 
 def login(address: str, secret: Secret) -> dict[str, str | Secret]:

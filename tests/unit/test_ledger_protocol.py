@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headrace.clients.ledger import LedgerEntry
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.kafka_transaction import Slot, is_due
+from headrace.sinks.kafka.ledger import LedgerEntry
+from headrace.sinks.kafka.transaction import Slot, is_due
 
 TARGET = Target("test", lake="unused", checkpoints="unused")
 BATCHES, ROWS, SEEDS = 2, 4, 1500

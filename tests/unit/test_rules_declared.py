@@ -8,7 +8,7 @@ import pytest
 
 from headrace import FlowError, Input, Kafka
 from headrace.flow.rules import Rule
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.policy import TablePolicy
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Lease, Target
 from headrace.runtime.sole_writer import sole_writer, writing
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
 from headrace.sources.rate import Rate

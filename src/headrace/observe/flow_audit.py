@@ -23,6 +23,7 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.session import flow_session
 from headrace.runtime.source_order import source_index
+from headrace.sinks.delta.log import last_recorded
 from headrace.sources.errors import not_again
 
 if TYPE_CHECKING:
@@ -268,8 +269,4 @@ class FlowAudit:
         """Return the last batch that a table records under an identity, or -1."""
         if not self._is_table(location):
             return -1
-        jvm = self._session._jvm
-        assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._session._jsparkSession, location)
-        found = log.unsafeVolatileSnapshot().transactions().get(app_id)
-        return int(found.get()) if found.isDefined() else -1
+        return last_recorded(self._session, location, app_id)

@@ -36,8 +36,8 @@ from headrace.operate.erase_table import erase_from, publish_again, rows_of, row
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 from headrace.runtime.sole_writer import sole_writer, writing
-from headrace.sinks.cdc_mirror import DELETED
 from headrace.sinks.cdc_together import BATCH, PENDING
+from headrace.sinks.delta.table import DELETED
 from headrace.sinks.delta_cdc import PUBLISHED
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from headrace.flow.sink import Captured, InFolder, leaves
 from headrace.flow.target import Target
 from headrace.operate.erase_scan import Signs
 from headrace.operate.erase_subject import Columns, Subject, Texts
-from headrace.sinks.cdc_table import quoted, snapshot
 from headrace.sinks.cdc_together import PENDING
+from headrace.sinks.delta.log import snapshot
+from headrace.sinks.delta.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

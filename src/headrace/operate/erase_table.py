@@ -28,7 +28,8 @@ from headrace.operate import erase_refusals as refusals
 from headrace.operate.erase_places import Column as TableColumn
 from headrace.operate.erase_places import Table
 from headrace.operate.erase_subject import Columns, Texts
-from headrace.sinks.cdc_table import quoted, snapshot, version
+from headrace.sinks.delta.log import snapshot, version
+from headrace.sinks.delta.sql import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

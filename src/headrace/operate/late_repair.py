@@ -45,8 +45,8 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import Holding, lease
 from headrace.runtime.session import flow_session
 from headrace.runtime.sole_writer import sole_writer
-from headrace.sinks.delta_append import DeltaAppend
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.spark_plan.windows import NotAWindow, WindowResults
 
 if TYPE_CHECKING:

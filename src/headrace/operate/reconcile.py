@@ -28,8 +28,9 @@ from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.target import Database
 from headrace.operate.source_texts import comparable, expected, held, is_compared, restored
 from headrace.sinks.cdc_history import UNTIL
-from headrace.sinks.cdc_mirror import DELETED
-from headrace.sinks.cdc_table import POSITION, quoted
+from headrace.sinks.cdc_table import POSITION
+from headrace.sinks.delta.sql import quoted
+from headrace.sinks.delta.table import DELETED
 from headrace.transforms.debezium import require_key
 
 if TYPE_CHECKING:

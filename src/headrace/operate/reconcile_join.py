@@ -46,7 +46,7 @@ from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import Holding, lease
 from headrace.runtime.session import flow_session
 from headrace.runtime.sole_writer import sole_writer
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

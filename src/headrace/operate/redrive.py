@@ -30,7 +30,6 @@ from pyspark.sql import functions as F
 
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import require_topics
-from headrace.clients.ledger import create_ledger
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -43,7 +42,8 @@ from headrace.operate.quarantine_list import IDENTITY, redriven_table
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.session import flow_session
 from headrace.runtime.sole_writer import writing
-from headrace.sinks.kafka_transaction import REDRIVEN_COLUMN, Slot, publish
+from headrace.sinks.kafka.ledger import create_ledger
+from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, Slot, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

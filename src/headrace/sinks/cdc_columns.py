@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Literal
 from pyspark.sql import types as T
 
 from headrace.errors import DataError
-from headrace.sinks.cdc_table import TOLD, Into, quoted, snapshot, text, told_of
+from headrace.sinks.cdc_table import TOLD, Into, told_of
+from headrace.sinks.delta.log import snapshot
+from headrace.sinks.delta.sql import quoted, text
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

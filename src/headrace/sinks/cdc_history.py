@@ -11,11 +11,12 @@ from pyspark.sql import types as T
 
 from headrace.errors import FlowError
 from headrace.sinks import cdc_ranges, cdc_timeline, cdc_tombstones
-from headrace.sinks.cdc_mirror import DELETED
+from headrace.sinks.batch.persist import pinned
 from headrace.sinks.cdc_moved import with_moved
 from headrace.sinks.cdc_reduce import Counts, counts, lacks_value, unreadable
-from headrace.sinks.cdc_table import POSITION, QUICK, Into, fields, make, quoted, settings
-from headrace.sinks.kept import pinned
+from headrace.sinks.cdc_table import POSITION, QUICK, Into, fields, make
+from headrace.sinks.delta.sql import quoted, settings
+from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

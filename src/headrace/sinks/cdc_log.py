@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from headrace.sinks.batch.persist import pinned
 from headrace.sinks.cdc_reduce import unreadable, with_every_column
-from headrace.sinks.cdc_table import QUICK, Into, fields, make, settings
-from headrace.sinks.kept import pinned
+from headrace.sinks.cdc_table import QUICK, Into, fields, make
+from headrace.sinks.delta.sql import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

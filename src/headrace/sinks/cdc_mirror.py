@@ -12,29 +12,20 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.sinks import cdc_ranges, cdc_replace, cdc_tombstones
-from headrace.sinks.at_once import meanwhile
+from headrace.sinks.batch.concurrency import meanwhile
+from headrace.sinks.batch.persist import pinned
 from headrace.sinks.cdc_moved import with_moved
 from headrace.sinks.cdc_reduce import Counts, counts, filled, lacks_value, reduced, unreadable
 from headrace.sinks.cdc_replace import Recent
-from headrace.sinks.cdc_table import (
-    POSITION,
-    QUICK,
-    Into,
-    fields,
-    is_empty,
-    make,
-    mark_rows_where_it_pays,
-    quoted,
-    settings,
-    text,
-)
+from headrace.sinks.cdc_table import POSITION, QUICK, Into, fields, make, mark_rows_where_it_pays
 from headrace.sinks.cdc_tombstones import Graves
-from headrace.sinks.kept import pinned
+from headrace.sinks.delta.log import is_empty
+from headrace.sinks.delta.sql import quoted, settings, text
+from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-DELETED = "_headrace_deleted"
 DELETED_AT = cdc_tombstones.DELETED_AT
 _LACKS = "headrace: no value is known"
 # So many keys take a few megabytes in each task that looks for them.

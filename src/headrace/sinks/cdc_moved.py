@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.sinks.cdc_reduce import log_order
-from headrace.sinks.cdc_table import POSITION, fields, quoted
+from headrace.sinks.cdc_table import POSITION, fields
+from headrace.sinks.delta.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

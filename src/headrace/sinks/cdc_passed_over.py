@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import DataError
 from headrace.flow.sink import Batch, SetAside
-from headrace.sinks.cdc_table import version
+from headrace.sinks.delta.log import version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

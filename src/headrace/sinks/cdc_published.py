@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.sinks.cdc_table import identity, settings, version
+from headrace.sinks.delta.log import version
+from headrace.sinks.delta.sql import identity, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.sinks.cdc_ranges import Range, cut
-from headrace.sinks.cdc_table import POSITION, Into, fields, quoted, snapshot, text, version
+from headrace.sinks.cdc_table import POSITION, Into, fields
+from headrace.sinks.delta.log import snapshot, version
+from headrace.sinks.delta.sql import quoted, text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

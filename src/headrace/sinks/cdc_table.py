@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from headrace.sinks.delta.log import size, snapshot, version
+from headrace.sinks.delta.sql import identity, quoted, settings
+
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
+    from pyspark.sql import DataFrame, SparkSession
 
 # The place in the source's log of the change that a row shows.
 POSITION = "_headrace_position"
@@ -30,7 +32,6 @@ _MOVED_IN_FULL = (T.ArrayType, T.MapType, T.StructType, T.BooleanType, T.BinaryT
 # Files do not take these in the names of columns: they get names of their own.
 _NOT_IN_FILES = " ,;{}()\n\t="
 
-_IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _MERGE = {
     # What is merged is kept on the executors already: Delta would keep it a second time.
     "spark.databricks.delta.merge.materializeSource": "none",
@@ -88,70 +89,6 @@ class Into:
             yield
 
 
-def identity(app_id: str, batch_id: int) -> dict[str, str]:
-    """Return the settings under which Delta records a batch with a commit."""
-    return dict(zip(_IDENTITY, (app_id, str(batch_id)), strict=True))
-
-
-def without_identity(rows: DataFrame) -> DataFrame:
-    """Return the rows for a write that records no batch, whatever the session says at the moment.
-
-    Delta reads the whole log to find out whether it has a batch already. That is spared where a second write of the
-    same rows changes nothing.
-    """
-    jvm, own = rows.sparkSession._jvm, rows.sparkSession._jsparkSession.cloneSession()
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    apart = SparkSession(rows.sparkSession.sparkContext, own)
-    for name in _IDENTITY:
-        apart.conf.unset(name)
-    same = jvm.org.apache.spark.sql.classic.Dataset.ofRows(own, rows._jdf.queryExecution().analyzed())
-    return DataFrame(same, apart)
-
-
-@contextmanager
-def settings(session: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
-    """Set settings of the session, and put them back: the next write of this session may be another sink's."""
-    before: dict[str, str | None] = {key: session.conf.get(key, None) for key in chosen}
-    for key, value in chosen.items():
-        session.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                session.conf.unset(key)
-            else:
-                session.conf.set(key, old)
-
-
-def snapshot(session: SparkSession, location: str) -> JavaObject:
-    """Return Delta's own view of a table as it is now. Reads the log, and no rows."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, location)
-    return log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())
-
-
-def version(session: SparkSession, location: str) -> int:
-    """Return the version of a table; -1 when it is not there."""
-    return int(snapshot(session, location).version())
-
-
-def size(session: SparkSession, location: str) -> tuple[int, int] | None:
-    """Return the number of a table's files and their bytes, as the checksum beside its version says; None without one.
-
-    Delta's own `numOfFilesIfKnown` reads the whole log first.
-    """
-    told = snapshot(session, location).checksumOpt()
-    return (int(told.get().numFiles()), int(told.get().tableSizeBytes())) if told.isDefined() else None
-
-
-def is_empty(session: SparkSession, location: str) -> bool:
-    """Return whether a table is known to have no files."""
-    told = size(session, location)
-    return told is not None and told[0] == 0
-
-
 def make(session: SparkSession, location: str, columns: T.StructType, key: Sequence[str]) -> None:
     """Make a table, clustered by its key, unless it is there."""
     if version(session, location) >= 0:
@@ -203,16 +140,6 @@ def mark_rows_where_it_pays(session: SparkSession, location: str) -> None:
     told = size(session, location)
     if told is not None and told[1] > _WORTH_VECTORS:
         session.sql(f"ALTER TABLE delta.{quoted(location)} SET TBLPROPERTIES ('{_VECTORS}' = 'true')")
-
-
-def quoted(name: str) -> str:
-    """Return the name of a column as SQL writes it, whatever it holds."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def text(value: str) -> str:
-    """Return a text as SQL writes it, whatever it holds."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def fields(rows: DataFrame, name: str) -> T.StructType:

@@ -26,8 +26,8 @@ from pyspark.sql import functions as F
 
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
-from headrace.sinks.cdc_table import version
-from headrace.sinks.kept import kept
+from headrace.sinks.batch.persist import kept
+from headrace.sinks.delta.log import version
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

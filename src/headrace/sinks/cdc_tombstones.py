@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.sinks.cdc_table import POSITION, Into, fields, make, quoted, version, without_identity
+from headrace.sinks.cdc_table import POSITION, Into, fields, make
+from headrace.sinks.delta.log import version
+from headrace.sinks.delta.sql import quoted, without_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

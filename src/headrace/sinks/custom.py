@@ -12,8 +12,8 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks.epochs import Epoch, following
-from headrace.sinks.kept import kept
+from headrace.sinks.batch.ledger import Epoch, following
+from headrace.sinks.batch.persist import kept
 from headrace.sinks.noop import compute
 
 if TYPE_CHECKING:

@@ -19,18 +19,20 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
 from headrace.sinks import cdc_replace, cdc_tombstones
-from headrace.sinks.at_once import at_once, meanwhile
+from headrace.sinks.batch.concurrency import at_once, meanwhile
+from headrace.sinks.batch.persist import kept
 from headrace.sinks.cdc_columns import Dropped, Policy, follow
 from headrace.sinks.cdc_history import History
 from headrace.sinks.cdc_log import ChangeLog
 from headrace.sinks.cdc_mirror import Mirror
 from headrace.sinks.cdc_passed_over import NotKept, pass_over
 from headrace.sinks.cdc_published import Row, publish, published
-from headrace.sinks.cdc_table import QUICK, Into, fields, settings, snapshot, version
+from headrace.sinks.cdc_table import QUICK, Into, fields
 from headrace.sinks.cdc_together import PENDING, whole
 from headrace.sinks.cdc_upkeep import Upkeep
-from headrace.sinks.delta_table import DeltaTableSink
-from headrace.sinks.kept import kept
+from headrace.sinks.delta.log import snapshot, version
+from headrace.sinks.delta.sql import settings
+from headrace.sinks.delta.table import DeltaTableSink
 from headrace.sinks.local_folder import require_writable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.sinks.kept import kept
+from headrace.sinks.batch.persist import kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

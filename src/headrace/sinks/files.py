@@ -27,7 +27,7 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks.epochs import Epoch, following
+from headrace.sinks.batch.ledger import Epoch, following
 from headrace.sinks.file_schema import HOURLY, require_writable_columns, unfit, with_hours
 from headrace.sinks.local_folder import require_writable
 

@@ -19,7 +19,7 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, SetAside
 from headrace.flow.target import Service, Target
-from headrace.sinks.kafka import as_records
+from headrace.sinks.kafka.topic import as_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

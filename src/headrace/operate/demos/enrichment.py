@@ -25,7 +25,7 @@ from headrace.patterns.enrichment.generator import EnrichmentGenerator, Purchase
 from headrace.patterns.records import Bad
 from headrace.patterns.window_model import taken
 from headrace.runtime.checkpoint import Checkpoint
-from headrace.sinks.cdc_mirror import DELETED
+from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,10 +15,10 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import Fit
-from headrace.sinks.delta_enriched import DeltaEnriched
-from headrace.sinks.delta_upsert import DeltaUpsert
-from headrace.sinks.dimension import AsOf, Dimension, OnNewVersion, Refresh
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.dimension import AsOf, Dimension, OnNewVersion, Refresh
+from headrace.sinks.delta.enriched import DeltaEnriched
+from headrace.sinks.delta.policy import TablePolicy
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.kafka.source import Kafka
 
 # A field that is not nullable is required: a record without it goes to quarantine.

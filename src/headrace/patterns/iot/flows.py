@@ -20,11 +20,11 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import Fit
 from headrace.patterns.iot.silence import Silence
-from headrace.sinks.delta_upsert import DeltaUpsert
+from headrace.sinks.delta.policy import TablePolicy
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Only
-from headrace.sinks.kafka import KafkaTopic
-from headrace.sinks.kafka_exactly_once import KafkaExactlyOnce
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.topic import KafkaTopic
 from headrace.sources.kafka.source import Kafka
 from headrace.transforms.averages import exact_average
 from headrace.transforms.keyed.on_spark import per_key

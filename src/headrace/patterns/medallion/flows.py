@@ -19,9 +19,9 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.rules import Rule
 from headrace.flow.source import Fit
-from headrace.sinks.delta_append import DeltaAppend
-from headrace.sinks.delta_upsert import DeltaUpsert
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.policy import TablePolicy
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.delta.bronze import BronzeTable
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.kafka.source import Kafka

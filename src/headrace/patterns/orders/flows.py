@@ -20,7 +20,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger, Watermark
 from headrace.flow.source import Fit
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.kafka.source import Kafka
 from headrace.transforms.windows import tumbling, window_bounds
 

@@ -24,10 +24,10 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import Fit
 from headrace.sinks.console import Console
-from headrace.sinks.delta_append import DeltaAppend
+from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
-from headrace.sinks.kafka import KafkaTopic
+from headrace.sinks.kafka.topic import KafkaTopic
 from headrace.sources.kafka.source import Kafka
 from headrace.transforms.averages import exact_average
 from headrace.transforms.windows import exact_distinct, tumbling, window_bounds

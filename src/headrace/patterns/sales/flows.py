@@ -19,9 +19,9 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import Fit
-from headrace.sinks.delta_roll_ups import DeltaRollUps
-from headrace.sinks.delta_upsert import DeltaUpsert
-from headrace.sinks.table_policy import TablePolicy
+from headrace.sinks.delta.policy import TablePolicy
+from headrace.sinks.delta.roll_ups import DeltaRollUps
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.kafka.source import Kafka
 from headrace.transforms.windows import sliding, tumbling, window_bounds
 

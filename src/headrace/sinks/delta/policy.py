@@ -1,6 +1,6 @@
 """How a Delta table is kept: its properties, when small files are joined, how long old files stay.
 
-All of it is done by the flow that writes the table, between two of its batches, as for captured tables: nobody else
+All of it is done by the flow that writes the table, between two of its batches (`maintenance`): nobody else
 commits to it, so that no upkeep ever conflicts with a batch.
 """
 
@@ -18,7 +18,7 @@ from delta.tables import DeltaTable
 from headrace.clients.filesystem import files_for
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.sinks.cdc_upkeep import Upkeep
+from headrace.sinks.delta.maintenance import Maintenance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,8 +69,8 @@ class TablePolicy:
         return {**self._upkeep.remembering(self.properties), **self.properties}
 
     @property
-    def _upkeep(self) -> Upkeep:
-        return Upkeep(self.small_files, self.keep, self.clean_every, tombstones=None)
+    def _upkeep(self) -> Maintenance:
+        return Maintenance(self.small_files, self.keep, self.clean_every)
 
     def apply(self, session: SparkSession, location: str) -> None:
         """Give a table that is there the properties. Called once per start of a flow, before its query."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
-from headrace.clients.ledger import LedgerEntry
 from headrace.errors import DataError, PartUnavailable, RecoveryError
 from headrace.flow.sink import Batch
+from headrace.sinks.kafka.ledger import LedgerEntry
 
 FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Held
 from headrace.flow.target import Target
+from headrace.sinks.delta.log import snapshot
+from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.local_folder import require_writable
-from headrace.sinks.table_policy import TablePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# The column by which a table says that a row is deleted at its source, where rows stay.
+DELETED = "_headrace_deleted"
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,13 @@ class DeltaTableSink:
 
     def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
         """Return the table's id and the batches that its log records."""
-        place, jvm = f"the Delta table {self.folder(target)}", spark._jvm
-        assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, self.folder(target))
-        snapshot = log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())
-        if snapshot.version() < 0:
+        place, now = f"the Delta table {self.folder(target)}", snapshot(spark, self.folder(target))
+        if now.version() < 0:
             return Held(place, None, {})
-        records, end = snapshot.setTransactions(), f":{flow}:{step}"
+        records, end = now.setTransactions(), f":{flow}:{step}"
         found = [records.apply(number) for number in range(records.size())]
         last = {each.appId().removesuffix(end): int(each.version()) for each in found if each.appId().endswith(end)}
-        return Held(place, str(snapshot.metadata().id()), last)
+        return Held(place, str(now.metadata().id()), last)
 
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be written."""

@@ -15,8 +15,8 @@ from pyspark.sql.types import DataType, DateType, IntegralType, TimestampNTZType
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
-from headrace.sinks.delta_table import DeltaTableSink
-from headrace.sinks.kept import kept
+from headrace.sinks.batch.persist import kept
+from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

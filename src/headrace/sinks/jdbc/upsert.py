@@ -11,15 +11,15 @@ import psycopg
 from psycopg import sql
 
 from headrace.clients.postgres import connect, database_of, is_passing, said, session
-from headrace.clients.postgres_ledger import Ledger
-from headrace.clients.postgres_table import LONGEST_NAME_BYTES, Column, Table, names
 from headrace.errors import FlowError, PartUnavailable
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Database, Target
-from headrace.sinks.jdbc_columns import as_columns
-from headrace.sinks.jdbc_staging import NOT_IN, Staging, refused, staging, unfinished
+from headrace.sinks.jdbc.columns import as_columns
+from headrace.sinks.jdbc.ledger import Ledger
+from headrace.sinks.jdbc.staging import NOT_IN, Staging, refused, staging, unfinished
+from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, Column, Table, names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

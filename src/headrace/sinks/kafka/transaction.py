@@ -15,10 +15,10 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.clients.kafka_settings import librdkafka
-from headrace.clients.ledger import LedgerEntry, last_entries, slot_key
 from headrace.errors import HeadraceError
 from headrace.flow.sink import Batch
-from headrace.sinks import kafka_failures as failures
+from headrace.sinks.kafka import errors as failures
+from headrace.sinks.kafka.ledger import LedgerEntry, last_entries, slot_key
 
 # The transaction of a driver that died holds up every reader of committed records until it times out or the driver is
 # started again, so not long; the rows of a batch are sent within it, so not short. Brokers allow 15 minutes at most.

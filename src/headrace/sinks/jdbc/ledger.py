@@ -12,9 +12,9 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from headrace.clients.postgres_table import Table, alone
 from headrace.errors import RecoveryError
 from headrace.flow.sink import Batch
+from headrace.sinks.jdbc.table import Table, alone
 
 NAME = "headrace_ledger"
 

@@ -12,9 +12,10 @@ from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.cdc_table import settings, version
-from headrace.sinks.delta_table import DeltaTableSink
-from headrace.sinks.dimension import Dimension, DimensionInUse, Loaded, require_there
+from headrace.sinks.delta.dimension import Dimension, DimensionInUse, Loaded, require_there
+from headrace.sinks.delta.log import version
+from headrace.sinks.delta.sql import settings
+from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from headrace.clients.ledger import create_ledger, held_entries, last_whole
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import HeadraceError, Terminal
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks import kafka_failures as failures
-from headrace.sinks.arrow_chunks import arrow_pieces, decoded, gathered
-from headrace.sinks.kafka import KafkaSink, as_records
-from headrace.sinks.kafka_outbox import Outbox
-from headrace.sinks.kafka_transaction import Slot, fenced, is_due, publish, sink_identity
+from headrace.sinks.kafka import errors as failures
+from headrace.sinks.kafka.arrow_records import arrow_pieces, decoded, gathered
+from headrace.sinks.kafka.ledger import create_ledger, held_entries, last_whole
+from headrace.sinks.kafka.outbox import Outbox
+from headrace.sinks.kafka.topic import KafkaSink, as_records
+from headrace.sinks.kafka.transaction import Slot, fenced, is_due, publish, sink_identity
 
 if TYPE_CHECKING:
     from pyspark import RDD

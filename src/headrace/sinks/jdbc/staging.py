@@ -27,11 +27,11 @@ from psycopg import sql
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from headrace.clients.postgres_table import Column, Table
 from headrace.errors import DataError, HeadraceError, PartUnavailable
 from headrace.flow.sink import Batch
 from headrace.flow.target import Database
-from headrace.sinks.jdbc_columns import NUL, as_staged
+from headrace.sinks.jdbc.columns import NUL, as_staged
+from headrace.sinks.jdbc.table import Column, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

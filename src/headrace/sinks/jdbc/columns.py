@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.clients.postgres_table import LONGEST_NAME_BYTES, Column
 from headrace.errors import FlowError
+from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, Column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression

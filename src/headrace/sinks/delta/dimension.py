@@ -22,8 +22,8 @@ from headrace.errors import DataError
 from headrace.flow.duration import Duration
 from headrace.flow.size import Size, said_bytes
 from headrace.flow.target import Target
-from headrace.sinks.cdc_mirror import DELETED
-from headrace.sinks.cdc_table import snapshot
+from headrace.sinks.delta.log import snapshot
+from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.flow.sink import Batch
-from headrace.sinks.cdc_table import settings
-from headrace.sinks.delta_upsert import DeltaUpsert
-from headrace.sinks.kept import kept
+from headrace.sinks.batch.persist import kept
+from headrace.sinks.delta.sql import settings
+from headrace.sinks.delta.upsert import DeltaUpsert
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

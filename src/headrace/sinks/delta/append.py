@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
-from headrace.sinks.delta_table import DeltaTableSink
+from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

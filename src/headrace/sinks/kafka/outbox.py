@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from headrace.clients.filesystem import Files, files_for
 from headrace.flow.sink import Batch
-from headrace.sinks import kafka_failures as failures
+from headrace.sinks.kafka import errors as failures
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

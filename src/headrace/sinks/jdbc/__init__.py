@@ -1,0 +1,1 @@
+"""Rows merged into a table of a database, exactly once."""
