@@ -25,13 +25,13 @@ from order_changes import ORDERS, Orders
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from headrace.cdc.apply import table
+from headrace.cdc.apply.table import POSITION, make
+from headrace.cdc.decode.envelope import ENVELOPE, changes
+from headrace.cdc.sink import DeltaCdc
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks import cdc_table
-from headrace.sinks.cdc_table import POSITION, make
 from headrace.sinks.delta.log import size
-from headrace.sinks.delta_cdc import DeltaCdc
-from headrace.transforms.debezium import ENVELOPE, changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -192,7 +192,7 @@ def marked(spark: SparkSession, target: Target, folder: Path, given: Given) -> t
     """Give the same batches to mirrors with and without marked rows, of several sizes. Returns what marking brings."""
     figures = dict[str, object]()
     # None of them begins to mark rows by itself.
-    cdc_table._WORTH_VECTORS = sys.maxsize
+    table._WORTH_VECTORS = sys.maxsize
     for rows in (given.rows // part for part in (100, 30, 10, 3)):
         orders = Orders(rows, given.batch)
         anew, marks = (mirror(spark, target, orders, f"{name}-{rows}") for name in ("anew", "marks"))

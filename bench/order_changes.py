@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

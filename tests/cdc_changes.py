@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.sinks.cdc_table import Into
+from headrace.cdc.apply.table import Into
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.flow.catalogue import SourceTable
+    from headrace.cdc.capture.source_table import SourceTable
 
 Key = int
 Value = int | str | None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.transforms.debezium import ENVELOPE
+from headrace.cdc.decode.envelope import ENVELOPE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,6 +1,6 @@
 """Every table of the schema `shop`, those that are made later too, as a Delta table."""
 
-from headrace.flow.capture import Capture
-from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.flows import CdcSettings, mirror
 
 shop = mirror(CdcSettings(Capture("shop", r"shop\..*"), path="silver/shop"))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.clients.capture_guard import look, read_slot
-from headrace.clients.captures import Worker, begin, forget, messages
-from headrace.clients.connect import ConnectClient
+from headrace.cdc.capture.health import look, read_slot
+from headrace.cdc.capture.lifecycle import Worker, begin, forget, messages
 from headrace.clients.kafka import list_topics
+from headrace.clients.kafka_connect import ConnectClient
 from headrace.flow.levers import Every
 from headrace.flow.target import Database
 from headrace.runtime.events import FlowStarted

@@ -10,21 +10,21 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.health import look
 from headrace.cli import capture as cli
 from headrace.cli.main import app
-from headrace.clients.capture_guard import look
-from headrace.clients.connect import ConnectorStatus
+from headrace.clients.kafka_connect import ConnectorStatus
 from headrace.clients.postgres import connect
 from headrace.errors import DataError
-from headrace.flow.capture import Capture
 from headrace.flow.target import Database
 
 pytestmark = pytest.mark.stack
 
 SHOP = Capture("shop", ("public.slot_orders",), prefix="pressed", retained_max=8_000_000)
 FLOWS = """
-from headrace.flow.capture import Capture
-from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.flows import CdcSettings, mirror
 
 pressed = mirror(CdcSettings(Capture("shop", ("public.slot_orders",), prefix="pressed", retained_max=8_000_000)))
 """

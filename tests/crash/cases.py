@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from crash.shelf import Shelf
-from headrace.flow.catalogue import SourceColumn, SourceTable
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.sink import DeltaCdc
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -36,7 +37,6 @@ from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.files import Files
 from headrace.sinks.jdbc.upsert import JdbcUpsert

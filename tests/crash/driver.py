@@ -21,6 +21,9 @@ from crash.armed import arm, tell
 from crash.cases import CASES, Case
 from crash.readers import half_done
 from crash.shelf import in_the_middle
+from headrace.cdc import sink as delta_cdc
+from headrace.cdc.apply.published import Row
+from headrace.cdc.sink import DeltaCdc
 from headrace.errors import Terminal
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
@@ -30,11 +33,8 @@ from headrace.flow.sink import Accountable, Batch, Held, Sink
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
-from headrace.sinks import delta_cdc
-from headrace.sinks.cdc_published import Row
 from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
 

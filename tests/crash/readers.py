@@ -20,14 +20,14 @@ from psycopg.rows import dict_row
 from crash.cases import CarelessAppend, Case, Row, canonical
 from crash.shelf import on_the_shelf
 from crash.shelf import place as shelf
+from headrace.cdc.apply.table import POSITION
+from headrace.cdc.sink import PUBLISHED, DeltaCdc
 from headrace.clients.kafka import await_decided
 from headrace.flow.secret import revealed
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
-from headrace.sinks.cdc_table import POSITION
 from headrace.sinks.custom import CustomExactlyOnce
 from headrace.sinks.delta.table import DeltaTableSink
-from headrace.sinks.delta_cdc import PUBLISHED, DeltaCdc
 from headrace.sinks.files import Files
 from headrace.sinks.jdbc.upsert import JdbcUpsert
 from headrace.sinks.kafka.topic import KafkaSink

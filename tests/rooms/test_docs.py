@@ -19,9 +19,9 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from headrace import patterns
+from headrace.cdc.flows import CdcSettings
 from headrace.cli import output
 from headrace.cli.main import app
-from headrace.patterns.cdc.flows import CdcSettings
 from headrace.patterns.enrichment.flows import EnrichmentSettings
 from headrace.patterns.iot.flows import IotSettings
 from headrace.patterns.medallion.flows import MedallionSettings

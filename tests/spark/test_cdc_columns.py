@@ -13,16 +13,16 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from headrace.cdc.apply.change_log import ChangeLog
+from headrace.cdc.apply.history import History
+from headrace.cdc.apply.mirror import Mirror
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, changes, doubted
+from headrace.cdc.sink import DeltaCdc, Kept
 from headrace.errors import DataError
-from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.cdc_history import History
-from headrace.sinks.cdc_log import ChangeLog
-from headrace.sinks.cdc_mirror import Mirror
 from headrace.sinks.delta.sql import quoted
-from headrace.sinks.delta_cdc import DeltaCdc, Kept
-from headrace.transforms.debezium import ENVELOPE, PLACEHOLDER, changes, doubted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,9 +12,9 @@ import pytest
 
 import cdc_model as model
 from cdc_changes import BEGAN, Change, Key, frame, into, row
+from headrace.cdc.apply.history import History
+from headrace.cdc.apply.mirror import Mirror
 from headrace.errors import DataError, FlowError
-from headrace.sinks.cdc_history import History
-from headrace.sinks.cdc_mirror import Mirror
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

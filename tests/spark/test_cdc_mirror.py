@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_changes import Change, Key, Value, frame, into, row
+from headrace.cdc.apply.mirror import Mirror
 from headrace.errors import DataError
-from headrace.sinks.cdc_mirror import Mirror
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

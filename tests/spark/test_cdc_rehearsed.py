@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.flow.capture import Capture
-from headrace.flow.catalogue import SourceColumn, SourceTable
-from headrace.patterns.cdc.flows import CdcSettings, mirror
-from headrace.sinks.delta_cdc import DeltaCdc
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.flows import CdcSettings, mirror
+from headrace.cdc.sink import DeltaCdc
 from headrace.testing import Arrive, Crash, Keyed, Point, rehearse
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import types as T
 
 from cdc_changes import BEGAN, frame, into, row
-from headrace.sinks import cdc_replace
-from headrace.sinks.cdc_mirror import Mirror
-from headrace.sinks.cdc_replace import condition
+from headrace.cdc.apply import replace
+from headrace.cdc.apply.mirror import Mirror
+from headrace.cdc.apply.replace import condition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def test_rows_are_replaced_unless_a_change_is_older_or_needs_its_old_row_and_mer
     assert held(spark, tmp_path) == now
     # A topic that is read again, most of which is late.
     with monkeypatch.context() as few:
-        few.setattr("headrace.sinks.cdc_replace._MOST_OVERLAPPING", 2)
+        few.setattr("headrace.cdc.apply.replace._MOST_OVERLAPPING", 2)
         assert apply(21, *late) == "MERGE"
     assert held(spark, tmp_path) == now
 
@@ -81,13 +81,13 @@ def test_late_changes_are_compared_with_those_of_the_batch_before_and_the_table_
         assert number == 0 or done_by(spark, tmp_path) == "REPLACE"
 
     asked = list[str]()
-    ask = cdc_replace._positions
+    ask = replace._positions
 
-    def asking(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[cdc_replace.Key, str]:
+    def asking(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[replace.Key, str]:
         asked.append(named)
         return ask(session, location, key, named)
 
-    monkeypatch.setattr(cdc_replace, "_positions", asking)
+    monkeypatch.setattr(replace, "_positions", asking)
     apply(0, *(row("c", key, key, key, "first") for key in range(1, 8)))
     apply(1, row("u", 11, 1, 11), row("d", 14, 2), row("u", 20, 3, 20))
     # Between the changes of the batch before: older than its row, older than its tombstone, newer than either.

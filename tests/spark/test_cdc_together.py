@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_changes import decode
+from headrace.cdc.apply.maintenance import Upkeep
+from headrace.cdc.apply.transactions import End, complete
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.sink import DeltaCdc
 from headrace.errors import DataError
-from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.cdc_together import End, complete
-from headrace.sinks.cdc_upkeep import Upkeep
-from headrace.sinks.delta_cdc import DeltaCdc
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

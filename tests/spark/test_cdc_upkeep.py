@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_changes import BEGAN, frame, into, row
+from headrace.cdc.apply.maintenance import Upkeep
+from headrace.cdc.apply.mirror import Mirror
 from headrace.errors import FlowError
-from headrace.sinks.cdc_mirror import Mirror
-from headrace.sinks.cdc_upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from debezium_records import Record, record, rows
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.decode.envelope import PLACEHOLDER, changes
+from headrace.cdc.flows import CdcSettings, mirror
 from headrace.errors import FlowError
-from headrace.flow.capture import Capture
-from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.ingest.parse import good, judged
-from headrace.patterns.cdc.flows import CdcSettings, mirror
-from headrace.transforms.debezium import PLACEHOLDER, changes
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DateType, StructField, TimestampNTZType, TimestampType
 
 from debezium_records import record, recorded, rows
+from headrace.cdc.capture.source_table import Family, SourceColumn, SourceTable
+from headrace.cdc.decode.envelope import PLACEHOLDER, changes
 from headrace.errors import FlowError
-from headrace.flow.catalogue import Family, SourceColumn, SourceTable
-from headrace.transforms.debezium import PLACEHOLDER, changes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_changes import decode
+from headrace.cdc.apply.maintenance import Upkeep
+from headrace.cdc.apply.mirror import Mirror
+from headrace.cdc.apply.skipped import NotKept
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.sink import DeltaCdc
 from headrace.errors import DataError, FlowError
-from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.sink import Accountable, Batch, InFolder, SetAside, Sink
 from headrace.flow.target import Target
-from headrace.sinks.cdc_mirror import Mirror
-from headrace.sinks.cdc_passed_over import NotKept
-from headrace.sinks.cdc_upkeep import Upkeep
-from headrace.sinks.delta_cdc import DeltaCdc
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,11 +14,11 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from cdc_changes import BEGAN, frame, into, row
 from headrace import Flow, Input, Watermark
+from headrace.cdc.apply.history import History
 from headrace.errors import HeadraceError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.events import BatchCommitted
-from headrace.sinks.cdc_history import History
 from headrace.sinks.delta.dimension import (
     AsOf,
     Dimension,

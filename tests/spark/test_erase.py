@@ -18,11 +18,13 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
 
 from cdc_changes import decode
+from headrace.cdc.apply import table as cdc_table
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.sink import DeltaCdc
 from headrace.cli import erase as cli
 from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import DataError, RecoveryError
-from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
@@ -32,10 +34,8 @@ from headrace.operate import erase_beyond, erase_table
 from headrace.operate.erase_subject import Subject, Texts
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
-from headrace.sinks import cdc_table
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.log import version
-from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.sources.rate import Rate
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ TEXTS = [
 ]
 FLOWS = """
 from headrace import DeltaAppend, Flow, Input
-from headrace.flow.capture import Capture
-from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.flows import CdcSettings, mirror
 from headrace.sources.rate import Rate
 
 shop = mirror(CdcSettings(Capture("shop", ("public.customers",)), path="silver/shop"))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.cdc.capture.catalogue import position_now
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.health import look
+from headrace.cdc.capture.lifecycle import Worker, begin, forget
+from headrace.cdc.capture.wait import await_position
 from headrace.clients import mysql
-from headrace.clients.capture_guard import look
-from headrace.clients.capture_wait import await_position
-from headrace.clients.captures import Worker, begin, forget
-from headrace.clients.catalogue import position_now
-from headrace.clients.connect import ConnectClient
 from headrace.clients.kafka import list_topics
+from headrace.clients.kafka_connect import ConnectClient
 from headrace.errors import DataError
-from headrace.flow.capture import Capture
 from headrace.flow.levers import Every
 from headrace.flow.target import Database
 from headrace.runtime.events import FlowStarted

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.cdc.capture.catalogue import position_now, read_tables
+from headrace.cdc.capture.declaration import Tables
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.clients import mysql
-from headrace.clients.catalogue import position_now, read_tables
 from headrace.clients.postgres import connect
 from headrace.errors import ConfigError, DataError, PartUnavailable
-from headrace.flow.capture import Tables
-from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.secret import Secret
 from headrace.flow.target import Database
 

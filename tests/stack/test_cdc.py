@@ -12,15 +12,15 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from headrace import AvailableNow, Target
+from headrace.cdc.capture.catalogue import read_tables
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.lifecycle import Worker, begin, forget
+from headrace.cdc.flows import CdcSettings, mirror
+from headrace.cdc.reconcile.compare import compare
 from headrace.cli.main import app
-from headrace.clients.captures import Worker, begin, forget
-from headrace.clients.catalogue import read_tables
 from headrace.clients.postgres import connect as open_postgres
-from headrace.flow.capture import Capture
 from headrace.flow.target import Database
-from headrace.operate.reconcile import compare
 from headrace.operate.run import Application, FlowFigures
-from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
 from systems.capture_topics import changes

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace import AvailableNow, Every, KafkaConnect, Target
+from headrace.cdc.capture.catalogue import position_now, read_tables
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.lifecycle import begin, forget, worker_of
+from headrace.cdc.capture.wait import await_position, await_topics
+from headrace.cdc.flows import CdcSettings, mirror
+from headrace.cdc.reconcile.compare import compare
 from headrace.clients import mysql
-from headrace.clients.capture_wait import await_position, await_topics
-from headrace.clients.captures import begin, forget, worker_of
-from headrace.clients.catalogue import position_now, read_tables
-from headrace.clients.connect import ConnectClient
+from headrace.clients.kafka_connect import ConnectClient
 from headrace.errors import DataError
-from headrace.flow.capture import Capture
 from headrace.flow.target import Database
-from headrace.operate.reconcile import compare
 from headrace.operate.run import Application
-from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.runtime.events import FlowStarted
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack

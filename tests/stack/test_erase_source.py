@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.cdc.capture.catalogue import read_tables
+from headrace.cdc.capture.declaration import Tables
+from headrace.cdc.reconcile.source_row import holds_row
 from headrace.clients import mysql
-from headrace.clients.catalogue import read_tables
 from headrace.clients.postgres import connect
-from headrace.clients.source_row import holds_row
 from headrace.clients.topic_retention import retention
 from headrace.clients.topics import create_topics
-from headrace.flow.capture import Tables
 from headrace.flow.target import Database
 
 if TYPE_CHECKING:

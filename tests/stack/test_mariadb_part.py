@@ -11,7 +11,7 @@ import psutil
 import pymysql
 import pytest
 
-from headrace.clients.captures import require_written
+from headrace.cdc.capture.lifecycle import require_written
 from headrace.errors import DataError, StackError
 from headrace.flow.target import Database
 from headrace.stack import mariadb as part

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from debezium_records import record, rows
-from headrace.clients.catalogue import position_now, read_tables
+from headrace.cdc.apply.table import POSITION
+from headrace.cdc.capture.catalogue import position_now, read_tables
+from headrace.cdc.capture.declaration import Tables
+from headrace.cdc.capture.source_table import SourceTable
+from headrace.cdc.decode.envelope import changes
+from headrace.cdc.reconcile.compare import compare, repair
 from headrace.clients.postgres import connect
 from headrace.errors import DataError
-from headrace.flow.capture import Tables
-from headrace.flow.catalogue import SourceTable
 from headrace.flow.target import Database
-from headrace.operate.reconcile import compare, repair
-from headrace.sinks.cdc_table import POSITION
-from headrace.transforms.debezium import changes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,25 +22,25 @@ from confluent_kafka import Producer
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
+from headrace.cdc.apply.history import History
+from headrace.cdc.capture.catalogue import position_now, read_tables
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.health import Captured, look, read_slot
+from headrace.cdc.capture.lifecycle import Worker
+from headrace.cdc.capture.wait import await_position
+from headrace.cdc.flows import CdcSettings, mirror
+from headrace.cdc.reconcile.compare import compare
 from headrace.cli.main import app
-from headrace.clients.capture_guard import Captured, look, read_slot
-from headrace.clients.capture_wait import await_position
-from headrace.clients.captures import Worker
-from headrace.clients.catalogue import position_now, read_tables
-from headrace.clients.connect import ConnectClient
 from headrace.clients.kafka import read_topic
+from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.postgres import address
 from headrace.clients.postgres import connect as open_postgres
 from headrace.errors import DataError, HeadraceError
-from headrace.flow.capture import Capture
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Trigger
 from headrace.flow.target import Database, KafkaConnect, Target
-from headrace.operate.reconcile import compare
 from headrace.operate.run import Application
-from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.runtime.events import CaptureTroubled, Event, FlowFailed
-from headrace.sinks.cdc_history import History
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 CAPTURE = Capture("shop", r"sold\..*", prefix="sold", heartbeat="1 second")
 FLOWS = """
-from headrace.flow.capture import Capture
-from headrace.patterns.cdc.flows import CdcSettings, mirror
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.flows import CdcSettings, mirror
 
 sold = mirror(CdcSettings(Capture("shop", r"sold\\..*", prefix="sold", heartbeat="1 second")))
 """

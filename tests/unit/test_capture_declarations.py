@@ -6,16 +6,16 @@ import re
 
 import pytest
 
+from headrace.cdc import flows
+from headrace.cdc.apply.skipped import NotKept
+from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.declaration import Capture, Tables
+from headrace.cdc.capture.source_table import SourceTable
+from headrace.cdc.sink import DeltaCdc
 from headrace.clients import mysql
-from headrace.clients.catalogue import binlog_position, family, lsn_position
 from headrace.clients.postgres import Address
 from headrace.errors import ConfigError, FlowError
-from headrace.flow.capture import Capture, Tables
-from headrace.flow.catalogue import SourceTable
 from headrace.flow.target import Database, Target
-from headrace.patterns.cdc import flows
-from headrace.sinks.cdc_passed_over import NotKept
-from headrace.sinks.delta_cdc import DeltaCdc
 
 
 def test_a_list_chooses_its_tables_and_their_topics_and_no_others():

@@ -7,14 +7,14 @@ import json
 import pymysql
 import pytest
 
+from headrace.cdc.capture.catalogue import lsn_position
+from headrace.cdc.capture.connector import settings
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.health import Slot, _binlog, _log_of_postgres
+from headrace.cdc.capture.lifecycle import _one_schema
 from headrace.clients import mysql
-from headrace.clients.capture_guard import Slot, _binlog, _log_of_postgres
-from headrace.clients.captures import _one_schema
-from headrace.clients.catalogue import lsn_position
-from headrace.clients.connect import ConnectClient, ConnectorStatus
-from headrace.clients.debezium import settings
+from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
 from headrace.errors import DataError, PartUnavailable
-from headrace.flow.capture import Capture
 from headrace.flow.secret import Secret
 from headrace.flow.target import Database
 

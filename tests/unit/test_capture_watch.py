@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.cdc.capture import watch as capture_watch
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.health import Captured, gap
+from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cli.flow_events import told
-from headrace.clients.capture_guard import Captured, gap
 from headrace.errors import DataError, HeadraceError, PartUnavailable
-from headrace.flow.capture import Capture
 from headrace.flow.target import Database, KafkaConnect, Target
-from headrace.patterns.cdc.flows import CdcSettings, mirror
-from headrace.runtime import capture_watch
-from headrace.runtime.capture_watch import CaptureWatch
 from headrace.runtime.events import CaptureTroubled
+from headrace.runtime.guards.captures import CaptureGuard
 
 SHOP = Capture("shop", ("public.orders",), heartbeat="1 second")
 FLOW = mirror(CdcSettings(SHOP))
@@ -51,9 +51,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return given
 
 
-def watch(heard: list[CaptureTroubled]) -> CaptureWatch:
+def watch(heard: list[CaptureTroubled]) -> CaptureGuard:
     connected = Target("t", "", "", databases=TARGET.databases, connect=KafkaConnect("http://127.0.0.1:1"))
-    return CaptureWatch(FLOW, connected, heard.append)
+    return CaptureGuard(FLOW, connected, heard.append)
 
 
 def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Callable[..., None]) -> None:
@@ -110,7 +110,7 @@ def test_a_gap_that_comes_later_ends_the_flow_once_and_a_closed_watch_does_not(a
 
 def test_a_target_without_connect_is_not_watched(answers: Callable[..., None]) -> None:
     answers(LOST)
-    CaptureWatch(FLOW, TARGET, lambda event: pytest.fail(str(event))).begin()
+    CaptureGuard(FLOW, TARGET, lambda event: pytest.fail(str(event))).begin()
 
 
 def test_a_capture_in_trouble_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:

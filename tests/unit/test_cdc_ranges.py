@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.sinks.cdc_ranges import cut
+from headrace.cdc.apply.key_ranges import cut
 
 
 def test_the_widest_gaps_between_keys_are_left_out():

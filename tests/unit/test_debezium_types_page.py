@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.flow.catalogue import Family
-from headrace.transforms.debezium_types import rules
+from headrace.cdc.capture.source_table import Family
+from headrace.cdc.decode.types import rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cdc" / "types.md").read_text()
 HEADINGS: dict[Family, str] = {"postgres": "## Postgres\n", "mysql": "## MySQL and MariaDB\n"}

@@ -12,11 +12,12 @@ import pytest
 from pyspark.sql import types as T
 from typer.testing import CliRunner
 
+from headrace.cdc.apply.replace import condition
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cli.main import app
 from headrace.clients.filesystem import LocalFiles
 from headrace.clients.topic_retention import in_words
 from headrace.errors import ConfigError, DataError, HeadraceError
-from headrace.flow.catalogue import SourceColumn, SourceTable
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
@@ -27,7 +28,6 @@ from headrace.operate.erase_places import Column, Lake, Table, involved, known
 from headrace.operate.erase_plan import Place
 from headrace.operate.erase_scan import Signs, Traces, texts_of, traces
 from headrace.operate.erase_subject import Subject, Texts, singular, telling
-from headrace.sinks.cdc_replace import condition
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.rate import Rate

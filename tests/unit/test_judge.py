@@ -31,6 +31,7 @@ from headrace import (
     check,
     sinks,
 )
+from headrace.cdc import sink as cdc_sink
 from headrace.flow.checks import compatibility, matrix
 from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.operate import plans
@@ -176,7 +177,7 @@ def test_every_refusal_of_a_sink_has_a_reason_and_a_way_out() -> None:
 
 def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
     found = pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")
-    modules = [importlib.import_module(each.name) for each in found]
+    modules = [*(importlib.import_module(each.name) for each in found), cdc_sink]
     classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     # Those that wrap others have the modes as a property. A `KafkaSink` is what the two for topics have in common.
     ends = {each for each in classes if isinstance(getattr(each, "output_modes", None), frozenset)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.captures import Worker, worker_of
+from headrace.cdc.capture.lifecycle import Worker, worker_of
 from headrace.errors import ConfigError
 from headrace.flow.secret import revealed
 from headrace.flow.target import Database, KafkaConnect

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.flow.catalogue import Family, SourceColumn
-from headrace.operate.source_texts import expected
+from headrace.cdc.capture.source_table import Family, SourceColumn
+from headrace.cdc.reconcile.texts import expected
 
 
 def written(family: Family, kind: str, text: str) -> object:

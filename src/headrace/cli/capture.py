@@ -8,15 +8,14 @@ from typing import Annotated
 
 import typer
 
+from headrace.cdc.capture.declaration import Capture, captures
+from headrace.cdc.capture.health import look
+from headrace.cdc.capture.lifecycle import Worker, begin, forget, messages, worker_of
 from headrace.cli.output import ANSWER_IS_NO, OK, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
-from headrace.clients.capture_guard import look
-from headrace.clients.captures import Worker, begin, forget, messages, worker_of
-from headrace.clients.connect import ConnectClient
+from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.postgres import database_of
 from headrace.errors import ConfigError, HeadraceError
-from headrace.flow.capture import Capture
-from headrace.flow.sink import captures
 from headrace.flow.target import KafkaConnect, Target
 
 capture_app = typer.Typer(help="Begin, watch and forget the captures that flows read.", no_args_is_help=True)
@@ -132,7 +131,7 @@ def _found(
             "None of the flows reads a capture.",
             why=f"Of {', '.join(flow.name for flow in flows) or 'no flow'} none has a sink for captured changes.",
             state="Nothing was changed.",
-            remedy="Declare one: `mirror(CdcSettings(Capture(...)))` of headrace.patterns.cdc.flows.",
+            remedy="Declare one: `mirror(CdcSettings(Capture(...)))` of headrace.cdc.flows.",
             code="HR-134",
         )
     if connect is not None:

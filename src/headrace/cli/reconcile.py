@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
+from headrace.cdc.capture.catalogue import read_tables
+from headrace.cdc.capture.declaration import Tables
+from headrace.cdc.reconcile.compare import Compared, compare, repair
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import opened_session
-from headrace.clients.catalogue import read_tables
 from headrace.clients.postgres import database_of
-from headrace.flow.capture import Tables
 from headrace.flow.duration import Duration
-from headrace.operate.reconcile import Compared, compare, repair
 from headrace.operate.reconcile_join import JoinPlan, is_join, reconciling
 from headrace.runtime.sole_writer import writing
 

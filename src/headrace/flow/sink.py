@@ -12,7 +12,7 @@ from headrace.flow.levers import OutputMode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.flow.capture import Capture
+    from headrace.errors import HeadraceError
     from headrace.flow.target import Target
 
 
@@ -123,13 +123,28 @@ class Waiting(Protocol):
         ...
 
 
-@runtime_checkable
-class Captured(Protocol):
-    """A sink for the changes of a captured database."""
+class SinkWatch(Protocol):
+    """Watches what fills the topics behind a sink, for one run of a flow."""
 
-    @property
-    def capture(self) -> Capture | None:
-        """The capture that fills the topics, where the declaration says it: `headrace capture` begins it."""
+    def begin(self) -> None:
+        """Look once. Called before the query starts; raises where changes are lost."""
+        ...
+
+    def start(self, end: Callable[[HeadraceError], None]) -> None:
+        """Keep looking, on a thread of its own; `end` is called there, once, when changes are lost."""
+        ...
+
+    def close(self) -> None:
+        """Stop looking. Returns at once: a look under way has no effect any more."""
+        ...
+
+
+@runtime_checkable
+class WatchesCapture(Protocol):
+    """A sink for the changes of a captured database, which can fail while its topics just seem quiet."""
+
+    def watch_capture(self, flow: str, target: Target, hear: Callable[[str, HeadraceError], None]) -> SinkWatch:
+        """Return the watch of the capture. `hear` gets the capture's name and each trouble that loses nothing."""
         ...
 
 
@@ -186,12 +201,6 @@ class Sink(Protocol):
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write all rows of the batch. Returns only when they are durable."""
         ...
-
-
-def captures(sink: Sink) -> tuple[Capture, ...]:
-    """Return the captures whose changes a sink takes, each once, as far as the declaration says it."""
-    found = (each.capture for _, each in leaves(sink) if isinstance(each, Captured))
-    return tuple(dict.fromkeys(capture for capture in found if capture is not None))
 
 
 def leaves(sink: Sink, step: str = "0") -> Iterator[tuple[str, Sink]]:

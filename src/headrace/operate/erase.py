@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.cdc.apply.transactions import BATCH, PENDING
+from headrace.cdc.capture.declaration import Captured
+from headrace.cdc.sink import PUBLISHED
 from headrace.clients.filesystem import files_for
 from headrace.flow.flow import Flow
-from headrace.flow.sink import Captured, InFolder, leaves
+from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target
 from headrace.operate import erase_refusals as refusals
 from headrace.operate.erase_beyond import Source, beyond, in_source, sources
@@ -36,9 +39,7 @@ from headrace.operate.erase_table import erase_from, publish_again, rows_of, row
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.lease import lease
 from headrace.runtime.sole_writer import sole_writer, writing
-from headrace.sinks.cdc_together import BATCH, PENDING
 from headrace.sinks.delta.table import DELETED
-from headrace.sinks.delta_cdc import PUBLISHED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,14 +10,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from headrace.clients.catalogue import read_tables
+from headrace.cdc.capture.catalogue import read_tables
+from headrace.cdc.capture.source_table import SourceTable
+from headrace.cdc.reconcile.source_row import holds_row
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import list_topics
 from headrace.clients.postgres import database_of
-from headrace.clients.source_row import holds_row
 from headrace.clients.topic_retention import retention
 from headrace.errors import HeadraceError
-from headrace.flow.catalogue import SourceTable
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, IntoTopic, leaves
 from headrace.flow.target import Target

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.cdc.apply.transactions import PENDING
+from headrace.cdc.capture.declaration import Capture, Captured
 from headrace.clients.filesystem import files_for
-from headrace.flow.capture import Capture
 from headrace.flow.flow import Flow
-from headrace.flow.sink import Captured, InFolder, leaves
+from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target
 from headrace.operate.erase_scan import Signs
 from headrace.operate.erase_subject import Columns, Subject, Texts
-from headrace.sinks.cdc_together import PENDING
 from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.sql import quoted
 

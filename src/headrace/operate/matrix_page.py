@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from headrace.cdc.sink import DeltaCdc
 from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Cell, Verdict
 from headrace.flow.checks.operators import Kind
@@ -27,7 +28,6 @@ from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sinks.delta_cdc import DeltaCdc
 from headrace.sinks.files import Files
 from headrace.sinks.jdbc.upsert import JdbcUpsert
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce

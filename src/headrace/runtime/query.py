@@ -36,7 +36,6 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime
 from headrace.flow.sink import Batch, Native
 from headrace.flow.target import Target
-from headrace.runtime.capture_watch import CaptureWatch
 from headrace.runtime.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.counters import as_event, count_results
@@ -44,6 +43,7 @@ from headrace.runtime.events import BatchCommitted, Event, RowsSetAside, Setting
 from headrace.runtime.failures import mapped
 from headrace.runtime.frames import Frames
 from headrace.runtime.frozen import PARTITIONS, require_same_store
+from headrace.runtime.guards.captures import CaptureGuard
 from headrace.runtime.heartbeats import Heartbeats
 from headrace.runtime.integrity import require_intact
 from headrace.runtime.lease import Holding
@@ -93,7 +93,7 @@ class RunningQuery:
         self._committed, self._started = threading.Event(), threading.Event()
         self._unfinished = checkpoint.unfinished()
         self._guard = SourceGuard(flow, target, checkpoint, hear)
-        self._captures = CaptureWatch(flow, target, hear)
+        self._captures = CaptureGuard(flow, target, hear)
         self._manifest = Manifest(checkpoint)
         self._digests: dict[int, str] = {}
         self._memory_mb = memory_mb

@@ -10,25 +10,25 @@ from itertools import islice
 from threading import Event
 from typing import TYPE_CHECKING
 
-from headrace.clients.capture_wait import PATIENCE_SECONDS, await_position, await_topics
-from headrace.clients.captures import begin, worker_of
-from headrace.clients.catalogue import position_now, read_tables
-from headrace.clients.connect import ConnectClient
+from headrace.cdc.capture.catalogue import position_now, read_tables
+from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.lifecycle import begin, worker_of
+from headrace.cdc.capture.source_table import SourceTable
+from headrace.cdc.capture.wait import PATIENCE_SECONDS, await_position, await_topics
+from headrace.cdc.flows import CdcSettings, mirror
+from headrace.cdc.reconcile.compare import Compared, compare
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import first_timestamps
+from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.postgres import database_of, session
 from headrace.errors import Transient
-from headrace.flow.capture import Capture
-from headrace.flow.catalogue import SourceTable
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
 from headrace.operate.checkpoint_offsets import committed_offsets
 from headrace.operate.generate import Sent
-from headrace.operate.reconcile import Compared, compare
 from headrace.operate.scene import Scene
 from headrace.patterns.cdc import shop
-from headrace.patterns.cdc.flows import CdcSettings, mirror
 from headrace.patterns.cdc.generator import KEYS, Shop
 from headrace.patterns.cdc.model import differences, replayed
 from headrace.runtime.checkpoint import Checkpoint

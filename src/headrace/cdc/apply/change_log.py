@@ -1,0 +1,80 @@
+"""Changes into a log: every change a row, as it was told, and never touched again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.cdc.apply.reduce import unreadable, with_every_column
+from headrace.cdc.apply.table import QUICK, Into, fields, make
+from headrace.sinks.batch.persist import pinned
+from headrace.sinks.delta.sql import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class ChangeLog:
+    """Keep every change: what it did, where and when, and the row before and after it.
+
+    | column                         | holds                                                                           |
+    |--------------------------------|---------------------------------------------------------------------------------|
+    | `op`                           | `c`, `u`, `d`, `r` (snapshot) or `t` (truncate)                                 |
+    | `position`                     | the place in the source's log, as text that sorts as the log                    |
+    | `committed_at`, `transaction`  | when the source committed, and in which transaction                             |
+    | `key`                          | the primary key; null for a truncate                                            |
+    | `before`, `after`              | the row's columns, typed; null where there was or is no row                     |
+    | `unavailable`                  | columns that did not change, and that the log left out of `after`               |
+    | `topic`, `partition`, `offset` | the record                                                                      |
+
+    `before` is what the source's log holds: all columns with a binlog or `REPLICA IDENTITY FULL`, else the key alone
+    with a delete, and nothing with an update.
+
+    The promise: every record of the topic is in the table once, by the identity of the batch. A change that the
+    connector delivered twice, after a crash of its own, is two records and so two rows, which agree in all but
+    `offset`; `position`, `key` and `op` tell a change. A record that moves a row to another key is two rows.
+    """
+
+    def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
+        """Return the columns of the table."""
+        columns = T.StructType().add("op", T.StringType()).add("position", T.StringType())
+        columns = columns.add("committed_at", T.TimestampType()).add("transaction", T.StringType())
+        columns = columns.add("key", key).add("before", after).add("after", after)
+        columns = columns.add("unavailable", T.ArrayType(T.StringType())).add("topic", T.StringType())
+        return columns.add("partition", T.IntegerType()).add("offset", T.LongType())
+
+    def apply(self, changes: DataFrame, into: Into) -> None:
+        """Append the changes of one table in one batch. Called once per attempt."""
+        session = changes.sparkSession
+        with settings(session, QUICK), pinned(with_every_column(changes)) as once:
+            found = once.agg(F.count("*"), F.max(F.try_element_at("_unreadable", F.lit(1)))).first()
+            assert found is not None  # noqa: S101 - an aggregate without a group has one row
+            if found[1] is not None:
+                raise unreadable(into, found[1])
+            if not found[0]:
+                return
+            make(session, into.location, self.columns(fields(once, "_key"), fields(once, "_after")), [])
+            with into.commit(session):
+                _rows(once).write.format("delta").mode("append").save(into.location)
+
+
+def _rows(changes: DataFrame) -> DataFrame:
+    # Who decodes changes for a log has them tell the row before; where they do not, none is known.
+    unknown = F.lit(None).cast(changes.schema["_after"].dataType)
+    return changes.select(
+        F.col("_op").alias("op"),
+        F.col("_position").alias("position"),
+        F.col("_commit_time").alias("committed_at"),
+        F.col("_transaction").alias("transaction"),
+        F.col("_key").alias("key"),
+        (F.col("_before") if "_before" in changes.columns else unknown).alias("before"),
+        F.col("_after").alias("after"),
+        F.col("_unavailable").alias("unavailable"),
+        F.col("_topic").alias("topic"),
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+    )

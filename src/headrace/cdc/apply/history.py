@@ -1,0 +1,263 @@
+"""Changes into a history: every version of every row, with the time in which it was valid (SCD type 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.cdc.apply import key_ranges, tombstones
+from headrace.cdc.apply import timeline as cdc_timeline
+from headrace.cdc.apply.key_changes import with_moved
+from headrace.cdc.apply.reduce import Counts, counts, lacks_value, unreadable
+from headrace.cdc.apply.table import POSITION, QUICK, Into, fields, make
+from headrace.errors import FlowError
+from headrace.sinks.batch.persist import pinned
+from headrace.sinks.delta.sql import quoted, settings
+from headrace.sinks.delta.table import DELETED
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+OP, UNTIL, ENDED, TAKEN = "_headrace_op", "_headrace_until", "_headrace_ended", "_headrace_taken"
+
+# The columns of a timeline.
+_TOLD = ("_key", "_position", "_rank", "_op", "_at", "_after", "_missing", "_old")
+# So many keys of a batch are handed to every task; more are shuffled.
+_FEW_KEYS = 100_000
+
+
+@dataclass(frozen=True)
+class History:
+    """Keep every version that a row had: the table's columns, and from when to when they were so.
+
+    | field   | default | meaning                                                                                    |
+    |---------|---------|--------------------------------------------------------------------------------------------|
+    | deletes | `close` | `close` ends the version; `mark` has a row follow it that is marked as deleted             |
+    | prefix  | none    | before the names `valid_from`, `valid_to`, `is_current`, where the source has such columns |
+
+    | column              | holds                                                                                    |
+    |---------------------|------------------------------------------------------------------------------------------|
+    | `valid_from`        | when the source committed the change                                                     |
+    | `valid_to`          | when it committed the key's next change or a truncate; null while there is none          |
+    | `is_current`        | whether there is none                                                                    |
+    | `_headrace_position`, `_headrace_op` | the place of the change in the source's log, and its kind               |
+    | `_headrace_until`, `_headrace_ended` | the same of the change that ended the version                           |
+    | `_headrace_taken`   | columns that the log left out: their values are those of the version before              |
+    | `_headrace_deleted` | with `mark`: whether the row says that there was none; it holds the key and no values    |
+
+    Versions stand in the order of the log. Which changes there are decides on the history, and neither their order of
+    arrival nor how often they come: a late one is put into its place, and those beside it get new ends. A version
+    begins no later than the one that follows it, even where the source's clock went back, or a snapshot was taken
+    again after the first changes.
+
+    An update that lacks a large value takes that of the version before it, and a row under a new primary key that of
+    the version that ended under the old one; where there is none, it is refused (HR-541).
+
+    A batch is two commits, ends and then versions, each of which records the batch. A crash between the two leaves ends
+    whose versions are still open; the batch that is run again passes over the first and makes the second.
+    """
+
+    deletes: Literal["close", "mark"] = "close"
+    prefix: str = ""
+
+    @property
+    def times(self) -> tuple[str, str, str]:
+        """The names of the columns that say when a version was valid."""
+        return f"{self.prefix}valid_from", f"{self.prefix}valid_to", f"{self.prefix}is_current"
+
+    @property
+    def own(self) -> T.StructType:
+        """The columns that are not the source's."""
+        since, to, current = self.times
+        own = T.StructType().add(since, T.TimestampType()).add(to, T.TimestampType()).add(current, T.BooleanType())
+        for name in (POSITION, OP, UNTIL, ENDED):
+            own = own.add(name, T.StringType())
+        own = own.add(TAKEN, T.ArrayType(T.StringType()))
+        return own.add(DELETED, T.BooleanType()) if self.deletes == "mark" else own
+
+    def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
+        """Return the columns of the table: the source's and its own."""
+        return T.StructType([*after.fields, *self.own.fields])
+
+    def apply(self, changes: DataFrame, into: Into) -> None:
+        """Put the changes of one table in one batch into their places. Called once per attempt."""
+        session, after = changes.sparkSession, fields(changes, "_after")
+        alike = sorted({*after.names} & {*self.own.names})
+        if alike:
+            raise _named_alike(into, alike[0])
+        with settings(session, QUICK), pinned(cdc_timeline.events(changes)) as events:
+            found = counts(events)
+            if found.unreadable is not None:
+                raise unreadable(into, found.unreadable)
+            if found.first is None:
+                return
+            key = fields(events, "_key")
+            make(session, into.location, self.columns(key, after), key.names)
+            if not found.moved:
+                self._place(events, found, into)
+                return
+            versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
+            gone_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
+            with pinned(cdc_timeline.events(with_moved(changes, versions, gone_at))) as moved:
+                self._place(moved, counts(moved), into)
+
+    def _place(self, events: DataFrame, found: Counts, into: Into) -> None:
+        session = events.sparkSession
+        # 1. What ends, first: a version that comes late must never be without the delete that was told before it.
+        before = tombstones.known(session, into)
+        if found.deletes or found.truncated is not None:
+            tombstones.bury(events.where(F.col("_op").isin("d", "t")), into)
+            tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
+        with pinned(self._near(events, found, into)) as near:
+            # 2. The versions of the batch and those beside them, with the ends that are known of their keys.
+            timeline = cdc_timeline.whole(_told(events, near, found, before, into))
+            # 3. Of these, what the table does not say yet.
+            rows = cdc_timeline.different(cdc_timeline.resolved(timeline), ends=self.deletes == "mark")
+            with pinned(rows) as once:
+                if _any_rows(once, into):
+                    with into.commit(session):
+                        self._merge(once, into)
+
+    def _near(self, events: DataFrame, found: Counts, into: Into) -> DataFrame:
+        """Return the versions of the table that may get another end: those that are not over at a key's first change.
+
+        Over by the log and by the clock too: a version must not begin later than what follows it.
+        """
+        held = self._held(events, into)
+        bounds = _bounds(events, found)
+        if found.truncated is None:
+            ranges = key_ranges.ranges_of(events, found.spans, found.keys)
+            near = held.where(key_ranges.within(ranges, "old")).join(bounds, "_key")
+        else:
+            # A truncate is a change of every key.
+            truncate = (
+                F.when(F.col("_op") == "t", F.col("_position")),
+                F.when(F.col("_op") == "t", F.col("_commit_time")),
+            )
+            first = events.agg(F.min(truncate[0]).alias("at"), F.min(truncate[1]).alias("when"))
+            near = held.crossJoin(F.broadcast(first)).join(bounds, "_key", "left")
+            near = near.withColumns({"_first": F.least("_first", "at"), "_since": F.least("_since", "when")})
+        over = (F.col("_old.until") < F.col("_first")) & (F.col("_old.to") <= F.col("_since"))
+        return near.where(~F.coalesce(over, F.lit(False))).select(*_TOLD)
+
+    def _held(self, events: DataFrame, into: Into) -> DataFrame:
+        """Return the versions of the table as rows of a timeline, with the table's columns under the alias `old`."""
+        since, to, current = (F.col(f"old.{quoted(name)}") for name in self.times)
+        old = F.struct(
+            since.alias("since"),
+            to.alias("to"),
+            current.alias("current"),
+            F.col(f"old.{UNTIL}").alias("until"),
+            F.col(f"old.{ENDED}").alias("ended"),
+        )
+        rank = cdc_timeline.rank(F.col(f"old.{OP}"))
+        values = _columns(fields(events, "_after").names)
+        return (
+            DeltaTable.forPath(events.sparkSession, into.location)
+            .toDF()
+            .alias("old")
+            .withColumns(
+                {
+                    "_key": _columns(fields(events, "_key").names),
+                    "_position": F.col(f"old.{POSITION}"),
+                    "_rank": rank,
+                    "_op": F.col(f"old.{OP}"),
+                    "_at": since,
+                    "_after": F.when(rank != cdc_timeline.END, values),
+                    "_missing": F.col(f"old.{TAKEN}"),
+                    "_old": old,
+                }
+            )
+        )
+
+    def _merge(self, rows: DataFrame, into: Into) -> None:
+        keys, names = fields(rows, "_key").names, fields(rows, "_after").names
+        same = [f"old.{quoted(name)} = new._key.{quoted(name)}" for name in keys]
+        place = f"old.{POSITION} = new._position AND CASE WHEN old.{OP} = 'r' THEN {cdc_timeline.SNAPSHOT} "
+        place += f"WHEN old.{OP} IN ('d', 't') THEN {cdc_timeline.END} ELSE {cdc_timeline.VERSION} END = new._rank"
+        since, to, current = self.times
+        values: dict[str, str | Column] = {quoted(name): f"new._values.{quoted(name)}" for name in names}
+        values |= {quoted(name): f"new._key.{quoted(name)}" for name in keys}
+        values |= {quoted(since): "new._now.since", quoted(to): "new._now.to", quoted(current): "new._now.current"}
+        values |= {UNTIL: "new._now.until", ENDED: "new._now.ended"}
+        first = values | {POSITION: "new._position", OP: "new._op", TAKEN: "new._missing"}
+        if self.deletes == "mark":
+            first |= {DELETED: f"new._rank = {cdc_timeline.END}"}
+        (
+            DeltaTable.forPath(rows.sparkSession, into.location)
+            .alias("old")
+            .merge(rows.alias("new"), " AND ".join([*same, place]))
+            .whenMatchedDelete("new._gone")
+            .whenMatchedUpdate(set=values)
+            .whenNotMatchedInsert(values=first)
+            .execute()
+        )
+
+
+def _told(events: DataFrame, near: DataFrame, found: Counts, before: tombstones.Graves, into: Into) -> DataFrame:
+    """Return all that is known of the keys of a batch, from their first change on, with ends that were told before."""
+    first = str(found.first)
+    batch = events.withColumnRenamed("_commit_time", "_at")
+    truncates = batch.where(F.col("_op") == "t").select("_position", "_op", "_at")
+    ends = cdc_timeline.ends_of(near)
+    if before.newest is not None and before.newest >= first:
+        of_keys = _graves(events, into).where(F.col("_op") == "d").join(_bounds(events, found), "_key")
+        ends = ends.unionByName(of_keys.where(F.col("_position") >= F.col("_first")).select(*ends.columns))
+    swept = before.truncated is not None and before.truncated >= first
+    if swept:
+        late = _graves(events, into).where((F.col("_op") == "t") & (F.col("_position") >= first))
+        truncates = truncates.unionByName(late.select(*truncates.columns))
+    if swept or found.truncated is not None:
+        keys = batch.where(F.col("_op") != "t").select("_key").union(near.select("_key")).distinct()
+        ends = ends.unionByName(keys.crossJoin(F.broadcast(truncates)))
+    ranked = ends.withColumn("_rank", F.lit(cdc_timeline.END))
+    versions = batch.where(F.col("_op") != "t").select(*(name for name in _TOLD if name != "_old"))
+    return near.unionByName(versions, allowMissingColumns=True).unionByName(ranked, allowMissingColumns=True)
+
+
+def _bounds(events: DataFrame, found: Counts) -> DataFrame:
+    """Return for each key its first place in the log and its first time in this batch."""
+    told = events.where(F.col("_op") != "t").groupBy("_key")
+    bounds = told.agg(F.min("_position").alias("_first"), F.min("_commit_time").alias("_since"))
+    return F.broadcast(bounds) if found.keys <= _FEW_KEYS else bounds
+
+
+def _graves(events: DataFrame, into: Into) -> DataFrame:
+    """Return the ends that were ever told of a table."""
+    every = F.col(f"old.{tombstones.EVERY_KEY}")
+    return (
+        tombstones.read(events.sparkSession, into)
+        .alias("old")
+        .select(
+            _columns(fields(events, "_key").names).alias("_key"),
+            F.col(f"old.{POSITION}").alias("_position"),
+            F.when(every, "t").otherwise("d").alias("_op"),
+            F.col(f"old.{tombstones.DELETED_AT}").alias("_at"),
+        )
+    )
+
+
+def _any_rows(rows: DataFrame, into: Into) -> bool:
+    found = rows.agg(F.count("*"), F.max("_lacks")).first()
+    assert found is not None  # noqa: S101 - an aggregate without a group has one row
+    if found[1]:
+        raise lacks_value(into)
+    return bool(found[0])
+
+
+def _columns(names: list[str]) -> Column:
+    return F.struct(*(F.col(f"old.{quoted(name)}").alias(name) for name in names))
+
+
+def _named_alike(into: Into, name: str) -> FlowError:
+    return FlowError(
+        f"Table {into.table} has a column '{name}', and so has its history.",
+        why="A history adds columns that say from when to when a version was valid.",
+        state="Nothing of the batch was written to this table.",
+        remedy="Put a prefix before the history's own: History(prefix='row_').",
+        code="HR-248",
+    )

@@ -1,0 +1,173 @@
+"""Changes of one table, reduced to the last one of each key: what a merge takes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.cdc.apply.key_ranges import Range, ordered
+from headrace.cdc.apply.table import Into, fields
+from headrace.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def log_order() -> Column:
+    """Return what sorts changes as the source's log does. A snapshot's row is before the changes at its position."""
+    return F.struct("_position", F.col("_op") != "r", "_offset")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a batch of reduced changes holds, found in one pass over it.
+
+    | field       | meaning                                                                                      |
+    |-------------|----------------------------------------------------------------------------------------------|
+    | spans       | the least and the greatest value of each column of the key that has an order                 |
+    | keys        | how many keys                                                                                |
+    | deletes     | how many of them end in a delete                                                             |
+    | updates     | how many of them end in an update                                                            |
+    | truncated   | the position of the last truncate, or None                                                   |
+    | missing     | how many keys end in a row that lacks values                                                 |
+    | moved       | whether a row under a new key lacks values                                                   |
+    | unreadable  | a column with a text that does not fit its type, or None                                     |
+    | first, last | the least and the greatest position                                                          |
+    """
+
+    spans: Mapping[str, Range]
+    keys: int
+    deletes: int
+    updates: int
+    truncated: str | None
+    missing: int
+    moved: bool
+    unreadable: str | None
+    first: str | None
+    last: str | None
+
+
+def reduced(changes: DataFrame) -> DataFrame:
+    """Return the last change of each key; a truncate is the last change of the key null.
+
+    Values that the last change lacks, because the database did not write them to its log, are filled by `filled`.
+    """
+    last = F.max_by(F.struct("_op", "_position", "_commit_time", "_after", "_missing"), log_order()).alias("last")
+    unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
+    moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
+    given = with_every_column(changes).withColumn("_missing", F.col("_unavailable"))
+    return given.groupBy("_key").agg(last, unreadable, moved).select("_key", "last.*", "_unreadable", "_moved")
+
+
+def with_every_column(changes: DataFrame) -> DataFrame:
+    """Return changes that say for each row what could not be read: nothing, unless they say so already."""
+    if "_unreadable" in changes.columns:
+        return changes
+    return changes.withColumn("_unreadable", F.array().cast("array<string>"))
+
+
+def unreadable(into: Into, column: str) -> DataError:
+    """Return the error for a text that does not fit."""
+    return DataError(
+        f"A change of table {into.table} cannot be read.",
+        why=f"A text in column {column} does not fit the type that the source's catalogue says.",
+        state="Nothing of the batch was written to this table.",
+        remedy="Compare the column's type in the source with the table's; a column that was changed needs a new "
+        "start of the flow, which reads the catalogue again.",
+        code="HR-540",
+    )
+
+
+def lacks_value(into: Into) -> DataError:
+    """Return the error for a large value that is nowhere known."""
+    return DataError(
+        f"A change of table {into.table} lacks a value.",
+        why="The database left a large value that did not change out of its log, and neither the table nor the batch "
+        "holds the row's earlier value.",
+        state="Nothing of the batch was written to this table: a null in its place would be wrong.",
+        remedy="Set REPLICA IDENTITY FULL on the table, and repair the row from the source.",
+        code="HR-541",
+    )
+
+
+def counts(rows: DataFrame) -> Counts:
+    """Count reduced changes. Runs one job, and the first one that computes them."""
+    truncate, names = F.col("_op") == "t", ordered(rows)
+    keys = [F.col("_key")[name] for name in names]
+    found = rows.agg(
+        F.count_if(~truncate),
+        F.count_if(F.col("_op") == "d"),
+        F.count_if(F.col("_op") == "u"),
+        F.max(F.when(truncate, F.col("_position"))),
+        F.count_if((F.size("_missing") > 0) & F.col("_op").isin("c", "u", "r")),
+        F.max("_moved"),
+        F.max("_unreadable"),
+        F.min("_position"),
+        F.max("_position"),
+        *(end for name, key in zip(names, keys, strict=True) for end in _ends(rows, name, key)),
+    ).first()
+    assert found is not None  # noqa: S101 - an aggregate without a group has one row
+    ends = found[9:]
+    spans = {
+        name: (ends[2 * n], ends[2 * n + 1]) for n, name in enumerate(names) if None not in ends[2 * n : 2 * n + 2]
+    }
+    return Counts(spans, *found[:9])
+
+
+def _ends(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
+    """Return the least and the greatest value of a column of the key; null for a date that Python does not have."""
+    least, greatest = F.min(key), F.max(key)
+    if isinstance(fields(rows, "_key")[name].dataType, T.DateType):
+        return F.when(F.year(least) >= dt.MINYEAR, least), F.when(F.year(greatest) <= dt.MAXYEAR, greatest)
+    return least, greatest
+
+
+def filled(rows: DataFrame, changes: DataFrame) -> DataFrame:
+    """Return reduced changes with the values that they lack taken from earlier changes of the batch.
+
+    `_from` says for each of these the position that it is from: the table may hold a newer one. `_missing` names the
+    columns that no change of the batch holds: their values are in the table.
+    """
+    names = rows.schema["_after"].dataType.fieldNames()  # type: ignore[attr-defined]
+    # A row that moved here without its values: what the batch holds from before is of another row.
+    lacking = rows.where((F.size("_missing") > 0) & F.col("_op").isin("c", "u", "r") & ~F.col("_moved")).select("_key")
+    # An update never follows a delete, so the newest value of a column that is there is never one from before it.
+    values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
+    found = changes.join(F.broadcast(lacking), "_key", "left_semi").groupBy("_key").agg(*values)
+    whole = rows.join(F.broadcast(found), "_key", "left")
+    lacks = [F.array_contains("_missing", name) & F.col("_after").isNotNull() for name in names]
+    after = F.struct(
+        *(
+            F.when(lack, F.col(f"v{number}")["value"]).otherwise(F.col("_after")[name]).alias(name)
+            for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
+        )
+    )
+    nowhere = [
+        F.when(lack & F.col(f"v{number}").isNull(), F.lit(name))
+        for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
+    ]
+    origin = [
+        F.when(lack & F.col(f"v{number}").isNotNull(), F.struct(F.lit(name), F.col(f"v{number}")["position"]))
+        for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
+    ]
+    return whole.select(
+        "_key",
+        "_op",
+        "_position",
+        "_commit_time",
+        F.when(F.col("_after").isNotNull(), after).alias("_after"),
+        F.filter(F.array(*nowhere), lambda name: name.isNotNull()).alias("_missing"),
+        F.map_from_entries(F.filter(F.array(*origin), lambda each: each.isNotNull())).alias("_from"),
+        "_moved",
+    )
+
+
+def _newest(name: str) -> Column:
+    there = F.col("_after").isNotNull() & ~F.array_contains("_unavailable", name)
+    value = F.struct(F.col("_after")[name].alias("value"), F.col("_position").alias("position"))
+    return F.max_by(F.when(there, value), F.when(there, log_order()))

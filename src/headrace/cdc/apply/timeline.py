@@ -1,0 +1,139 @@
+"""What happened to each key, in the order of the log: the versions of its row and what ended them.
+
+One row per place of the log:
+
+| column      | type      | holds                                                                                     |
+|-------------|-----------|-------------------------------------------------------------------------------------------|
+| `_key`      | struct    | the key                                                                                   |
+| `_position` | string    | the place in the log                                                                      |
+| `_rank`     | int       | which comes first at one place                                                            |
+| `_op`       | string    | `c`, `u`, `r` for a version, `d` and `t` for an end                                       |
+| `_at`       | timestamp | when the source committed it                                                              |
+| `_after`    | struct    | the values of a version                                                                   |
+| `_missing`  | array     | columns that the log left out: their values are those of the version before               |
+| `_old`      | struct    | what the table says of it: `since`, `to`, `current`, `until`, `ended`; null if it has none |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.cdc.apply.reduce import with_every_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# At one place of the log a row of a snapshot comes first, and an old row goes before a new one comes.
+SNAPSHOT, END, VERSION = 0, 1, 2
+
+
+def rank(op: Column) -> Column:
+    """Return which of the changes at one place of the log comes first."""
+    return F.when(op == "r", SNAPSHOT).when(op.isin("d", "t"), END).otherwise(VERSION)
+
+
+def is_version() -> Column:
+    """Return whether a row of a timeline is a version, and not an end."""
+    return F.col("_rank") != END
+
+
+def events(changes: DataFrame) -> DataFrame:
+    """Return the changes of a batch, each once, as `counts` takes them. What comes again has its place of before."""
+    given = with_every_column(changes).withColumn("_rank", rank(F.col("_op")))
+    first = F.min_by(F.struct("_op", "_commit_time", "_after", F.col("_unavailable").alias("_missing")), "_offset")
+    unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
+    moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
+    once = given.groupBy("_key", "_position", "_rank").agg(first.alias("one"), unreadable, moved)
+    return once.select("_key", "_position", "_rank", "one.*", "_unreadable", "_moved")
+
+
+def ends_of(versions: DataFrame) -> DataFrame:
+    """Return the ends that versions of the table tell: deletes and truncates."""
+    ended = versions.where(is_version() & F.col("_old.ended").isin("d", "t"))
+    return ended.select(
+        "_key", F.col("_old.until").alias("_position"), F.col("_old.ended").alias("_op"), F.col("_old.to").alias("_at")
+    )
+
+
+def whole(told: DataFrame) -> DataFrame:
+    """Return a timeline with each place once: what the table has stands before what the batch brings again."""
+    stored = F.col("_old").isNotNull()
+    one = F.max_by(F.struct("_op", "_after", "_missing", "_old"), stored)
+    # All that follows is done key by key: moved once here, rows need not be moved again.
+    once = (
+        told.repartition("_key").groupBy("_key", "_position", "_rank").agg(one.alias("one"), F.min("_at").alias("_at"))
+    )
+    return once.select("_key", "_position", "_rank", "_at", "one.*")
+
+
+def resolved(timeline: DataFrame) -> DataFrame:
+    """Return a timeline that says what the table has to hold.
+
+    | column    | holds                                                                                             |
+    |-----------|---------------------------------------------------------------------------------------------------|
+    | `_now`    | as `_old`, from what is known now                                                                 |
+    | `_values` | as `_after`, with the values that the log left out                                                |
+    | `_lacks`  | whether such a value is nowhere known                                                             |
+    | `_ends`   | whether an end is that of a version                                                               |
+    """
+    log = Window.partitionBy("_key").orderBy("_position", "_rank")
+    so_far = log.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    stored, before = F.col("_old").isNotNull(), F.lag("_rank").over(log)
+    # Before the first row of a timeline nothing has changed: what the table says there is right.
+    alone = before.isNull() | (before == END)
+    # What stands before a new row under its key was another row.
+    other = alone | (F.col("_op") == "c")
+    placed = timeline.withColumns(
+        {
+            "_lacks": is_version() & (F.size("_missing") > 0) & other & ~stored,
+            "_ends": ~is_version() & F.coalesce(before != END, stored),
+            "_holds": is_version() & alone & stored,
+        }
+    )
+    after = timeline.schema["_after"].dataType
+    assert isinstance(after, T.StructType)  # noqa: S101 - the frame of changes says so
+    values = [_value(name, placed).over(so_far)["value"].alias(name) for name in after.names]
+    return _with_ends(placed.withColumn("_values", F.when(is_version(), F.struct(*values))))
+
+
+def _value(name: str, placed: DataFrame) -> Column:
+    """Return the newest value of a column that a version tells by itself."""
+    told = is_version() & (F.col("_holds") | ~F.array_contains("_missing", name))
+    return F.last(F.when(told, F.struct(placed["_after"][name].alias("value"))), ignorenulls=True)
+
+
+def _with_ends(placed: DataFrame) -> DataFrame:
+    # From the end of the log backwards: a frame that begins at each row would be summed anew for each.
+    back = Window.partitionBy("_key").orderBy(F.desc("_position"), F.desc("_rank"))
+    from_here = back.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    behind = back.rowsBetween(Window.unboundedPreceding, -1)
+    # A version begins no later than what follows it, whatever the source's clock said.
+    timed = placed.withColumn("_since", F.min("_at").over(from_here))
+    here = F.struct(F.col("_position").alias("until"), F.col("_op").alias("ended"), F.col("_since").alias("to"))
+    version = F.last(F.when(is_version(), here), ignorenulls=True).over(behind)
+    following = F.when(is_version(), F.lag(here).over(back)).otherwise(version)
+    told = timed.withColumn("_next", following)
+    now = F.struct(
+        F.col("_since").alias("since"),
+        F.col("_next.to").alias("to"),
+        F.col("_next").isNull().alias("current"),
+        F.col("_next.until").alias("until"),
+        F.col("_next.ended").alias("ended"),
+    )
+    return told.withColumn("_now", now)
+
+
+def different(timeline: DataFrame, *, ends: bool) -> DataFrame:
+    """Return the rows of a resolved timeline that the table has not, or has otherwise, or has no longer (`_gone`).
+
+    With `ends` the table has a row for each end of a version.
+    """
+    wanted = is_version() | F.lit(ends) & F.col("_ends")
+    stored = F.col("_old").isNotNull()
+    same = F.col("_now").eqNullSafe(F.col("_old")) & F.col("_values").eqNullSafe(F.col("_after"))
+    rows = timeline.where(F.when(wanted, ~(stored & same)).otherwise(stored))
+    return rows.withColumn("_gone", ~wanted)

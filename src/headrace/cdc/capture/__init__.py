@@ -1,0 +1,1 @@
+"""The capture of a database: declared, begun, watched, deleted."""

@@ -1,0 +1,120 @@
+"""The settings of a Debezium connector, from the declaration of a capture. They define how changes look in topics.
+
+Each value was chosen on real parts for being exact: what another setting would lose is said beside it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from headrace.cdc.capture.catalogue import family
+from headrace.cdc.capture.declaration import Capture
+from headrace.clients import mysql, postgres
+from headrace.flow.duration import Duration
+from headrace.flow.target import Database
+
+# Messages in the log that only move it.
+HEARTBEAT = "headrace.heartbeat"
+
+_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
+
+# The same for both families.
+_WIRE = {
+    "tasks.max": "1",
+    "key.converter": _CONVERTER,
+    "value.converter": _CONVERTER,
+    "key.converter.schemas.enable": "false",
+    "value.converter.schemas.enable": "false",
+    # Numbers beyond 64 bits (bigint unsigned) as numbers, not as base64.
+    "key.converter.decimal.format": "NUMERIC",
+    "value.converter.decimal.format": "NUMERIC",
+    # Every digit. The default is base64, `double` rounds.
+    "decimal.handling.mode": "string",
+    # `bytes` gives null for a bytea that a Postgres update left alone; `hex` gives the placeholder.
+    "binary.handling.mode": "hex",
+    # A delete has its key; a record without a value after it says nothing more.
+    "tombstones.on.delete": "false",
+    "skipped.operations": "none",
+    "provide.transaction.metadata": "true",
+    "snapshot.mode": "initial",
+    # One partition: the changes of a table stay in the order of the log.
+    "topic.creation.default.partitions": "1",
+    "topic.creation.default.replication.factor": "-1",
+}
+
+
+def settings(capture: Capture, database: Database, *, password: str, bootstrap: str) -> dict[str, str]:
+    """Return the settings of the connector of a capture.
+
+    `password` is a reference that the worker resolves, such as `${file:/run/secrets/shop.properties:password}`:
+    settings are kept in a topic, so the password itself never is one. `bootstrap` is the broker as the worker
+    reaches it.
+    """
+    heartbeat = str(round(Duration.parse(capture.heartbeat).seconds * 1000))
+    every = {
+        **_WIRE,
+        "topic.prefix": capture.prefix,
+        "database.user": database.user,
+        "database.password": password,
+        # A comma ends an expression, unless it is escaped.
+        "table.include.list": re.sub(r"(?<!\\),", r"\\,", capture.chosen.expression),
+        "heartbeat.interval.ms": heartbeat,
+    }
+    own = _mysql(capture, database, bootstrap) if family(database) == "mysql" else _postgres(capture, database)
+    return every | own
+
+
+def _postgres(capture: Capture, database: Database) -> dict[str, str]:
+    where = postgres.address(database)
+    return {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "database.hostname": where.host,
+        "database.port": str(where.port),
+        "database.dbname": where.database,
+        "database.sslmode": where.options.get("sslmode", "prefer"),
+        **({"database.sslrootcert": where.options["sslrootcert"]} if "sslrootcert" in where.options else {}),
+        "plugin.name": "pgoutput",
+        "slot.name": capture.slot,
+        "slot.drop.on.stop": "false",
+        # The capture makes it: only then are generated columns in it, and tables that are made later.
+        "publication.name": capture.slot,
+        "publication.autocreate.mode": "disabled",
+        # `isostring` turns 24:00:00 into 00:00:00. Here every value that cannot be told is out of range and is seen.
+        "time.precision.mode": "adaptive",
+        "interval.handling.mode": "string",
+        "hstore.handling.mode": "json",
+        "include.unknown.datatypes": "true",
+        # The position moves while other databases of the server write and this one is quiet.
+        "heartbeat.action.query": f"SELECT pg_logical_emit_message(false, '{HEARTBEAT}', '')",
+        "message.prefix.exclude.list": re.escape(HEARTBEAT),
+    }
+
+
+def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, str]:
+    where = mysql.address(database)
+    maria = mysql.is_mariadb(database)
+    return {
+        "connector.class": "io.debezium.connector.mariadb.MariaDbConnector"
+        if maria
+        else "io.debezium.connector.mysql.MySqlConnector",
+        "database.hostname": where.host,
+        "database.port": str(where.port),
+        "database.server.id": str(capture.server_id),
+        # On the own machine nobody listens in between; elsewhere the server has to prove who it is.
+        "database.ssl.mode": _tls(where.host, maria=maria),
+        "schema.history.internal.kafka.bootstrap.servers": bootstrap,
+        "schema.history.internal.kafka.topic": capture.schema_history,
+        "schema.history.internal.store.only.captured.tables.ddl": "true",
+        "include.schema.changes": "false",
+        "bigint.unsigned.handling.mode": "precise",
+        # Times of more than a day and below zero exist here.
+        "time.precision.mode": "adaptive_time_microseconds",
+        # The driver takes a year for a date otherwise, and fails at the year 0.
+        **({"driver.yearIsDateType": "false"} if maria else {}),
+    }
+
+
+def _tls(host: str, *, maria: bool) -> str:
+    if host in ("localhost", "127.0.0.1", "::1"):
+        return "disable" if maria else "disabled"
+    return "verify-full" if maria else "verify_identity"

@@ -1,0 +1,163 @@
+"""Which tables of a database are captured, and what their topics are called: the one declaration of a capture."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from headrace.cdc.capture.source_table import SourceTable
+from headrace.errors import FlowError
+from headrace.flow.duration import Duration
+from headrace.flow.sink import Sink, leaves
+
+# What a name of a capture may hold: it becomes part of topics, of a connector, and of a replication slot.
+_PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+# What a topic's name may not hold. Debezium puts an underscore in its place.
+_NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A choice of tables, by full names (`public.orders`) or by a pattern that has to match a full name whole."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    def holds(self, schema: str, name: str) -> bool:
+        """Whether a table is chosen."""
+        full = f"{schema}.{name}"
+        return full in self.names if self.pattern is None else re.fullmatch(self.pattern, full) is not None
+
+    @property
+    def expression(self) -> str:
+        """The choice as one regular expression, in the words that Python and Java share."""
+        return self.pattern if self.pattern is not None else "|".join(re.escape(name) for name in self.names)
+
+
+@dataclass(frozen=True)
+class Capture:
+    r"""The changes of a database, from the tables to one topic each.
+
+    | field        | example              | meaning                                                                |
+    |--------------|----------------------|------------------------------------------------------------------------|
+    | database     | `"shop"`             | a database of the target, by name                                      |
+    | tables       | `("public.orders",)` | full names; or a pattern as one text, `r"public\..*"`: tables that are |
+    |              |                      | made later and match it are captured from their first row              |
+    | prefix       | `"shop"`             | begins the names of topics; also names the connector and, in Postgres, |
+    |              |                      | the slot and the publication. The database's name unless it is set     |
+    | heartbeat    | `"10 seconds"`       | how often the position moves while nothing changes: a slot that does   |
+    |              |                      | not move keeps the log of everything else in the server                |
+    | retained_max | 5 GB                 | bytes of log that a slot may hold back before it is warned of          |
+    """
+
+    database: str
+    tables: tuple[str, ...] | str
+    prefix: str = ""
+    heartbeat: str = "10 seconds"
+    retained_max: int = 5 * 10**9
+
+    def __post_init__(self) -> None:
+        if not self.prefix:
+            object.__setattr__(self, "prefix", self.database)
+        Duration.parse(self.heartbeat)
+        if not _PREFIX.fullmatch(self.prefix):
+            raise _refused(
+                f"Its prefix '{self.prefix}' is not a name.",
+                "Take small letters, digits and underscores, 40 at most, a letter first: "
+                "`Capture(..., prefix='shop')`.",
+            )
+        if isinstance(self.tables, str):
+            try:
+                re.compile(self.tables)
+            except re.error as error:
+                raise _refused(f"Its pattern cannot be read: {error}.", "Correct `tables` of the capture.") from error
+        for name in () if isinstance(self.tables, str) else self.tables:
+            if not re.fullmatch(r"[^.]+\.[^.]+", name):
+                raise _refused(f"'{name}' is not the full name of a table.", "Write schema and table: `public.orders`.")
+        if not self.tables:
+            raise _refused("It names no table.", r"Name tables, or all of a schema: `tables=r'public\..*'`.")
+
+    @property
+    def chosen(self) -> Tables:
+        """The choice of tables."""
+        return Tables(pattern=self.tables) if isinstance(self.tables, str) else Tables(self.tables)
+
+    @property
+    def connector(self) -> str:
+        """The name of the connector; topics begin with it."""
+        return self.prefix
+
+    @property
+    def slot(self) -> str:
+        """The name of the replication slot and of the publication, in Postgres."""
+        return f"headrace_{self.prefix}"
+
+    @property
+    def server_id(self) -> int:
+        """The number under which the connector reads a binlog, the same at every start. No replica should have it."""
+        return 1_000_000 + zlib.crc32(self.prefix.encode()) % 2_000_000_000
+
+    def topic(self, table: SourceTable) -> str:
+        """Return the topic of a table."""
+        return _NOT_IN_TOPICS.sub("_", f"{self.prefix}.{table}")
+
+    @property
+    def transactions(self) -> str:
+        """The topic in which the connector tells where transactions begin and end."""
+        return f"{self.prefix}.transaction"
+
+    @property
+    def messages(self) -> str:
+        """The topic of what the source's log holds beside changes. No flow reads it."""
+        return f"{self.prefix}.message"
+
+    @property
+    def schema_history(self) -> str:
+        """The topic in which a connector of a binlog keeps the tables' columns, for itself."""
+        return f"{self.prefix}.schema-history"
+
+    @property
+    def topics_beside(self) -> tuple[str, ...]:
+        """The capture's own topics: none of them is that of a table."""
+        heartbeats = f"__debezium-heartbeat.{self.prefix}"
+        return self.transactions, self.messages, self.schema_history, heartbeats
+
+    @property
+    def topics(self) -> str:
+        """A pattern for the topics of all tables, those that are made later included.
+
+        Every topic with two parts after the prefix is one of a table: the capture's own topics have one.
+        """
+        if isinstance(self.tables, str):
+            return rf"{re.escape(self.prefix)}\.[^.]+\.[^.]+"
+        names = (re.escape(_NOT_IN_TOPICS.sub("_", name)) for name in self.tables)
+        return rf"{re.escape(self.prefix)}\.(?:{'|'.join(names)})"
+
+
+@runtime_checkable
+class Captured(Protocol):
+    """A sink for the changes of a captured database."""
+
+    @property
+    def capture(self) -> Capture | None:
+        """The capture that fills the topics, where the declaration says it: `headrace capture` begins it."""
+        ...
+
+
+def captures(sink: Sink) -> tuple[Capture, ...]:
+    """Return the captures whose changes a sink takes, each once, as far as the declaration says it."""
+    found = (each.capture for _, each in leaves(sink) if isinstance(each, Captured))
+    return tuple(dict.fromkeys(capture for capture in found if capture is not None))
+
+
+def _refused(why: str, remedy: str) -> FlowError:
+    return FlowError(
+        "A capture is declared in a way that cannot run.",
+        why=why,
+        state="Nothing was started.",
+        remedy=remedy,
+        code="HR-260",
+    )

@@ -1,0 +1,216 @@
+"""Whether a capture is whole: its connector runs, and the source still has everything that was not captured yet.
+
+A flow that reads the topics of a capture asks here when it starts and from time to time: it stops at HR-522, and tells
+of the rest (`cdc.capture.watch`). A slot that was moved on by hand is seen only until the connector saves its next
+position: it goes on behind the gap by itself.
+
+| what is seen                                                             | told as           |
+|--------------------------------------------------------------------------|-------------------|
+| Kafka Connect does not answer                                            | HR-613, transient |
+| the connector failed of something that passes; it was started again      | HR-614, transient |
+| the connector failed for good, or is gone                                | HR-523            |
+| Postgres: the slot is gone, lost, or ahead of what was captured          | HR-522            |
+| binlog: the file of the saved position was removed, or ends before it    | HR-522            |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.declaration import Capture
+from headrace.clients import mysql, postgres
+from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
+from headrace.errors import DataError, PartUnavailable
+from headrace.flow.target import Database
+
+# What a trace says when the same call may succeed later: a server or a broker that stops, starts, or is out of reach.
+_PASSING = re.compile(
+    r"Connection (?:to \S+ )?(?:refused|reset|attempt failed|timed out)|connection has been closed|I/O error|"
+    r"terminating connection|starting up|shutting down|in recovery mode|SocketTimeout|EOFException|Broken pipe|"
+    r"Communications link failure|Read timed out|is active for PID|DisconnectException|TimeoutException|"
+    r"Database connection failed when reading|Failed to (?:start|stop) replication stream|UnknownHost",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A replication slot as the server describes it.
+
+    `confirmed` is what it would send first after a reconnection, and `active` whether somebody reads it now.
+    """
+
+    status: str
+    invalidated: str
+    confirmed: int
+    retained_bytes: int
+    active: bool = False
+
+
+@dataclass(frozen=True)
+class Captured:
+    """How far a capture is.
+
+    | field          | meaning                                                                                   |
+    |----------------|-------------------------------------------------------------------------------------------|
+    | position       | the saved position, as text that sorts like the log; None before the first one            |
+    | in_snapshot    | whether the saved position is within the snapshot: an interruption now begins it anew     |
+    | retained_bytes | how much log the source holds back for this capture; None where that is not known         |
+    | warning        | what an operator should know, or empty                                                    |
+    """
+
+    position: str | None
+    in_snapshot: bool
+    retained_bytes: int | None = None
+    warning: str = ""
+
+
+def look(capture: Capture, database: Database, connect: ConnectClient, *, running: bool = True) -> Captured:
+    """Look at a capture that was begun, and say how far it is, or raise: see the table above.
+
+    Without `running` only the log is looked at, and not whether the connector runs.
+
+    Postgres is asked before the saved position: a slot that nobody reads does not move by itself, so one that was ahead
+    a moment earlier is ahead. A binlog grows, and so is looked at after it.
+    """
+    if family(database) == "mysql":
+        saved = connect.position(capture.connector)
+        with mysql.session(database) as cursor:
+            cursor.execute("SHOW BINARY LOGS")
+            files = [(str(row[0]), int(row[1])) for row in cursor.fetchall()]
+        seen = _binlog(capture, files, saved)
+    else:
+        slot = read_slot(capture, database)
+        saved = connect.position(capture.connector)
+        seen = _log_of_postgres(capture, slot, saved)
+    if running:
+        require_running(capture, connect)
+    return seen
+
+
+def read_slot(capture: Capture, database: Database) -> Slot | None:
+    """Return the slot of a capture, or None where there is none. Columns that an older server lacks are empty."""
+    with postgres.session(database) as connection:
+        row = connection.execute(
+            "SELECT coalesce(s.wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''),"
+            " coalesce(s.confirmed_flush_lsn - '0/0', 0),"
+            " greatest(coalesce(pg_current_wal_lsn() - s.restart_lsn, 0), 0), s.active"
+            " FROM pg_replication_slots s WHERE s.slot_name = %s",
+            (capture.slot,),
+        ).fetchone()
+    return Slot(row[0], row[1], int(row[2]), int(row[3]), bool(row[4])) if row else None
+
+
+def _log_of_postgres(capture: Capture, slot: Slot | None, saved: dict[str, object]) -> Captured:
+    known = _number(saved, "lsn_commit") or _number(saved, "lsn_proc") or _number(saved, "lsn")
+    if slot is None:
+        if known is None:
+            return Captured(None, in_snapshot=True)
+        raise gap(capture, f"The replication slot {capture.slot} is gone, and with it the log behind {known}")
+    if slot.status == "lost" or slot.invalidated:
+        why = f" ({slot.invalidated})" if slot.invalidated else ""
+        raise gap(capture, f"The server has given up the replication slot {capture.slot}{why}: its log is removed")
+    newest = max(_number(saved, name) or 0 for name in ("lsn_commit", "lsn_proc", "lsn"))
+    # While a connector reads it nobody else can move a slot. Debezium itself moves it to the last record that Kafka has
+    # taken, and that may be one that came while Kafka Connect was saving the position of those before.
+    if known is not None and not slot.active and slot.confirmed > newest and "snapshot" not in saved:
+        raise gap(
+            capture,
+            f"The replication slot {capture.slot} stands at {slot.confirmed}, and only the log up to {newest} was "
+            "captured: somebody moved the slot, or made it again",
+        )
+    warning = ""
+    if slot.retained_bytes > capture.retained_max or slot.status == "unreserved":
+        warning = (
+            f"The source keeps {slot.retained_bytes / 1e6:,.0f} MB of log for the slot {capture.slot}"
+            + (", and may remove it any moment" if slot.status == "unreserved" else "")
+            + ". Its disk fills up while the connector does not get on."
+        )
+    position = lsn_position(known) if known is not None else None
+    return Captured(
+        position, in_snapshot=known is None or "snapshot" in saved, retained_bytes=slot.retained_bytes, warning=warning
+    )
+
+
+def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, object]) -> Captured:
+    file, pos = saved.get("file"), _number(saved, "pos") or 0
+    if not isinstance(file, str):
+        return Captured(None, in_snapshot=True)
+    names, sizes = [name for name, _ in files], dict(files)
+    if file not in names:
+        raise gap(capture, f"The server has removed {file}, which was captured up to {pos} only")
+    if pos > sizes[file]:
+        why = (
+            f"{file} was captured up to {pos} and has {sizes[file]} bytes: the server began its log anew, or is another"
+        )
+        raise gap(capture, why)
+    behind = sum(size for _, size in files[names.index(file) :]) - pos
+    return Captured(binlog_position(file, pos), in_snapshot="snapshot" in saved, retained_bytes=max(behind, 0))
+
+
+def require_running(capture: Capture, connect: ConnectClient) -> None:
+    """Raise HR-523 or HR-614 where the connector does not run."""
+    status = connect.status(capture.connector)
+    if status is None:
+        raise DataError(
+            f"The connector '{capture.connector}' is gone.",
+            why="Kafka Connect knows no connector of this name: it was removed, or its topics were.",
+            state="Everything that reached the topics is kept. Nothing more is captured.",
+            remedy="Begin the capture again; it goes on where it was if Kafka Connect still has its position.",
+            code="HR-523",
+        )
+    if status.state == "FAILED":
+        raise failed(capture, status, connect)
+
+
+def failed(capture: Capture, status: ConnectorStatus, connect: ConnectClient) -> DataError | PartUnavailable:
+    """Return what a failed connector is told as. One that failed of something that passes is started again first."""
+    if _PASSING.search(status.trace):
+        connect.restart(capture.connector)
+        return PartUnavailable(
+            f"The connector '{capture.connector}' had failed and was started again.",
+            why=f"It says: {status.cause}.",
+            state="Its position is kept, and so is the log of the source: nothing is lost.",
+            remedy="Nothing, if the source and the broker are up again.",
+            code="HR-614",
+        )
+    return DataError(
+        f"The connector '{capture.connector}' has failed.",
+        why=f"It says: {status.cause}.",
+        state="Everything up to its position is in the topics. Nothing more is captured; the source keeps its log.",
+        remedy="Remove the cause in the source, and start the connector again.",
+        code="HR-523",
+    )
+
+
+def held_back(capture: Capture, warning: str) -> PartUnavailable:
+    """HR-616: the source keeps more log for a capture than it should."""
+    return PartUnavailable(
+        f"The log of the database '{capture.database}' is held back.",
+        why=warning,
+        state="Nothing is lost yet. The server stops when its disk is full, or gives the slot up before: then the "
+        "snapshot has to be taken again.",
+        remedy="Look why the connector does not get on (`headrace capture look`), or give a slot up that nobody needs "
+        "any more (`headrace capture forget`). `retained_max` of the capture is the limit.",
+        code="HR-616",
+    )
+
+
+def gap(capture: Capture, why: str) -> DataError:
+    """HR-522: changes that nobody can read any more."""
+    return DataError(
+        f"Changes of the database '{capture.database}' are missing between what was captured and what can be read now.",
+        why=f"{why}.",
+        state="What was captured before is kept. Nothing behind the gap may be applied: rows could differ for ever.",
+        remedy="Take the snapshot again: stop the flows that read the capture and run `headrace capture forget FLOW "
+        "--topics`; give each of them another `name` and `path`, or delete its checkpoint and its tables; then run "
+        "`headrace capture begin FLOW`.",
+        code="HR-522",
+    )
+
+
+def _number(saved: dict[str, object], name: str) -> int | None:
+    value = saved.get(name)
+    return int(value) if isinstance(value, int | str) and str(value).isdigit() else None

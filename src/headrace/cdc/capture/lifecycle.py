@@ -1,0 +1,331 @@
+"""Begin a capture, and forget one: what has to be in the source and in Kafka Connect for changes to flow.
+
+Beginning again is harmless: what is there is compared with the declaration, and the connector goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg import Connection, sql
+
+from headrace.cdc.capture.catalogue import family, read_tables
+from headrace.cdc.capture.connector import settings
+from headrace.cdc.capture.declaration import Capture, Tables
+from headrace.cdc.capture.health import failed, look
+from headrace.cdc.capture.source_table import SourceTable
+from headrace.cdc.capture.topics import delete_topics, old_records, written
+from headrace.clients import mysql, postgres
+from headrace.clients.kafka import list_topics
+from headrace.clients.kafka_connect import ConnectClient
+from headrace.clients.positions import end_offsets, first_offsets
+from headrace.errors import ConfigError, DataError, PartUnavailable
+from headrace.flow.secret import revealed
+from headrace.flow.target import Database, Target
+
+# A connector starts within seconds; after a kill of its worker the old session has to end first.
+START_SECONDS = 60.0
+# A worker hands new settings to a connector within a second or two, and tells its old state until then.
+_SETTLED_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Where Kafka Connect is, and what it needs to reach the rest.
+
+    | field     | meaning                                                                                        |
+    |-----------|------------------------------------------------------------------------------------------------|
+    | url       | of its REST interface                                                                          |
+    | bootstrap | the broker, as the worker reaches it                                                           |
+    | secrets   | a folder that the worker reads passwords from; a file for each capture is put there            |
+    | password  | instead: a reference that the worker resolves by a provider of its own, `${vault:shop:password}` |
+    | target    | whose broker has the topics, as it is reached from here; without one it is at `bootstrap`      |
+    """
+
+    url: str
+    bootstrap: str
+    secrets: Path | None = None
+    password: str | None = None
+    target: Target | None = None
+
+    @property
+    def broker(self) -> Target:
+        """The target whose broker has the topics."""
+        return self.target or Target("connect", lake="", checkpoints="", kafka={"bootstrap.servers": self.bootstrap})
+
+
+def worker_of(target: Target, database: str) -> Worker:
+    """Return the Kafka Connect of a target, for captures of one of its databases. Raises HR-135 without one."""
+    connect = target.connect
+    if connect is None:
+        raise ConfigError(
+            f"Target '{target.name}' does not say where Kafka Connect is.",
+            why="Captures are run by Kafka Connect. One whose url is `local` counts only while it runs.",
+            state="Nothing was changed.",
+            remedy="Run `headrace up --with connect`, or set `connect` of the target in headrace.yml.",
+            code="HR-135",
+        )
+    bootstrap = connect.bootstrap or revealed(target.kafka.get("bootstrap.servers", ""))
+    return Worker(connect.url, bootstrap, connect.secrets, connect.passwords.get(database), target)
+
+
+def begin(capture: Capture, database: Database, worker: Worker) -> tuple[SourceTable, ...]:
+    """Bring a capture to run, and return its tables.
+
+    1. Read the tables, and refuse what could not be captured whole (HR-520, HR-521, HR-524).
+    2. Refuse a snapshot into topics that an earlier capture wrote (HR-527).
+    3. Look at a capture that was begun before: a gap in the log stops here (HR-522).
+    4. Postgres: make the publication.
+    5. Hand the connector to Kafka Connect, and wait until it runs.
+    """
+    connect = ConnectClient(worker.url)
+    tables = read_tables(database, capture.chosen)
+    _require_log(capture, database)
+    wanted = _wanted(capture, database, worker)
+    # Settings say whether it is there: the state of one that was removed is told for a moment longer.
+    known = connect.settings(capture.connector)
+    before = known is not None or _goes_on(capture, connect, wanted, worker)
+    same = known is not None and wanted.items() <= known.items()
+    if before:
+        # One with other settings need not run: they may be what it failed of, such as an old address of the source.
+        look(capture, database, connect, running=same)
+    if family(database) == "postgres":
+        with postgres.session(database) as connection:
+            _publish(connection, capture, tables, begun=before)
+    connect.put(capture.connector, wanted)
+    if before:
+        connect.resume(capture.connector)
+    _await_running(capture, connect, old_failures=0.0 if same else _SETTLED_SECONDS)
+    return tables
+
+
+def _goes_on(capture: Capture, connect: ConnectClient, wanted: Mapping[str, str], worker: Worker) -> bool:
+    """Return whether a connector that is not there would go on where one of its name was, and make it, stopped.
+
+    Kafka Connect keeps the position of a connector that is gone, and tells it of one that is there only. Raises HR-527
+    where there is none, and the topics were written before.
+    """
+    old = written(capture, worker.broker)
+    if not old:
+        return False
+    connect.put_stopped(capture.connector, wanted)
+    if connect.position(capture.connector):
+        return True
+    connect.delete(capture.connector)
+    raise old_records(capture, old)
+
+
+def messages(capture: Capture, target: Target) -> int:
+    """Count the messages that the source's log held beside changes (`m`). They change no row, and are passed over."""
+    partitions = [(capture.messages, number) for number in range(list_topics(target).get(capture.messages, 0))]
+    first = first_offsets(target, partitions)
+    return sum(end - first[each] for each, end in end_offsets(target, partitions).items())
+
+
+def forget(capture: Capture, database: Database, worker: Worker, *, topics: bool = False) -> tuple[str, ...]:
+    """Remove a capture: connector, position, slot, publication, password. May be repeated.
+
+    Tables stay, and so do topics, unless they are to go, too. Returns the topics that are gone.
+    """
+    connect = ConnectClient(worker.url)
+    there = connect.settings(capture.connector) is not None
+    if not there and topics:
+        # A position outlives its connector, and can be deleted of one that is there only.
+        connect.put_stopped(capture.connector, _wanted(capture, database, worker))
+    if there or topics:
+        connect.stop(capture.connector)
+        deadline = time.monotonic() + START_SECONDS
+        while (status := connect.status(capture.connector)) and status.state != "STOPPED":
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)  # Kafka Connect gives no event when a connector has stopped
+        connect.forget_position(capture.connector)
+        connect.delete(capture.connector)
+    if family(database) == "postgres":
+        with postgres.session(database) as connection:
+            _drop_slot(connection, capture)
+            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(capture.slot)))
+    if worker.secrets is not None:
+        _secret(capture, worker.secrets).unlink(missing_ok=True)
+    return delete_topics(capture, worker.broker) if topics else ()
+
+
+def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: float) -> None:
+    """Return when the connector runs. A failure that is seen within so many seconds may be that of old settings."""
+    deadline = time.monotonic() + START_SECONDS
+    believed = time.monotonic() + old_failures
+    while time.monotonic() < deadline:
+        status = connect.status(capture.connector)
+        if status is not None and status.running:
+            return
+        if status is not None and status.state == "FAILED" and time.monotonic() >= believed:
+            raise failed(capture, status, connect)
+        time.sleep(0.2)  # Kafka Connect gives no event when a connector runs
+    raise PartUnavailable(
+        f"The connector '{capture.connector}' does not start.",
+        why=f"Kafka Connect took it, and after {START_SECONDS:.0f} s it does not run.",
+        state="Nothing was lost: the source keeps its log.",
+        remedy="Look at the log of Kafka Connect; `headrace ps` names the local one.",
+        code="HR-614",
+    )
+
+
+def _wanted(capture: Capture, database: Database, worker: Worker) -> dict[str, str]:
+    return settings(capture, database, password=_reference(capture, database, worker), bootstrap=worker.bootstrap)
+
+
+def _reference(capture: Capture, database: Database, worker: Worker) -> str:
+    """Return the reference by which the worker finds the password, after putting it where the worker looks."""
+    if worker.password is not None or worker.secrets is None or database.password is None:
+        return worker.password or ""
+    path = _secret(capture, worker.secrets)
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    # As Java's properties files take a text.
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in database.password.reveal())
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"password={escaped}\n")
+    fresh.replace(path)
+    return f"${{file:{path.resolve()}:password}}"
+
+
+def _secret(capture: Capture, folder: Path) -> Path:
+    return folder / f"{capture.connector}.properties"
+
+
+def _require_log(capture: Capture, database: Database) -> None:
+    """Raise unless the source writes a log of all that is to be captured. Raises HR-521 or HR-524."""
+    if family(database) == "mysql":
+        _require_binlog(database)
+        return
+    with postgres.session(database) as connection:
+        _require_logical(connection)
+    _require_identities(_published(capture, database))
+
+
+def _require_logical(connection: Connection) -> None:
+    row = connection.execute("SELECT current_setting('wal_level')").fetchone()
+    if row is None or row[0] != "logical":
+        raise _no_log(f"Its wal_level is {row[0] if row else 'unknown'}", "Set `wal_level = logical`")
+
+
+def _require_binlog(database: Database) -> None:
+    with mysql.session(database) as cursor:
+        cursor.execute("SELECT @@log_bin, @@binlog_format, @@binlog_row_image")
+        found = cursor.fetchone()
+    if found is None or (bool(found[0]), found[1], found[2]) != (True, "ROW", "FULL"):
+        said = f"log_bin, binlog_format and binlog_row_image are {', '.join(map(str, found or ()))}"
+        raise _no_log(said, "Set `log_bin`, `binlog_format = ROW` and `binlog_row_image = FULL`")
+    if mysql.is_mariadb(database):
+        require_written(database)
+
+
+def require_written(database: Database) -> None:
+    """Raise HR-521 for a MariaDB that has never written to its binlog: the connector fails at one without a place."""
+    with mysql.session(database) as cursor:
+        cursor.execute("SELECT @@gtid_current_pos")
+        found = cursor.fetchone()
+    if found is None or not found[0]:
+        raise DataError(
+            "The source database has written nothing to its log yet.",
+            why="Its `gtid_current_pos` is empty, and the connector needs a place in the log to begin at.",
+            state="Nothing was captured, and the source was not changed.",
+            remedy="Make the first table, or change a row, and begin the capture again.",
+            code="HR-521",
+        )
+
+
+def _no_log(why: str, remedy: str) -> DataError:
+    return DataError(
+        "The source database does not write a log that changes can be read from.",
+        why=f"{why}.",
+        state="Nothing was captured, and the source was not changed.",
+        remedy=f"{remedy} on the server, and start it again.",
+        code="HR-521",
+    )
+
+
+def _one_schema(capture: Capture) -> str | None:
+    """Return the schema that a pattern names in plain letters before its dot, or None for any other pattern."""
+    named = re.match(r"(\w+)\\\.", capture.chosen.pattern or "")
+    return named.group(1) if named and "|" not in (capture.chosen.pattern or "") else None
+
+
+def _published(capture: Capture, database: Database) -> tuple[SourceTable, ...]:
+    """Return every table that the publication covers: for a pattern more than those that match it."""
+    if not isinstance(capture.tables, str):
+        return read_tables(database, capture.chosen)
+    schema = _one_schema(capture)
+    return tuple(table for table in read_tables(database, Tables(pattern=".*")) if schema in (None, table.schema))
+
+
+def _require_identities(tables: Sequence[SourceTable]) -> None:
+    """Refuse tables whose updates Postgres would refuse to everybody, once they are published."""
+    bare = [
+        str(table) for table in tables if table.identity == "nothing" or (table.identity == "default" and not table.key)
+    ]
+    if bare:
+        raise DataError(
+            f"The table {bare[0]} cannot be captured"
+            + (f", nor can {len(bare) - 1} more: {', '.join(bare[1:4])}." if bare[1:] else "."),
+            why="It has no primary key and no replica identity: Postgres would refuse every UPDATE and DELETE of it, "
+            "the application's too, as soon as its changes are published.",
+            state="Nothing was captured, and the source was not changed.",
+            remedy=f"Give it a primary key, or run `ALTER TABLE {bare[0]} REPLICA IDENTITY FULL` in the source; or "
+            "capture a list of other tables.",
+            code="HR-524",
+        )
+
+
+def _publish(connection: Connection, capture: Capture, tables: Sequence[SourceTable], *, begun: bool) -> None:
+    """Make the publication: by name, or for whole schemas, so that a later table is in it from its first row."""
+    name = sql.Identifier(capture.slot)
+    listed = connection.execute(
+        "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s", (capture.slot,)
+    ).fetchall()
+    there = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (capture.slot,)).fetchone()
+    if there:
+        missing = {str(table) for table in tables} - {str(row[0]) for row in listed}
+        if missing and begun:
+            raise DataError(
+                f"The capture '{capture.prefix}' runs without the table {min(missing)}.",
+                why="It was begun without it. Rows that are in the table by now would never be captured.",
+                state="Nothing was changed; the other tables are captured as before.",
+                remedy="Capture the table under a prefix of its own, or forget the capture and begin it anew.",
+                code="HR-525",
+            )
+        if not missing:
+            return
+        connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
+    what: sql.Composable
+    if not isinstance(capture.tables, str):
+        names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
+        what = sql.SQL("FOR TABLE ") + names
+    elif schema := _one_schema(capture):
+        what = sql.SQL("FOR TABLES IN SCHEMA ") + sql.Identifier(schema)
+    else:
+        what = sql.SQL("FOR ALL TABLES")
+    # Without it Postgres 18 leaves stored generated columns out, and refuses updates of a table with a full identity.
+    generated = ", publish_generated_columns = stored" if connection.info.server_version >= 180_000 else ""
+    how = sql.SQL(f" WITH (publish_via_partition_root = true{generated})")
+    connection.execute(sql.SQL("CREATE PUBLICATION {} ").format(name) + what + how)
+
+
+def _drop_slot(connection: Connection, capture: Capture) -> None:
+    """Drop the slot, once the server has noticed that nobody reads it any more."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        row = connection.execute(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", (capture.slot,)
+        ).fetchone()
+        if row is None:
+            return
+        if not row[0] or time.monotonic() > deadline:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (capture.slot,))
+            return
+        time.sleep(0.2)  # the server gives no event when a reader is gone

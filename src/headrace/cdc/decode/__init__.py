@@ -1,0 +1,1 @@
+"""Envelopes of Debezium as typed changes of a table."""

@@ -1,0 +1,384 @@
+"""Debezium's envelopes into typed changes of one table.
+
+An envelope is read with its columns as maps of text, exactly as the JSON holds them: a column that is absent differs
+from one that is null, and no reader has made a number or a time of a text before its type is known. `changes` gives
+each column the type that the source's catalogue says.
+
+The frame of changes, one row per change of a row:
+
+| column         | type             | holds                                                                    |
+|----------------|------------------|--------------------------------------------------------------------------|
+| `_op`          | string           | `c`, `u`, `d`, `r` (snapshot) or `t` (truncate)                          |
+| `_position`    | string           | the place in the source's log, as text that sorts as the log             |
+| `_partition`   | int              | of the topic                                                             |
+| `_offset`      | bigint           | of the record; the order is `_position`, then `_offset`, never a clock   |
+| `_commit_time` | timestamp        | when the source committed, to the microsecond where it says so           |
+| `_transaction` | string           | the transaction's id; null where the source tells none                   |
+| `_key`         | struct           | the columns of the primary key, typed; null for `t`                      |
+| `_after`       | struct           | all columns, typed; null for `d` and `t`                                 |
+| `_unavailable` | array of strings | columns of which an update says nothing: keep the old value              |
+| `_unreadable`  | array of strings | columns whose text does not fit their type; empty when all is well       |
+| `_before`      | struct           | on request: all columns before a `u` or `d`, as far as the log has them  |
+
+`_unavailable` holds the columns with the placeholder for a value that the log does not hold (TOAST), and those that an
+update lacks altogether, because the source has them no more, or did not have them yet. In both `_after` is null there.
+
+An update that moves a row to another key is a `d` of the old key and a `c` of the new one. Debezium sends it so by
+itself; where one record tells both keys, it becomes two rows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, reduce
+from operator import or_
+
+from pyspark import SparkContext
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
+
+from headrace.cdc.apply.table import TOLD
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.cdc.decode.types import Reading, lost, reading
+from headrace.errors import FlowError
+
+# What Debezium writes for a value that is not in the log, unless `unavailable.value.placeholder` says otherwise.
+PLACEHOLDER = "__debezium_unavailable_value"
+
+Step = Callable[[DataFrame], DataFrame]
+
+_COLUMNS = MapType(StringType(), StringType())
+_SOURCE = {
+    "ts_ms": LongType(),
+    "ts_us": LongType(),
+    "snapshot": StringType(),
+    "db": StringType(),
+    "schema": StringType(),
+    "table": StringType(),
+    # A number in Postgres, absent in MySQL: told as text.
+    "txId": StringType(),
+    "lsn": LongType(),
+    "sequence": StringType(),
+    "file": StringType(),
+    "pos": LongType(),
+    "row": IntegerType(),
+    "gtid": StringType(),
+}
+_TRANSACTION = {"id": StringType(), "total_order": LongType(), "data_collection_order": LongType()}
+
+ENVELOPE = StructType(
+    [
+        StructField("before", _COLUMNS),
+        StructField("after", _COLUMNS),
+        StructField("op", StringType(), nullable=False),
+        StructField("source", StructType([StructField(name, kind) for name, kind in _SOURCE.items()])),
+        StructField("ts_ms", LongType()),
+        StructField("transaction", StructType([StructField(name, kind) for name, kind in _TRANSACTION.items()])),
+    ]
+)
+
+# Changes by table; messages of the log under a name of their own.
+_COUNTS = ArrayType(StructType([StructField("data_collection", StringType()), StructField("event_count", LongType())]))
+
+# What the connector tells in the topic of transactions, with the end of each.
+TRANSACTION = StructType(
+    [
+        StructField("status", StringType(), nullable=False),
+        StructField("id", StringType(), nullable=False),
+        StructField("ts_ms", LongType()),
+        StructField("event_count", LongType()),
+        StructField("data_collections", _COUNTS),
+    ]
+)
+
+# Steps between an envelope and a change. Texts and values stand in columns of their own between them, numbered: Spark
+# keeps apart what is used twice, and reads each text once.
+_KEY, _OLD, _NEW = "_headrace_key", "_headrace_old", "_headrace_new"
+_TEXT, _VALUE, _KEY_TEXT, _KEY_VALUE = "_headrace_t", "_headrace_v", "_headrace_kt", "_headrace_kv"
+_META = ("_op", "_position", "_partition", "_offset", "_commit_time", "_transaction")
+
+_CHANGES, _WITH_ROW = ("c", "u", "d", "r", "t"), ("c", "u", "r")
+
+
+def changes(
+    rows: DataFrame,
+    table: SourceTable,
+    *,
+    placeholder: str = PLACEHOLDER,
+    before: bool = False,
+    cleared: bool = False,
+) -> DataFrame:
+    """Return the changes of one table, in the frame that the module describes.
+
+    `rows` are envelopes of this table's topic, with `partition`, `offset` and `key` of Kafka beside them. Works on
+    batches and streams. Messages of the log (`m`) are left out. Raises what `require_whole` raises.
+
+    With `cleared`, a `t` comes with the last row of a snapshot, and stands right before the place that all its rows
+    have: what is older was there when an earlier snapshot was taken that broke off, and is gone.
+
+    The columns within `_after` say in their metadata (`headrace.told`) how texts are read that another column of the
+    same Spark type has otherwise: a time in milliseconds, for instance.
+    """
+    require_whole(table)
+    for step in _steps(table, placeholder, before, cleared, SparkContext._gateway):
+        rows = step(rows)
+    return rows
+
+
+@lru_cache(maxsize=256)
+def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _jvm: object) -> tuple[Step, ...]:
+    """Return what makes changes of envelopes, step by step. Columns of one JVM are made once: a batch takes hundreds.
+
+    Each of them is a call into the JVM, and together they took longer than reading ten thousand records.
+    """
+    keys = [table.column(name) for name in table.key]
+    texts = {
+        **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},
+        **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
+    }
+    readings = [reading(column.type, table.family) for column in table.columns]
+    lacking = _lacking(table, readings, placeholder)
+    values = {
+        **{
+            _numbered(_VALUE, n): F.when(~lacking[n], each.read(F.col(_numbered(_TEXT, n))))
+            for n, each in enumerate(readings)
+        },
+        **{
+            _numbered(_KEY_VALUE, n): reading(column.type, table.family).read(F.col(_numbered(_KEY_TEXT, n)))
+            for n, column in enumerate(keys)
+        },
+    }
+    told = [{TOLD: each.told} if each.told else {} for each in readings]
+    unread = _names(_unread(table, keys, lacking))
+    if before:
+        # A text of the old row that does not fit is no null either.
+        unread = F.concat(unread, _unread_before(table, readings, placeholder))
+    olds = {"_before": _row_before(table, readings, placeholder, told)} if before else {}
+    result = [
+        *(F.col(name) for name in _META),
+        F.when(F.col("_op") != "t", _struct(_KEY_VALUE, keys)).alias("_key"),
+        F.when(F.col("_op").isin(*_WITH_ROW), _struct(_VALUE, table.columns, told)).alias("_after"),
+        _names((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
+        unread.alias("_unreadable"),
+        *(F.col(name) for name in olds),
+    ]
+    return (
+        *_told(),
+        *_split(keys, cleared=cleared),
+        lambda rows: rows.withColumns(texts),
+        lambda rows: rows.withColumns(values),
+        *((lambda rows: rows.withColumns(olds),) if olds else ()),
+        lambda rows: rows.select(*result),
+    )
+
+
+def doubted(table: SourceTable) -> Column | None:
+    """Return whether an envelope has a time that may be told in another unit than the table's type says.
+
+    A record does not say in which unit it was written, and a time that changes its digits at the source changes its
+    unit with them. Who finds such a value asks the source's catalogue again. None for a table without such columns.
+    """
+    conditions = []
+    for column in table.columns:
+        doubts = reading(column.type, table.family).doubted
+        if doubts is not None:
+            conditions += [F.coalesce(doubts(_text(of, column)), F.lit(False)) for of in ("after", "before")]
+    return reduce(or_, conditions) if conditions else None
+
+
+def require_key(table: SourceTable) -> None:
+    """Raise HR-245 for a table whose rows cannot be told apart."""
+    if not table.key:
+        raise FlowError(
+            f"Table {table} has no primary key.",
+            why="Without one, an update does not say which row it changes.",
+            state="Nothing was read or written for it.",
+            remedy=f"Give it one (ALTER TABLE {table} ADD PRIMARY KEY ...), or leave it out of the captured tables.",
+            code="HR-245",
+        )
+
+
+def require_whole(table: SourceTable) -> None:
+    """Raise HR-245 for a table whose rows cannot be told apart, HR-246 for one of which the connector loses values."""
+    require_key(table)
+    found = {column: lost(column.type, table.family, table.identity) for column in table.columns}
+    told = [f"{column.name} ({column.type}): {why}" for column, why in found.items() if why]
+    if told:
+        raise FlowError(
+            f"Table {table} has columns whose values do not arrive whole.",
+            why=f"The connector cannot tell them: {'; '.join(told)}.",
+            state="Nothing was read or written for it.",
+            remedy=f"Run ALTER TABLE {table} REPLICA IDENTITY FULL where that helps, change the types, or leave the "
+            "columns out.",
+            code="HR-246",
+        )
+
+
+def change_schema(table: SourceTable) -> StructType:
+    """Return the typed columns of a table, as `_after` holds them."""
+    schema = StructType()
+    for column in table.columns:
+        schema = schema.add(column.name, reading(column.type, table.family).spark)
+    return schema
+
+
+def _told() -> tuple[Step, ...]:
+    """Read what every change has beside its columns, and leave messages out."""
+    source, is_change = F.col("source"), F.col("op") != "m"
+    at = F.coalesce(F.timestamp_micros(source["ts_us"]), F.timestamp_millis(source["ts_ms"]))
+    columns = {
+        "_op": F.col("op"),
+        "_position": position(source),
+        "_partition": F.col("partition"),
+        "_offset": F.col("offset"),
+        "_commit_time": at,
+        # The id in Postgres's transaction metadata ends in the place of the single change.
+        "_transaction": F.coalesce(source["txId"], F.col("transaction")["id"]),
+        _KEY: F.from_json(F.col("key").cast("string"), "map<string,string>"),
+        _OLD: F.col("before"),
+        _NEW: F.col("after"),
+        _SNAPSHOT: source["snapshot"],
+        _BEFORE: position(source, before=1),
+    }
+    named = [column.alias(name) for name, column in columns.items()]
+    return lambda rows: rows.where(is_change), lambda rows: rows.select(*named)
+
+
+def position(source: Column, *, before: int = 0) -> Column:
+    """Return the place in the log as text that sorts as the log does; null where the source tells none.
+
+    With `before`, the place so many bytes earlier: no change begins there.
+
+    Postgres: the LSN. MySQL and MariaDB: the number of the binlog file, the position in it, the row of the event.
+
+    Rows of a snapshot of Postgres begin with `-` and so stand before every change. A transaction that was open when the
+    snapshot was taken is not in it, and has changes at lower places of the log than the snapshot's own.
+    """
+    lsn = source["lsn"] - before
+    log = F.when(F.col("op") == "r", F.concat(F.lit("-"), _digits(lsn, 19))).otherwise(_digits(lsn, 20))
+    number = F.regexp_extract(source["file"], r"\.(\d+)$", 1)
+    binlog = F.concat(
+        F.when(F.length(number) > 0, F.lpad(number, 10, "0")),
+        _digits(source["pos"] - before, 20),
+        _digits(F.coalesce(source["row"], F.lit(0)), 10),
+    )
+    return F.coalesce(log, binlog)
+
+
+def _digits(number: Column, width: int) -> Column:
+    return F.lpad(number.cast("string"), width, "0")
+
+
+def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
+    """Make two of an update that tells another key before than after, and of the last row of a snapshot."""
+    moved = F.lit(False)
+    for column in keys:
+        old = _text(_OLD, column)
+        moved = moved | (old.isNotNull() & (old != F.coalesce(_text(_KEY, column), _text(_NEW, column))))
+    both = F.when((F.col("_op") == "u") & moved, F.array(F.lit("d"), F.lit("c")))
+    if cleared:
+        is_last = (F.col("_op") == "r") & F.col(_SNAPSHOT).isin(*_LAST_OF_SNAPSHOT)
+        both = F.coalesce(both, F.when(is_last, F.array(F.lit("t"), F.lit("r"))))
+    each = F.explode(F.coalesce(both, F.array("_op"))).alias("_op")
+    rest = [F.col(name) for name in (*_META[1:], _KEY, _OLD, _NEW, _BEFORE)]
+    was = F.col("_op").alias(_OP)
+    clears = (F.col(_OP) == "r") & (F.col("_op") == "t")
+    # The delete of a split update has its key in what was before; the record's own key is the new one.
+    is_old = (F.col(_OP) == "u") & (F.col("_op") == "d")
+    moved_to = {
+        "_position": F.when(clears, F.col(_BEFORE)).otherwise(F.col("_position")),
+        _KEY: F.when(is_old, F.col(_OLD)).otherwise(F.col(_KEY)),
+    }
+    return (
+        lambda rows: rows.select(was, each, *rest),
+        lambda rows: rows.withColumns(moved_to),
+        lambda rows: rows.drop(_BEFORE, _OP),
+    )
+
+
+_OP, _SNAPSHOT, _BEFORE = "_headrace_op", "_headrace_snapshot", "_headrace_before"
+_LAST_OF_SNAPSHOT = ("last", "last_in_data_collection")
+
+
+def _text(of: str, column: SourceColumn) -> Column:
+    return F.try_element_at(F.col(of), F.lit(column.name))
+
+
+def _key_text(column: SourceColumn) -> Column:
+    otherwise = F.when(F.col("_op") == "d", _text(_OLD, column)).otherwise(_text(_NEW, column))
+    return F.coalesce(_text(_KEY, column), otherwise)
+
+
+def _lacking(table: SourceTable, readings: list[Reading], placeholder: str) -> list[Column]:
+    """Return, for each column, whether the change says nothing of it."""
+    lacking = []
+    for n, (column, each) in enumerate(zip(table.columns, readings, strict=True)):
+        absent = (F.col("_op") == "u") & ~F.map_contains_key(_NEW, F.lit(column.name))
+        if table.family == "postgres":
+            # Any op: the row of a new key is told by `c`, with what the log holds of the old one.
+            absent = absent | F.col(_numbered(_TEXT, n)).isin(*each.placeholders(placeholder))
+        lacking.append(F.coalesce(absent, F.lit(False)))
+    return lacking
+
+
+def _unread(table: SourceTable, keys: list[SourceColumn], lacking: list[Column]) -> Iterable[tuple[str, Column]]:
+    op = F.col("_op")
+    yield "_op", ~op.isin(*_CHANGES)
+    yield "_position", F.col("_position").isNull()
+    yield "_after", op.isin(*_WITH_ROW) & F.col(_NEW).isNull()
+    found = set()
+    for n, column in enumerate(keys):
+        found.add(column.name)
+        text = (op != "t") & F.col(_numbered(_KEY_VALUE, n)).isNull()
+        place = table.columns.index(column)
+        yield column.name, text | (_has_text(place) & ~lacking[place])
+    for n, column in enumerate(table.columns):
+        if column.name not in found:
+            yield column.name, _has_text(n) & ~lacking[n]
+
+
+def _has_text(n: int) -> Column:
+    """Return whether there is a text that gave no value."""
+    return F.col(_numbered(_TEXT, n)).isNotNull() & F.col(_numbered(_VALUE, n)).isNull()
+
+
+def _names(conditions: Iterable[tuple[str, Column]]) -> Column:
+    """Return the names whose condition holds."""
+    return F.array_compact(F.array(*(F.when(condition, F.lit(name)) for name, condition in conditions)))
+
+
+def _struct(of: str, columns: Sequence[SourceColumn], told: Sequence[dict[str, str]] = ()) -> Column:
+    about = told or [{} for _ in columns]
+    values = (F.col(_numbered(of, n)).alias(column.name, metadata=about[n]) for n, column in enumerate(columns))
+    return F.struct(*values)
+
+
+def _texts_before(table: SourceTable, readings: list[Reading], placeholder: str) -> Iterable[Column]:
+    """Return the texts of the old row; those for values that the log does not hold are none."""
+    for column, each in zip(table.columns, readings, strict=True):
+        text = _text(_OLD, column)
+        yield F.when(~text.isin(*each.placeholders(placeholder)), text) if table.family == "postgres" else text
+
+
+def _row_before(
+    table: SourceTable, readings: list[Reading], placeholder: str, told: Sequence[dict[str, str]]
+) -> Column:
+    texts = _texts_before(table, readings, placeholder)
+    values = [each.read(text) for each, text in zip(readings, texts, strict=True)]
+    names = (column.name for column in table.columns)
+    row = F.struct(*(value.alias(name, metadata=each) for value, name, each in zip(values, names, told, strict=True)))
+    return F.when(F.col("_op").isin("u", "d") & F.col(_OLD).isNotNull(), row)
+
+
+def _unread_before(table: SourceTable, readings: list[Reading], placeholder: str) -> Column:
+    texts = _texts_before(table, readings, placeholder)
+    there = F.col("_before").isNotNull()
+    return _names(
+        (column.name, there & text.isNotNull() & F.col("_before")[column.name].isNull())
+        for column, text in zip(table.columns, texts, strict=True)
+    )
+
+
+def _numbered(prefix: str, n: int) -> str:
+    return f"{prefix}{n}"

@@ -1,0 +1,1 @@
+"""A mirror compared with its source, row by row, and repaired."""

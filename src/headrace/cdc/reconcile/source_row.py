@@ -1,0 +1,36 @@
+"""Whether a source table holds a row of a key: what an erasure asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psycopg import sql
+
+from headrace.cdc.capture.catalogue import family
+from headrace.cdc.capture.source_table import SourceTable
+from headrace.clients import mysql, postgres
+from headrace.flow.target import Database
+
+
+def holds_row(database: Database, table: SourceTable, key: Mapping[str, str]) -> bool:
+    """Whether a row has the key. Keys are compared as texts: `42` is no row of a table whose keys are words.
+
+    Raises as the client of the database does, when it does not answer or refuses.
+    """
+    if family(database) == "mysql":
+        where = " AND ".join(f"CAST({_name(column)} AS CHAR) = %s" for column in key)
+        with mysql.session(database) as cursor:
+            cursor.execute(
+                f"SELECT 1 FROM {_name(table.schema)}.{_name(table.name)} WHERE {where} LIMIT 1",  # noqa: S608 - quoted
+                tuple(key.values()),
+            )
+            return cursor.fetchone() is not None
+    same = sql.SQL(" AND ").join(sql.SQL("{}::text = %s").format(sql.Identifier(column)) for column in key)
+    place = sql.Identifier(table.schema, table.name)
+    with postgres.session(database) as connection:
+        query = sql.SQL("SELECT 1 FROM {} WHERE {} LIMIT 1").format(place, same)
+        return connection.execute(query, tuple(key.values())).fetchone() is not None
+
+
+def _name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

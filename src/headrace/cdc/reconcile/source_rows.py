@@ -1,0 +1,121 @@
+"""The rows of source tables as texts, read in one snapshot together with its place in the log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import psycopg
+from psycopg import sql
+from pymysql.cursors import Cursor, SSCursor
+
+from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.source_table import SourceColumn, SourceTable
+from headrace.clients import mysql, postgres
+from headrace.flow.target import Database
+
+# A value, or one per element of an array, which may hold arrays again.
+Text = str | None | list["Text"]
+
+# How texts are written, whatever the server's own settings are.
+_POSTGRES_FORMS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "lc_monetary": "C",
+}
+# Rows per round trip: a few megabytes of ordinary rows.
+_AT_A_TIME = 5_000
+
+
+class Snapshot(Protocol):
+    """A database as it was at one place of its log, for as long as it is open."""
+
+    @property
+    def position(self) -> str:
+        """The place in the log: everything before it is in the snapshot."""
+        ...
+
+    def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
+        """Return the rows of a table, in no order."""
+        ...
+
+
+@contextmanager
+def snapshot(database: Database) -> Iterator[Snapshot]:
+    """Open a snapshot that only reads. It holds no lock, but keeps old rows of the server alive: close it soon."""
+    if family(database) == "mysql":
+        with mysql.session(database) as cursor:
+            cursor.execute("SET time_zone = '+00:00', NAMES utf8mb4")
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+            yield _Binlog(_binlog_place(cursor), cursor)
+        return
+    with postgres.session(database) as connection:
+        for name, value in _POSTGRES_FORMS.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        with connection.transaction():
+            row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+            yield _Postgres(lsn_position(int(row[0]) if row else 0), connection)
+
+
+@dataclass(frozen=True)
+class _Postgres:
+    position: str
+    connection: psycopg.Connection
+
+    def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
+        chosen = sql.SQL(", ").join(
+            sql.SQL("{}::text[]" if each.type.endswith("[]") else "{}::text").format(sql.Identifier(each.name))
+            for each in columns
+        )
+        query = sql.SQL("SELECT {} FROM {}").format(chosen, sql.Identifier(table.schema, table.name))
+        with self.connection.cursor(name="headrace_rows") as cursor:
+            cursor.itersize = _AT_A_TIME
+            cursor.execute(query)
+            yield from cursor
+
+
+@dataclass(frozen=True)
+class _Binlog:
+    position: str
+    cursor: Cursor
+
+    def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
+        chosen = ", ".join(_shown(each) for each in columns)
+        with self.cursor.connection.cursor(SSCursor) as cursor:
+            cursor.execute(f"SELECT {chosen} FROM {_name(table.schema)}.{_name(table.name)}")  # noqa: S608 - quoted
+            while found := cursor.fetchmany(_AT_A_TIME):
+                yield from found
+
+
+def _binlog_place(cursor: Cursor) -> str:
+    """Return the place of the snapshot itself where the server tells it (MariaDB), else the place right after."""
+    cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
+    told = {str(name).lower(): str(value) for name, value in cursor.fetchall()}
+    if told.get("binlog_snapshot_file"):
+        return binlog_position(told["binlog_snapshot_file"], int(told["binlog_snapshot_position"]))
+    return binlog_position(*(mysql.log_place(cursor) or ("0", 0)))
+
+
+def _shown(column: SourceColumn) -> str:
+    """Return the expression that writes a column as text."""
+    name, kind = _name(column.name), column.type.lower()
+    if re.match(r"(tiny|medium|long)?blob|(var)?binary", kind):
+        return f"LOWER(HEX({name}))"
+    if kind.startswith("bit"):
+        return f"BIN({name} + 0)"
+    if kind.endswith("zerofill"):
+        return f"CAST({name} + 0 AS CHAR)"
+    # As a double: a float is written with six digits otherwise.
+    return f"CAST({name} + 0e0 AS CHAR)" if kind.startswith("float") else f"CAST({name} AS CHAR)"
+
+
+def _name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,187 @@
+"""What a mirror has to hold for a value of its source: one text per value, the same from both sides.
+
+From the source's own text, and without the decoder of changes: a fault of the decoder has to show as a difference.
+Types whose text cannot be told from the source's are not compared; a report names their columns.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.cdc.capture.source_table import Family, SourceColumn
+from headrace.cdc.reconcile.source_rows import Text
+
+_LAST_DAY, _FIRST_DAY = 2**31 - 1, -(2**31)
+_LAST, _FIRST = 2**63 - 1, -(2**63)
+_MOMENT = re.compile(r"(\d+)-(\d\d)-(\d\d)(?:[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?:\+00)?( BC)?")
+_CLOCK = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?(?:([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?)?")
+_INTERVAL = re.compile(
+    r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?\d+(?:\.\d+)?)S)?)?"
+)
+_UNTOLD = re.compile(
+    r"(point|box|lseg|line|path|polygon|circle|hstore|geometry|geography|linestring|multi\w+|inet4|inet6)\b"
+)
+
+Write = Callable[[str], str | None]
+
+
+def is_compared(column: SourceColumn) -> bool:
+    """Whether a column's values have a text that both sides can tell."""
+    return _UNTOLD.match(column.type.lower()) is None
+
+
+def expected(column: SourceColumn, family: Family) -> Callable[[Text], Text]:
+    """Return the function that makes the text of a mirror's value out of the text of its source."""
+    kind = " ".join(column.type.lower().split())
+    write = _postgres(kind.removesuffix("[]")) if family == "postgres" else _mysql(kind)
+
+    def each(text: Text) -> Text:
+        if isinstance(text, list):
+            return [each(element) for element in text]
+        return None if text is None else write(text)
+
+    return each
+
+
+def held(value: Column, kind: T.DataType) -> Column:
+    """Return the expression that writes a mirror's value as the same text."""
+    if isinstance(kind, T.ArrayType):
+        element = kind.elementType
+        return F.transform(value, lambda each: held(each, element))
+    if isinstance(kind, T.DateType):
+        return F.unix_date(value).cast("string")
+    if isinstance(kind, T.TimestampType | T.TimestampNTZType):
+        return F.unix_micros(value.cast("timestamp")).cast("string")
+    return F.lower(F.hex(value)) if isinstance(kind, T.BinaryType) else value.cast("string")
+
+
+def restored(text: Column, kind: T.DataType) -> Column:
+    """Return the expression that makes a mirror's value out of its text, as `held` writes it."""
+    if isinstance(kind, T.ArrayType):
+        element = kind.elementType
+        return F.transform(F.from_json(text, "array<string>"), lambda each: restored(each, element))
+    if isinstance(kind, T.DateType):
+        return F.date_from_unix_date(text.cast("int"))
+    if isinstance(kind, T.TimestampType | T.TimestampNTZType):
+        return F.timestamp_micros(text.cast("bigint")).cast(kind)
+    return F.unhex(text) if isinstance(kind, T.BinaryType) else text.cast(kind)
+
+
+def comparable(text: Text, kind: T.DataType) -> Text:
+    """Return a text in the form in which equal values are equal texts: floats are written in more than one way."""
+    if isinstance(kind, T.ArrayType) and isinstance(text, list):
+        return [comparable(each, kind.elementType) for each in text]
+    if isinstance(text, str) and isinstance(kind, T.FloatType | T.DoubleType):
+        number = float(text)
+        return "NaN" if number != number else struct.pack(_PACKED[type(kind)], number).hex()  # noqa: PLR0124
+    return text
+
+
+_PACKED: dict[type, str] = {T.FloatType: ">f", T.DoubleType: ">d"}
+
+
+def _postgres(kind: str) -> Write:
+    name = re.sub(r"\([^)]*\)", "", kind)
+    if name == "character":
+        length = int(re.sub(r"\D", "", kind) or 1)
+        return lambda text: text.ljust(length)
+    if name == "bit":
+        return _bit if kind in ("bit", "bit(1)") else str
+    return _POSTGRES.get(" ".join(name.split()), str)
+
+
+def _mysql(kind: str) -> Write:
+    name = kind.partition("(")[0]
+    if name == "bit":
+        length = int(re.sub(r"\D", "", kind) or 1)
+        return _bit if length == 1 else lambda text: text.zfill(length)
+    return _MYSQL.get(name, str)
+
+
+def _bit(text: str) -> str:
+    return "true" if text == "1" else "false"
+
+
+def _days(year: int, month: int, day: int) -> int:
+    """Return the days since 1970 by the Gregorian calendar, for any year."""
+    year -= month <= 2
+    era, of_era = divmod(year, 400)
+    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+
+
+def _moment(text: str) -> tuple[int, int] | None:
+    """Return the day and the microseconds of it; None for a day that there is not, as MySQL may hold."""
+    found = _MOMENT.fullmatch(text)
+    if found is None:
+        return None
+    year, month, day = (int(found[part]) for part in (1, 2, 3))
+    if not (month and day):
+        return None
+    clock = [int(found[part] or 0) for part in (4, 5, 6)]
+    seconds = clock[0] * 3600 + clock[1] * 60 + clock[2]
+    return _days(1 - year if found[8] else year, month, day), seconds * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+
+
+def _date(text: str) -> str | None:
+    if text in ("infinity", "-infinity"):
+        return str(_LAST_DAY if text == "infinity" else _FIRST_DAY)
+    found = _moment(text)
+    return None if found is None else str(found[0])
+
+
+def _time(text: str) -> str | None:
+    if text in ("infinity", "-infinity"):
+        return str(_LAST if text == "infinity" else _FIRST)
+    found = _moment(text)
+    return None if found is None else str(found[0] * 86_400_000_000 + found[1])
+
+
+def _clock(text: str) -> str:
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        return text
+    return f"{found[1]}{int(found[2]):02d}:{found[3]}:{found[4]}.{(found[5] or '').ljust(6, '0')}"
+
+
+def _zoned_clock(text: str) -> str:
+    """Return a time of day in UTC: its own offset is not told by changes."""
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        return text
+    hour, minute, second = (int(found[part]) for part in (2, 3, 4))
+    offset = sum(int(found[part] or 0) * unit for part, unit in ((7, 3600), (8, 60), (9, 1)))
+    seconds = hour * 3600 + minute * 60 + second - (offset if found[6] == "+" else -offset)
+    seconds %= 86_400
+    fraction = (found[5] or "").rstrip("0")
+    shown = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"{shown}.{fraction}Z" if fraction else f"{shown}Z"
+
+
+def _interval(text: str) -> str:
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        return text
+    year, month, day, hour, minute, second = (found[part] or "0" for part in range(1, 7))
+    return f"P{year}Y{month}M{day}DT{hour}H{minute}M{second}S"
+
+
+_POSTGRES: dict[str, Write] = {
+    "date": _date,
+    "timestamp without time zone": _time,
+    "timestamp with time zone": _time,
+    "time without time zone": _clock,
+    "time with time zone": _zoned_clock,
+    "interval": _interval,
+    "bytea": lambda text: text.removeprefix("\\x"),
+    "money": lambda text: re.sub(r"[^\d.-]", "", text),
+    # A cast writes the whole length of an address of one machine, the type itself does not.
+    "inet": lambda text: re.sub(r"^([\d.]+)/32$|^(.*:.*)/128$", r"\1\2", text),
+}
+_MYSQL: dict[str, Write] = {"date": _date, "datetime": _time, "timestamp": _time, "time": _clock}
