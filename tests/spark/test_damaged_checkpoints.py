@@ -23,8 +23,8 @@ from headrace.operate.checkpoint_rows import counted
 from headrace.operate.checkpoint_show import show
 from headrace.operate.checkpoint_verify import verify
 from headrace.operate.run import Application, FlowFigures
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.integrity import require_intact
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import require_intact
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.files import FileSource
 

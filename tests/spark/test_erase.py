@@ -32,8 +32,8 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Database, Target
 from headrace.operate import erase_beyond, erase_table
 from headrace.operate.erase_subject import Subject, Texts
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import lease
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lease import lease
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.log import version
 from headrace.sources.rate import Rate

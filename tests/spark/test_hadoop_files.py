@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from headrace.clients.filesystem import HadoopFiles, LocalFiles, files_for
 from headrace.errors import RecoveryError
 from headrace.flow.target import Lease, Target
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import lease
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lease import lease
 
 pytestmark = pytest.mark.spark
 

@@ -32,8 +32,8 @@ from headrace.operate.late_repair import repairing
 from headrace.operate.late_summary import LateSummary, summarise_late
 from headrace.operate.repair_plan import RepairPlan
 from headrace.operate.run import Application
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import lease
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lease import lease
 from headrace.testing import Arrive, Rehearsal, rehearse
 from headrace.testing.source import Scripted, scripted
 

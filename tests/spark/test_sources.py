@@ -23,7 +23,7 @@ from headrace.flow.levers import AsFastAsPossible, AvailableNow, OutputMode
 from headrace.flow.sink import Batch
 from headrace.flow.source import Source
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sources.delta.changes import DeltaChanges

@@ -12,7 +12,7 @@ from headrace.clients.filesystem import LocalFiles
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
 from headrace.operate.checkpoint_offsets import next_reads
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from conftest import Broker

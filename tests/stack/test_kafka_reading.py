@@ -34,7 +34,7 @@ from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 from headrace.operate.fit import fitted_flows
 from headrace.operate.run import preflight
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
 

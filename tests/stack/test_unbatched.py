@@ -36,10 +36,10 @@ from headrace.flow.checks.operators import Kind
 from headrace.flow.levers import Trigger
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.run import Application, FlowFigures, until_done_of
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.continuous import note_beginning
 from headrace.runtime.events import BatchCommitted, Event
 from headrace.runtime.supervisor import Backoff
-from headrace.runtime.unbatched import note_beginning
 from operator_examples import EXAMPLES
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from headrace.operate.run import Application, FlowFigures
 from headrace.patterns.medallion import model
 from headrace.patterns.medallion.flows import MedallionSettings, flows
 from headrace.patterns.medallion.generator import generator
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sources.delta.bronze import BronzeTable
 from systems.past_traffic import NOW, Past

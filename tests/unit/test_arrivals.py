@@ -12,7 +12,7 @@ from headrace.clients.filesystem import files_for
 from headrace.flow.target import Target
 from headrace.operate.arrivals import Arrivals
 from headrace.operate.checkpoint_offsets import committed_offsets
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, EventBus
 
 AWAITED = {"f": {("t", 0): 5, ("u", 0): 1}}

@@ -9,7 +9,7 @@ import pytest
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{"spark.x":"2"}}'
 

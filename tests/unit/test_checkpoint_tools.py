@@ -31,10 +31,10 @@ from headrace.operate.checkpoint_restore import plan_restore, restore
 from headrace.operate.checkpoint_show import show
 from headrace.operate.checkpoint_sums import hadoop_agrees, spark_agrees
 from headrace.operate.checkpoint_verify import verify
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.integrity import require_intact
-from headrace.runtime.lease import lease
-from headrace.runtime.manifest import Manifest
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import require_intact
+from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.manifest import Manifest
 from headrace.sources.kafka.source import Kafka
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{}}'

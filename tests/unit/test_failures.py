@@ -15,7 +15,7 @@ from headrace.errors import (
     Terminal,
     Transient,
 )
-from headrace.runtime.failures import mapped
+from headrace.runtime.error_mapping import mapped
 
 KNOWN = [
     ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", DataError, "HR-502"),

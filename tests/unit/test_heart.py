@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.runtime.heart import Heart, Seen
+from headrace.runtime.guards.idle import Heart, Seen
 
 IDLE = 10_000
 

@@ -22,7 +22,7 @@ from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceSta
 from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.window_model import replay
-from headrace.runtime.heart import Heart, Seen
+from headrace.runtime.guards.idle import Heart, Seen
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut

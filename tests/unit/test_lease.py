@@ -16,16 +16,16 @@ import pytest
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease, Target
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import lease
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lease import lease
 
 # Takes the lease, says so, and holds it until its standard input ends.
 HOLDER = """
 import sys
 from headrace.flow.target import Lease, Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.clients.filesystem import LocalFiles
-from headrace.runtime.lease import lease
+from headrace.runtime.checkpoint.lease import lease
 
 target = Target("dev", lake="unused", checkpoints=sys.argv[1])
 with lease(Checkpoint.of("rides", target, LocalFiles()), Lease(sys.argv[2], 1.5)):

@@ -14,9 +14,9 @@ from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.source import Gone, Watch
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
-from headrace.runtime.source_identity import SourceIdentities
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lost_offsets import Kind, Lost, LostOffsets
+from headrace.runtime.checkpoint.topic_identity import SourceIdentities
 
 
 class Earliest(TopicWatch):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.integrity import log_flaws, require_intact
-from headrace.runtime.manifest import Manifest
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import log_flaws, require_intact
+from headrace.runtime.checkpoint.manifest import Manifest
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{"spark.x":"2"}}'
 

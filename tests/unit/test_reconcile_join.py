@@ -15,7 +15,7 @@ from headrace.clients.filesystem import LocalFiles
 from headrace.errors import RecoveryError
 from headrace.operate.reconcile_join import JoinReconciliation, surplus_by_cause
 from headrace.patterns.orders.flows import flows
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 LEFT = next(flow for flow in flows() if flow.name == "orders_with_payments")
 NOBODY: Any = None

@@ -12,7 +12,7 @@ from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Lease, Target
-from headrace.runtime.sole_writer import sole_writer, writing
+from headrace.runtime.checkpoint.folder_lock import sole_writer, writing
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Only
 from headrace.sinks.files import Files
@@ -20,7 +20,7 @@ from headrace.sources.rate import Rate
 
 HOLDER = """
 import sys
-from headrace.runtime.sole_writer import writing
+from headrace.runtime.checkpoint.folder_lock import writing
 
 with writing(sys.argv[1]):
     print("held", flush=True)

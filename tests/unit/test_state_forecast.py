@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from headrace.runtime.state_forecast import Growth
+from headrace.runtime.state.forecast import Growth
 
 
 def growth(points: Iterable[tuple[float, float]], settled: float = 0.0) -> Growth:

@@ -41,14 +41,14 @@ from headrace.flow.size import Size, said_bytes
 from headrace.operate.checkpoint_offsets import next_reads
 from headrace.operate.run import FlowFigures
 from headrace.operate.state_findings import state_findings
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.pinned_settings import require_same_store
+from headrace.runtime.checkpoint.source_order import recorded_order, require_order, source_index
 from headrace.runtime.events import SettingFrozen, StateNearBudget
-from headrace.runtime.frozen import require_same_store
+from headrace.runtime.guards.state_budget import StateWatch
 from headrace.runtime.session import cores_of, flow_settings
-from headrace.runtime.source_order import recorded_order, require_order, source_index
-from headrace.runtime.state_memory import _megabytes, machine_bytes
-from headrace.runtime.state_size import OperatorState, gone, write_note
-from headrace.runtime.state_watch import StateWatch
+from headrace.runtime.state.memory import _megabytes, machine_bytes
+from headrace.runtime.state.size import OperatorState, gone, write_note
 from headrace.spark_plan.source_order import Place
 
 SCHEMA = StructType([StructField("id", StringType()), StructField("at", TimestampType(), nullable=False)])

@@ -27,7 +27,7 @@ from headrace.operate.checkpoint_rows import counted
 from headrace.operate.checkpoint_show import show
 from headrace.operate.checkpoint_verify import verify
 from headrace.project.project import Project
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

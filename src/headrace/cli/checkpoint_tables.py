@@ -9,7 +9,7 @@ from headrace.cli.output import out
 from headrace.operate.checkpoint_offsets import SourceReads
 from headrace.operate.checkpoint_show import Anatomy
 from headrace.operate.checkpoint_verify import Verdict
-from headrace.runtime.integrity import Flaw
+from headrace.runtime.checkpoint.integrity import Flaw
 
 # The most files of an unfinished batch that are named; `--json` has all.
 _FEW = 5

@@ -25,7 +25,7 @@ from headrace.runtime.events import (
     SettingFrozen,
     StateNearBudget,
 )
-from headrace.runtime.state_size import total
+from headrace.runtime.state.size import total
 
 # A table that another flow has yet to make.
 _WAITS = "HR-572"

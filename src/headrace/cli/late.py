@@ -15,7 +15,7 @@ from headrace.clients.filesystem import files_for, is_local
 from headrace.operate.late_repair import repairing
 from headrace.operate.late_summary import LateSummary, summarise_late
 from headrace.operate.repair_plan import RepairPlan
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 # The most batches, hours and windows that are printed, the newest; `--json` has all.
 _FEW = 10

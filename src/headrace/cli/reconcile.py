@@ -19,7 +19,7 @@ from headrace.cli.session import opened_session
 from headrace.clients.postgres import database_of
 from headrace.flow.duration import Duration
 from headrace.operate.reconcile_join import JoinPlan, is_join, reconciling
-from headrace.runtime.sole_writer import writing
+from headrace.runtime.checkpoint.folder_lock import writing
 
 reconcile_app = typer.Typer(help="Compare tables with what they were made of, and repair them.", no_args_is_help=True)
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from headrace.errors import DataError
 from headrace.flow.inputs import Input
 from headrace.ingest.future_events import judged_by_clock, with_reason
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

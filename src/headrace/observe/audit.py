@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import FlowAudit, Step, Tally
+from headrace.runtime.error_mapping import mapped
 from headrace.runtime.events import AuditFailed, BatchCommitted, Event, EventBus, FlowStarted, LateUnexplained
-from headrace.runtime.failures import mapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

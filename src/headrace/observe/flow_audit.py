@@ -19,10 +19,10 @@ from headrace.flow.target import Target
 from headrace.ingest.parse import judged, with_reason
 from headrace.observe.ahead_audit import ahead_rows
 from headrace.observe.late_audit import LateAudit, Unexplained
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lost_offsets import Kind, Lost, LostOffsets
+from headrace.runtime.checkpoint.source_order import source_index
 from headrace.runtime.session import flow_session
-from headrace.runtime.source_order import source_index
 from headrace.sinks.delta.log import last_recorded
 from headrace.sources.errors import not_again
 

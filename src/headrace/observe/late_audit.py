@@ -22,7 +22,7 @@ from headrace.flow.target import Target
 from headrace.ingest.future_events import in_time, judged_by_clock
 from headrace.ingest.parse import good, judged
 from headrace.observe.lateness import late
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.spark_plan.late_filters import LateFilter, LatePlan, as_input, late_plan, place
 
 if TYPE_CHECKING:

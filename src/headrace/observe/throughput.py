@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.clients.filesystem import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition
 from headrace.flow.target import Target
 from headrace.operate.checkpoint_offsets import committed_offsets
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 
 if TYPE_CHECKING:

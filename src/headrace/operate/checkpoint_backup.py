@@ -28,9 +28,9 @@ from headrace.errors import ConfigError, RecoveryError
 from headrace.flow.target import Lease
 from headrace.operate.checkpoint_find import require_no_links
 from headrace.operate.checkpoint_verify import verify
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.integrity import damaged
-from headrace.runtime.lease import lease
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import damaged
+from headrace.runtime.checkpoint.lease import lease
 
 NOTE = "backup.json"
 

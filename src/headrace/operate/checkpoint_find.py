@@ -8,7 +8,7 @@ from headrace.clients.filesystem import Files, is_local, local_path
 from headrace.errors import ConfigError, RecoveryError, nearest
 from headrace.flow.checks.check import FLOW_NAME
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 
 def find_checkpoint(name: str, target: Target, files: Files, declared: Sequence[str] = ()) -> Checkpoint:

@@ -12,8 +12,8 @@ from headrace.clients.kafka import list_topics
 from headrace.clients.positions import Partition, end_offsets
 from headrace.errors import HeadraceError
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.source_order import recorded_order
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.source_order import recorded_order
 from headrace.spark_plan.source_order import Place
 
 

@@ -29,10 +29,10 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Accountable, leaves
 from headrace.flow.target import Lease, Target
 from headrace.operate.checkpoint_backup import Backup, copied, is_of_the_lease, require_local, untrusted
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.integrity import RESTORING, numbers
-from headrace.runtime.lease import go_on_above, lease
-from headrace.runtime.manifest import Manifest
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import RESTORING, numbers
+from headrace.runtime.checkpoint.lease import go_on_above, lease
+from headrace.runtime.checkpoint.manifest import Manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from headrace.operate.checkpoint_show import StoreSize
 from headrace.operate.checkpoint_state import DEFAULT
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

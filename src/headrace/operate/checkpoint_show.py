@@ -15,10 +15,10 @@ from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.operate.checkpoint_offsets import SourceReads, next_reads
 from headrace.operate.checkpoint_state import operators, stores
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.holder import held_by
-from headrace.runtime.integrity import Flaw, log_flaws
-from headrace.runtime.manifest import Manifest
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import Flaw, log_flaws
+from headrace.runtime.checkpoint.lease_status import held_by
+from headrace.runtime.checkpoint.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.integrity import Flaw
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import Flaw
 
 # Version 2 of the format adds an id to each name: 17_6a1f2b3c-....changelog
 _VERSIONED = re.compile(r"(\d+)(?:_[0-9a-fA-F-]{36})?\.(zip|snapshot|changelog|delta)")

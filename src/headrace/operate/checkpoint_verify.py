@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from headrace.operate.checkpoint_state import state_flaws, version_of
 from headrace.operate.checkpoint_sums import hadoop_agrees, is_side_file, side_files, spark_agrees
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.integrity import Flaw, log_flaws
-from headrace.runtime.manifest import Manifest
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import Flaw, log_flaws
+from headrace.runtime.checkpoint.manifest import Manifest
 
 # What Spark writes before it renames it to its name: `.NAME.UUID.tmp`. A driver that is killed leaves them.
 _LEFTOVER = re.compile(r"(.*/)?\.[^/]+\.tmp(\.crc)?")

@@ -33,8 +33,8 @@ from headrace.operate.generate import Sent
 from headrace.operate.page import live_page
 from headrace.operate.run import Application, FlowFigures, open_application
 from headrace.operate.scene import Demo, DemoSettings, Scene, Verdict
+from headrace.runtime.error_mapping import mapped
 from headrace.runtime.events import Event
-from headrace.runtime.failures import mapped
 from headrace.stack import mariadb, postgres
 from headrace.stack.connect import secrets
 from headrace.stack.jars import JarCache

@@ -36,9 +36,9 @@ from headrace.operate.erase_plan import ErasePlan, Place
 from headrace.operate.erase_scan import Signs, Traces, texts_of, traces
 from headrace.operate.erase_subject import Subject, Texts, in_json, telling
 from headrace.operate.erase_table import erase_from, publish_again, rows_of, rows_of_others
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import lease
-from headrace.runtime.sole_writer import sole_writer, writing
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.folder_lock import sole_writer, writing
+from headrace.runtime.checkpoint.lease import lease
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from headrace.flow.target import Target
 from headrace.operate.checkpoint_state import DEFAULT, stores
 from headrace.operate.erase_places import captures
 from headrace.operate.erase_subject import Subject, Texts
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sources.kafka.source import Kafka
 
 if TYPE_CHECKING:

@@ -41,10 +41,10 @@ from headrace.operate.filed_rows import Row, filed_rows
 from headrace.operate.late_summary import Window, is_repaired, repaired_table, repaired_up_to
 from headrace.operate.repair_plan import Changed, Left, RepairPlan
 from headrace.operate.retained_rows import RetainedRows
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import Holding, lease
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.folder_lock import sole_writer
+from headrace.runtime.checkpoint.lease import Holding, lease
 from headrace.runtime.session import flow_session
-from headrace.runtime.sole_writer import sole_writer
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.spark_plan.windows import NotAWindow, WindowResults

@@ -13,8 +13,8 @@ from headrace.flow.checks.finding import Finding
 from headrace.flow.checks.operators import Plan, Unplanned
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
+from headrace.runtime.continuous import is_unbatched, tasks
 from headrace.runtime.session import flow_session, planning_session
-from headrace.runtime.unbatched import is_unbatched, tasks
 from headrace.spark_plan.planning import plan_of
 from headrace.stack.jars import JarCache
 

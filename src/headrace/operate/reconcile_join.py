@@ -42,10 +42,10 @@ from headrace.observe.flow_audit import FlowAudit, late_table
 from headrace.operate import join_refusals as refusals
 from headrace.operate.retained_rows import RetainedRows
 from headrace.patterns.orders.flows import joined
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import Holding, lease
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.folder_lock import sole_writer
+from headrace.runtime.checkpoint.lease import Holding, lease
 from headrace.runtime.session import flow_session
-from headrace.runtime.sole_writer import sole_writer
 from headrace.sinks.delta.append import DeltaAppend
 
 if TYPE_CHECKING:

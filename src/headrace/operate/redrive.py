@@ -39,9 +39,9 @@ from headrace.ingest import rules
 from headrace.ingest.parse import BAD, good, judged, with_reason
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.quarantine_list import IDENTITY, redriven_table
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.folder_lock import writing
 from headrace.runtime.session import flow_session
-from headrace.runtime.sole_writer import writing
 from headrace.sinks.kafka.ledger import create_ledger
 from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, Slot, publish
 

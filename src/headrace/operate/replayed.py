@@ -17,8 +17,8 @@ from headrace.operate.compare import Comparison, Row, table_rows
 from headrace.operate.scene import DemoSettings
 from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.window_model import Batch
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.source_order import source_index
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.source_order import source_index
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

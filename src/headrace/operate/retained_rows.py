@@ -26,8 +26,8 @@ from headrace.ingest.future_events import in_time, judged_by_clock
 from headrace.ingest.parse import good, judged
 from headrace.observe.flow_audit import quarantine_table
 from headrace.operate import repair_refusals as refusals
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.source_order import source_index
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.source_order import source_index
 from headrace.spark_plan.late_filters import as_input
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from headrace.observe.flow_audit import Tally
 from headrace.observe.late_audit import Unexplained
 from headrace.observe.throughput import Throughput
 from headrace.operate.fit import fitted_flows
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lost_offsets import Lost
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, BoundFitted, Event, EventBus, OffsetsLost, RowsSetAside
-from headrace.runtime.lost_offsets import Lost
 from headrace.runtime.session import open_session
-from headrace.runtime.state_size import OperatorState, gone
+from headrace.runtime.state.size import OperatorState, gone
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
 from headrace.stack.jars import JarCache

@@ -18,12 +18,12 @@ from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.flow import Flow
 from headrace.flow.size import said_bytes
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.frozen import frozen
-from headrace.runtime.integrity import log_flaws
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import log_flaws
+from headrace.runtime.checkpoint.pinned_settings import frozen
+from headrace.runtime.checkpoint.source_order import recorded_order
 from headrace.runtime.session import cores_of
-from headrace.runtime.source_order import recorded_order
-from headrace.runtime.state_size import read_note
+from headrace.runtime.state.size import read_note
 
 _NEAR = 0.8
 

@@ -24,7 +24,7 @@ from headrace.flow.rules import Rule
 from headrace.ingest import rules
 from headrace.ingest.parse import BAD
 from headrace.runtime.events import BatchCommitted
-from headrace.runtime.state_size import operator_states
+from headrace.runtime.state.size import operator_states
 from headrace.spark_plan.source_order import Place
 
 if TYPE_CHECKING:

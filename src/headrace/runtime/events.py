@@ -10,8 +10,8 @@ from datetime import datetime
 from headrace.errors import HeadraceError
 from headrace.flow.checks.backpressure import Fitted
 from headrace.flow.sink import SetAside
-from headrace.runtime.lost_offsets import Lost
-from headrace.runtime.state_size import OperatorState
+from headrace.runtime.checkpoint.lost_offsets import Lost
+from headrace.runtime.state.size import OperatorState
 
 
 @dataclass(frozen=True)

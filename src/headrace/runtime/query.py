@@ -4,7 +4,7 @@ The way of a row, each step one line of `start`:
 
     source.stream -> judged -> counted -> good -> beats -> watermark -> timed -> transform -> counted -> sink.write
 
-Under a trigger without batches Spark writes by itself what `sink.native` tells it to: see `unbatched`.
+Under a trigger without batches Spark writes by itself what `sink.native` tells it to: see `continuous`.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime
 from headrace.flow.sink import Batch, Native
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.integrity import require_intact
+from headrace.runtime.checkpoint.lease import Holding
+from headrace.runtime.checkpoint.manifest import Manifest
+from headrace.runtime.checkpoint.ownership import require_lineage
+from headrace.runtime.checkpoint.pinned_settings import PARTITIONS, require_same_store
+from headrace.runtime.checkpoint.source_order import require_order
 from headrace.runtime.clock import Clock, now_ms
+from headrace.runtime.continuous import Epochs, ends, is_unbatched, note_beginning, require_continuable
 from headrace.runtime.counters import as_event, count_results
+from headrace.runtime.error_mapping import mapped
 from headrace.runtime.events import BatchCommitted, Event, RowsSetAside, SettingFrozen
-from headrace.runtime.failures import mapped
-from headrace.runtime.frames import Frames
-from headrace.runtime.frozen import PARTITIONS, require_same_store
 from headrace.runtime.guards.captures import CaptureGuard
-from headrace.runtime.heartbeats import Heartbeats
-from headrace.runtime.integrity import require_intact
-from headrace.runtime.lease import Holding
-from headrace.runtime.lineage import require_lineage
-from headrace.runtime.manifest import Manifest
+from headrace.runtime.guards.idle_inputs import Heartbeats
+from headrace.runtime.guards.sources import SourceGuard
+from headrace.runtime.guards.state_budget import StateWatch
+from headrace.runtime.inputs import Frames
 from headrace.runtime.session import flow_session
-from headrace.runtime.source_guard import SourceGuard
-from headrace.runtime.source_order import require_order
-from headrace.runtime.state_size import operator_states
-from headrace.runtime.state_watch import StateWatch
-from headrace.runtime.unbatched import Epochs, ends, is_unbatched, note_beginning, require_continuable
+from headrace.runtime.state.size import operator_states
 from headrace.spark_plan.custom_state import prepare_custom_state
 from headrace.spark_plan.operators import operators
 from headrace.spark_plan.source_order import Place, planned_order

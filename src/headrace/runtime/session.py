@@ -25,8 +25,8 @@ from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RocksDB
 from headrace.flow.target import Target
 from headrace.ingest.flat_json import flat_json_jar
-from headrace.runtime.frozen import PARTITIONS, PROVIDER
-from headrace.runtime.state_memory import BOUND
+from headrace.runtime.checkpoint.pinned_settings import PARTITIONS, PROVIDER
+from headrace.runtime.state.memory import BOUND
 from headrace.spark_plan.jvm_names import remember_names
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"

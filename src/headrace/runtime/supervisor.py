@@ -21,15 +21,15 @@ from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.folder_lock import sole_writer
+from headrace.runtime.checkpoint.lease import Holding, lease
 from headrace.runtime.clock import Clock, now_ms
+from headrace.runtime.continuous import is_unbatched, require_slots
+from headrace.runtime.error_mapping import mapped
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
-from headrace.runtime.failures import mapped
-from headrace.runtime.lease import Holding, lease
 from headrace.runtime.query import RunningQuery
-from headrace.runtime.sole_writer import sole_writer
-from headrace.runtime.state_memory import state_memory
-from headrace.runtime.unbatched import is_unbatched, require_slots
+from headrace.runtime.state.memory import state_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

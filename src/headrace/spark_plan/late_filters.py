@@ -111,7 +111,7 @@ class LatePlan:
 def as_input(rows: DataFrame, name: str, given: Input, columns: Sequence[str]) -> DataFrame:
     """Return the frame that a transform is given: `columns` of the rows, the watermark marked as in a stream.
 
-    Where the row comes from stays within the frame, unseen by the transform: `late_plan` gets it out.
+    Where the row comes from stays within the frame, unseen by the transform: `LatePlan` gets it out.
     """
     watermark = given.watermark
     event_time = F.lit(None) if watermark is None else F.col(f"`{watermark.column}`")

@@ -20,7 +20,7 @@ from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.observe.flow_audit import late_table, quarantine_table
 from headrace.operate.run import Application
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.memory import Memory
 from headrace.testing import script as scripts
 from headrace.testing.script import Item, Point

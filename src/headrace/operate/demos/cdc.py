@@ -31,7 +31,7 @@ from headrace.operate.scene import Scene
 from headrace.patterns.cdc import shop
 from headrace.patterns.cdc.generator import KEYS, Shop
 from headrace.patterns.cdc.model import differences, replayed
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from headrace.patterns.enrichment import model
 from headrace.patterns.enrichment.generator import EnrichmentGenerator, PurchaseTraffic
 from headrace.patterns.records import Bad
 from headrace.patterns.window_model import taken
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:

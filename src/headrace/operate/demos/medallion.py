@@ -23,8 +23,8 @@ from headrace.operate.scene import Scene
 from headrace.patterns.medallion import flows as pattern
 from headrace.patterns.medallion import model
 from headrace.patterns.medallion.generator import generator
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.source_order import source_index
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.source_order import source_index
 from headrace.sources.delta.source import DeltaSource
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from headrace.patterns.orders import flows as pattern
 from headrace.patterns.orders import model
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.records import Consumed
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.lease import highest_lease
-from headrace.runtime.state_size import read_note
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lease import highest_lease
+from headrace.runtime.state.size import read_note
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

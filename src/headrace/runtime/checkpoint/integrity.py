@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from headrace.errors import RecoveryError
-from headrace.runtime.checkpoint import Checkpoint
-from headrace.runtime.manifest import LOGS, SOURCE_LOG, Known, Manifest, log_files
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.manifest import LOGS, SOURCE_LOG, Known, Manifest, log_files
 
 # Written by a restore before its first change and deleted after its last.
 RESTORING = "restoring.json"

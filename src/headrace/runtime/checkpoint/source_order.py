@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.spark_plan.source_order import Place
 
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.source import Watched
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

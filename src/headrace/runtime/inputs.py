@@ -12,10 +12,10 @@ from headrace.flow.target import Target
 from headrace.ingest.future_events import in_time, judged_by_clock
 from headrace.ingest.parse import good, judged
 from headrace.ingest.rules import stopping
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.continuous import is_unbatched, source_of
 from headrace.runtime.counters import count_judged, note_time
-from headrace.runtime.heartbeats import Heartbeats
-from headrace.runtime.unbatched import is_unbatched, source_of
+from headrace.runtime.guards.idle_inputs import Heartbeats
 from headrace.spark_plan.source_order import Place
 
 if TYPE_CHECKING:

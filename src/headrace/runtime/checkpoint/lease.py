@@ -38,7 +38,7 @@ from py4j.protocol import Py4JError
 from headrace.clients.filesystem import is_local, local_path
 from headrace.errors import ConfigError, HeadraceError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 # A holder that is slow may miss some beats before anybody takes its lease from it.
 _BEATS_PER_LEASE = 6

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from headrace.flow.source import Gone, Watched
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 
 class Kind(StrEnum):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import InMemory, RocksDB
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"

@@ -18,11 +18,11 @@ from py4j.protocol import Py4JError
 from headrace.errors import FlowError
 from headrace.flow.flow import Flow
 from headrace.flow.size import said_bytes
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock
 from headrace.runtime.events import StateNearBudget
-from headrace.runtime.state_forecast import Growth
-from headrace.runtime.state_size import OperatorState, read_note, total, write_note
+from headrace.runtime.state.forecast import Growth
+from headrace.runtime.state.size import OperatorState, read_note, total, write_note
 
 # A warning at four fifths leaves time to act. It is given again only after the state has been clearly below.
 _NEAR, _BELOW = 0.8, 0.7

@@ -19,11 +19,11 @@ from headrace.errors import DataError, HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.source import Gone, Watch, Watched
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.lost_offsets import Kind, Lost, LostOffsets
+from headrace.runtime.checkpoint.source_order import source_index
+from headrace.runtime.checkpoint.topic_identity import Accepted, SourceIdentities
 from headrace.runtime.events import OffsetsLost
-from headrace.runtime.lost_offsets import Kind, Lost, LostOffsets
-from headrace.runtime.source_identity import Accepted, SourceIdentities
-from headrace.runtime.source_order import source_index
 
 # The errors that a topic which was made again, or a lost range, is behind.
 _LOSS = ("HR-501", "HR-502")

@@ -22,10 +22,10 @@ from headrace.flow.levers import AvailableNow, Continuous, RealTime, Watermark
 from headrace.flow.sink import Waiting, leaves
 from headrace.flow.target import Target
 from headrace.ingest.idle_ticks import with_beats
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.source_order import recorded_order
 from headrace.runtime.clock import Clock
-from headrace.runtime.heart import Heart, Seen
-from headrace.runtime.source_order import recorded_order
+from headrace.runtime.guards.idle import Heart, Seen
 from headrace.sources.idle_ticks import beats
 from headrace.spark_plan.source_order import Place
 

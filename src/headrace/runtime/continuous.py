@@ -27,7 +27,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RealTime
 from headrace.flow.source import Source, Unbatched
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,7 +31,7 @@ from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Accountable, Held, leaves
 from headrace.flow.target import Target
-from headrace.runtime.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,1 @@
+"""The checkpoint of a flow: what Spark wrote, what is kept beside it, who may use it."""

@@ -1,0 +1,1 @@
+"""The state of a query: its size, its memory, its growth."""
