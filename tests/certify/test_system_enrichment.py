@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.topics import create_topics
-from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.demos.enrichment import EnrichmentDemo, versions_seen
 from headrace.operate.scene import DemoSettings, Scene
 from headrace.sinks.delta.dimension import AsOf

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.observe.flow_audit import late_table, quarantine_table
+from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.operate.compare import Comparison, table_rows, topic_rows
 from headrace.operate.demos.iot import IotDemo
 from headrace.operate.replayed import consumed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.observe.flow_audit import late_table, quarantine_table
+from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.operate.demos.rides import compare
 from headrace.operate.run import Application
 from headrace.patterns.rides.flows import flows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.observe.flow_audit import quarantine_table
+from headrace.audit.flow_audit import quarantine_table
 from headrace.operate.compare import Comparison
 from headrace.operate.demos.sales import (
     SalesDemo,

@@ -42,7 +42,7 @@ from headrace import (
     Watermark,
     per_key,
 )
-from headrace.observe.flow_audit import late_table, unexplained_table
+from headrace.audit.flow_audit import late_table, unexplained_table
 from headrace.operate.run import Application, FlowFigures
 from headrace.testing import Arrive, rehearse
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from headrace import Input, Kafka, OutputMode, Watermark
-from headrace.observe.lateness import late
+from headrace.audit.late import late
 from headrace.patterns.rides.flows import RIDE, city_rides
 from headrace.spark_plan.late_filters import LatePlan, as_input, late_plan
 

@@ -22,8 +22,8 @@ from headrace import (
     Target,
     Watermark,
 )
+from headrace.audit.flow_audit import quarantine_table
 from headrace.flow.levers import State
-from headrace.observe.flow_audit import quarantine_table
 from headrace.runtime.events import BatchCommitted, SettingFrozen, StateNearBudget
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Producer, TopicCollection, TopicPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
+from headrace.audit.flow_audit import FlowAudit, Step, quarantine_table
 from headrace.clients.kafka import admin
 from headrace.clients.topics import create_topics
 from headrace.flow.checks.check import check
@@ -21,7 +22,6 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import FlowAudit, Step, quarantine_table
 from headrace.operate.measure import measured
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus

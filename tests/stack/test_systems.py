@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import TopicPartition
 
+from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.kafka import admin
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import late_table, quarantine_table
 from headrace.operate.compare import Comparison, topic_rows
 from headrace.operate.demos import enrichment as enrichment_demo
 from headrace.operate.demos import iot as iot_demo

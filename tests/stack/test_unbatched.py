@@ -27,6 +27,7 @@ from headrace import (
     RealTime,
     Target,
 )
+from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import committed_reader, read_topic
 from headrace.clients.topics import create_topics
@@ -34,7 +35,6 @@ from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Verdict
 from headrace.flow.checks.operators import Kind
 from headrace.flow.levers import Trigger
-from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.run import Application, FlowFigures, until_done_of
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.continuous import note_beginning

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
 
+from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.filesystem import LocalFiles
 from headrace.clients.topics import create_topics
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import AvailableNow, Every
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.compare import Row, table_rows
 from headrace.operate.generate import generate
 from headrace.operate.replayed import consumed

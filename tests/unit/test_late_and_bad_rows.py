@@ -10,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from headrace import Flow, Input, Kafka, Noop, Target, Watermark
-from headrace.observe.flow_audit import late_table, quarantine_table
+from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.operate.late_summary import repaired_table, summarise_late
 from headrace.operate.quarantine_list import list_quarantine, redriven_table, safe
 

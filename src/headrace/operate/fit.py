@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headrace.audit.throughput import processed_per_second
 from headrace.flow.checks.backpressure import LEAST_RECORDS, Fitted, Room, fitted
 from headrace.flow.flow import Flow
 from headrace.flow.source import Fitting
 from headrace.flow.target import Target
-from headrace.observe.throughput import processed_per_second
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,11 +31,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
+from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.filesystem import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import FlowAudit, late_table
 from headrace.operate import repair_refusals as refusals
 from headrace.operate.filed_rows import Row, filed_rows
 from headrace.operate.late_summary import Window, is_repaired, repaired_table, repaired_up_to

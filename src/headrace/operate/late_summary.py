@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from headrace.audit.flow_audit import late_table, unexplained_table
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import late_table, unexplained_table
 from headrace.operate.filed_rows import Row, filed_rows
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from headrace.audit.throughput import processed_per_second
 from headrace.clients.filesystem import is_local
 from headrace.flow.checks.backpressure import Measured
 from headrace.flow.flow import Flow
 from headrace.flow.source import Bounded
 from headrace.flow.target import Target
-from headrace.observe.throughput import processed_per_second
 
 
 def measured(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str], Measured]:

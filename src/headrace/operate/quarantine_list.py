@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from headrace.audit.flow_audit import quarantine_table
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.filed_rows import Row, filed_rows
 
 if TYPE_CHECKING:

@@ -33,12 +33,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
+from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.filesystem import files_for
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import FlowAudit, late_table
 from headrace.operate import join_refusals as refusals
 from headrace.operate.retained_rows import RetainedRows
 from headrace.patterns.orders.flows import joined

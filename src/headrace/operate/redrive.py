@@ -28,6 +28,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import require_topics
 from headrace.errors import RecoveryError
@@ -37,7 +38,6 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.ingest import rules
 from headrace.ingest.parse import BAD, good, judged, with_reason
-from headrace.observe.flow_audit import quarantine_table
 from headrace.operate.quarantine_list import IDENTITY, redriven_table
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import writing

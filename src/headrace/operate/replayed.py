@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import newest_timestamp, read_topic
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import late_table, quarantine_table
 from headrace.operate.compare import Comparison, Row, table_rows
 from headrace.operate.scene import DemoSettings
 from headrace.patterns.records import Bad, Consumed

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import first_timestamps
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
@@ -24,7 +25,6 @@ from headrace.flow.source import Begun, Gone, Watched
 from headrace.flow.target import Target
 from headrace.ingest.future_events import in_time, judged_by_clock
 from headrace.ingest.parse import good, judged
-from headrace.observe.flow_audit import quarantine_table
 from headrace.operate import repair_refusals as refusals
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index

@@ -8,6 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.audit.auditor import Auditor
+from headrace.audit.flow_audit import Tally
+from headrace.audit.late import Unexplained
+from headrace.audit.throughput import Throughput
 from headrace.clients.filesystem import Files, files_for, is_local
 from headrace.errors import HeadraceError
 from headrace.flow.checks.check import require_clean
@@ -15,10 +19,6 @@ from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import AvailableNow, Continuous
 from headrace.flow.source import Positioned
 from headrace.flow.target import Target
-from headrace.observe.audit import Auditor
-from headrace.observe.flow_audit import Tally
-from headrace.observe.late_audit import Unexplained
-from headrace.observe.throughput import Throughput
 from headrace.operate.fit import fitted_flows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import Lost

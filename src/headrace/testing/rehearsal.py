@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.filesystem import LocalFiles
 from headrace.errors import FlowError
 from headrace.flow.flow import ONLY, Flow
@@ -18,7 +19,6 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, OutputMode
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import late_table, quarantine_table
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.memory import Memory

@@ -23,9 +23,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from headrace.audit.flow_audit import FlowAudit, Step, Tally
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.observe.flow_audit import FlowAudit, Step, Tally
 from headrace.runtime.error_mapping import mapped
 from headrace.runtime.events import AuditFailed, BatchCommitted, Event, EventBus, FlowStarted, LateUnexplained
 

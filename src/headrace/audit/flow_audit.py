@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headrace.audit.future import ahead_rows
+from headrace.audit.late import LateAudit, Unexplained
 from headrace.clients.filesystem import files_for
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.source import Begun, OfFiles, Source, Watched
 from headrace.flow.target import Target
 from headrace.ingest.parse import judged, with_reason
-from headrace.observe.ahead_audit import ahead_rows
-from headrace.observe.late_audit import LateAudit, Unexplained
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.checkpoint.source_order import source_index

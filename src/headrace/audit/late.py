@@ -1,4 +1,8 @@
-"""The late rows of batches, and what cannot be told about them.
+"""The late rows of batches, exactly, and what cannot be told about them.
+
+Spark counts late rows after partial aggregation, so its number is too small, and drops them. Here the rows that reach
+an operator with state are computed once more, by the same transform, from the same offsets, and compared with the same
+watermark as Spark did: see `spark_plan.late_filters`.
 
 A filter is looked at when Spark counted drops there, or when nobody knows: after a kill the count is gone with the
 driver. Spark's count is at most the number of rows, so a ledger with fewer rows than that misses some: the difference
@@ -12,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import DataError
@@ -21,9 +25,8 @@ from headrace.flow.inputs import Input
 from headrace.flow.target import Target
 from headrace.ingest.future_events import in_time, judged_by_clock
 from headrace.ingest.parse import good, judged
-from headrace.observe.lateness import late
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.spark_plan.late_filters import LateFilter, LatePlan, as_input, late_plan, place
+from headrace.spark_plan.late_filters import AT, LateFilter, LatePlan, as_input, late_plan, place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 # The error of a source whose rows cannot be had a second time. They are told as unexplained: no later attempt helps.
 _NOT_AGAIN = "HR-511"
+
+_FROM = ("input", "topic", "partition", "offset", "row_id")
 
 _OUT_OF_STATE = "They came out of the state of another operator, and cannot be computed from the batch alone."
 _NO_ROWS_FOUND = "Spark counted more than the rows of the batch explain. The transform may not be pure."
@@ -152,3 +157,45 @@ class LateAudit:
             self._schemas[name] = schema
         schema = self._schemas[name]
         return as_input(self._session.createDataFrame([], schema), name, given, schema.names)
+
+
+def late(found: LateFilter, watermark_ms: int) -> DataFrame:
+    """Return the rows that a filter dropped: one for each window of a row that was closed."""
+    assert found.rows is not None  # noqa: S101 - the caller tells of rows that come out of state otherwise
+    names = found.rows.columns
+    # Names may repeat, such as two columns called `window`: positions do not.
+    rows = found.rows.toDF(*(f"_{number}" for number in range(len(names))))
+    columns = {number: F.col(f"_{number}") for number in range(len(names))}
+    compared = columns[found.column]
+    at = next((columns[number] for number, name in enumerate(names) if name == AT), None)
+    watermark = F.timestamp_millis(F.lit(watermark_ms))
+    bound = compared.getField("end") if found.window else compared
+    event_time = _event_time(at, None if found.window else compared)
+    shown = [
+        column.alias(names[number])
+        for number, column in columns.items()
+        if names[number] != AT and not (found.window and number == found.column)
+    ]
+    origin = [_origin(at, name).alias(name) for name in _FROM]
+    return rows.where(bound <= watermark).select(
+        F.to_json(F.struct(*shown)).alias("row"),
+        (compared.getField("start") if found.window else F.lit(None).cast("timestamp")).alias("window_start"),
+        (bound if found.window else F.lit(None).cast("timestamp")).alias("window_end"),
+        watermark.alias("watermark"),
+        event_time.alias("event_time"),
+        ((F.unix_micros(watermark) - F.unix_micros(event_time)) / 1_000_000.0).alias("late_by"),
+        F.lit(found.operator).alias("operator"),
+        F.lit(found.number).alias("operator_number"),
+        *origin,
+    )
+
+
+def _event_time(at: Column | None, compared: Column | None) -> Column:
+    if at is not None:
+        return at.getField("event_time")
+    return F.lit(None).cast("timestamp") if compared is None else compared.cast("timestamp")
+
+
+def _origin(at: Column | None, name: str) -> Column:
+    kinds = {"partition": "int", "offset": "long"}
+    return F.lit(None).cast(kinds.get(name, "string")) if at is None else at.getField(name)

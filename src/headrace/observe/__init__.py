@@ -1,1 +1,0 @@
-"""What is known about running flows: counts, bad and late rows, history."""
