@@ -25,8 +25,8 @@ from harness import machine, measured, place, write_json
 
 from headrace import AvailableNow, Every, Target
 from headrace.clients.topics import create_topics
+from headrace.demos.feeder import generate
 from headrace.flow.flow import Flow
-from headrace.operate.generate import generate
 from headrace.operate.run import Application
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import IotGenerator, IotTraffic

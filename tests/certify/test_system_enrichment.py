@@ -11,8 +11,8 @@ import pytest
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.topics import create_topics
-from headrace.operate.demos.enrichment import EnrichmentDemo, versions_seen
-from headrace.operate.scene import DemoSettings, Scene
+from headrace.demos.enrichment import EnrichmentDemo, versions_seen
+from headrace.demos.protocol import DemoSettings, Scene
 from headrace.sinks.delta.dimension import AsOf
 from systems.killed_driver import target_for
 

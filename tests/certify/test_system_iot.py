@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.audit.flow_audit import late_table, quarantine_table
-from headrace.operate.compare import Comparison, table_rows, topic_rows
-from headrace.operate.demos.iot import IotDemo
-from headrace.operate.replayed import consumed
+from headrace.demos.compare import Comparison, table_rows, topic_rows
+from headrace.demos.iot import IotDemo
+from headrace.demos.model_inputs import consumed
+from headrace.demos.protocol import DemoSettings, Scene
 from headrace.operate.run import Application
-from headrace.operate.scene import DemoSettings, Scene
 from headrace.patterns.iot.flows import flows
 from headrace.patterns.iot.model import DEVICE_METRICS, recomputed
 from systems.killed_driver import target_for

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.operate.compare import Comparison, table_rows
-from headrace.operate.demos.medallion import MedallionDemo, compare
+from headrace.demos.compare import Comparison, table_rows
+from headrace.demos.medallion import MedallionDemo, compare
+from headrace.demos.protocol import DemoSettings, Scene
 from headrace.operate.redrive import redriving
-from headrace.operate.scene import DemoSettings, Scene
 from headrace.patterns.medallion.flows import flows
 from systems.killed_driver import target_for
 from systems.past_traffic import NOW

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from headrace.demos.orders.demo import compare, hit_rates, states
 from headrace.errors import RecoveryError
-from headrace.operate.demos.orders import compare, hit_rates, states
 from headrace.operate.run import Application
 from headrace.patterns.orders import model
 from headrace.patterns.orders.flows import NAMES, flows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.audit.flow_audit import late_table, quarantine_table
-from headrace.operate.demos.rides import compare
+from headrace.demos.rides import compare
 from headrace.operate.run import Application
 from headrace.patterns.rides.flows import flows
 from systems.killed_driver import target_for

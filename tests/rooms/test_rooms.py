@@ -16,9 +16,9 @@ import pytest
 
 import headrace
 from headrace import errors
+from headrace.demos.runner import find_demos
 from headrace.flow.checks import check, compatibility, matrix, state
 from headrace.operate import state_findings
-from headrace.operate.demo import find_demos
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
+from headrace.demos.sales import not_adding_up
 from headrace.errors import FlowError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.operate.demos.sales import not_adding_up
 from headrace.patterns.sales.flows import SalesSettings, flows
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.roll_ups import DeltaRollUps

@@ -16,7 +16,7 @@ from crash.chain import Chain, killed_once
 from crash.checks import *  # noqa: F403 - the tests
 from crash.checks import ran
 from headrace.flow.guarantee import Guarantee
-from headrace.operate.matrix_page import SINKS
+from matrix_page import SINKS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,15 +15,15 @@ from confluent_kafka import TopicPartition
 
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.kafka import admin
+from headrace.demos import enrichment as enrichment_demo
+from headrace.demos import iot as iot_demo
+from headrace.demos import medallion as medallion_demo
+from headrace.demos import rides as rides_demo
+from headrace.demos import sales as sales_demo
+from headrace.demos.compare import Comparison, topic_rows
+from headrace.demos.orders import demo as orders_demo
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
-from headrace.operate.compare import Comparison, topic_rows
-from headrace.operate.demos import enrichment as enrichment_demo
-from headrace.operate.demos import iot as iot_demo
-from headrace.operate.demos import medallion as medallion_demo
-from headrace.operate.demos import orders as orders_demo
-from headrace.operate.demos import rides as rides_demo
-from headrace.operate.demos import sales as sales_demo
 from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import flows as enrichment_flows
 from headrace.patterns.iot.flows import flows as iot_flows

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.clients.topics import create_topics
+from headrace.demos.enrichment import Compared, compare
+from headrace.demos.feeder import Generated, Generator, generate
+from headrace.demos.model_inputs import consumed
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
-from headrace.operate.demos.enrichment import Compared, compare
-from headrace.operate.generate import Generated, Generator, generate
-from headrace.operate.replayed import consumed
 from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import PRODUCT, EnrichmentSettings, flows
 from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseGenerator, PurchaseTraffic

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.clients.topics import create_topics
+from headrace.demos.feeder import Generated, generate
+from headrace.demos.iot import IotDemo, size
+from headrace.demos.model_inputs import boundaries, consumed
+from headrace.demos.protocol import Scene
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
-from headrace.operate.demos.iot import IotDemo, size
-from headrace.operate.generate import Generated, generate
-from headrace.operate.replayed import boundaries, consumed
-from headrace.operate.scene import Scene
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import generator
 from headrace.patterns.iot.model import DeviceMetrics

@@ -13,12 +13,12 @@ from confluent_kafka import Producer
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.filesystem import LocalFiles
 from headrace.clients.topics import create_topics
+from headrace.demos.compare import Row, table_rows
+from headrace.demos.feeder import generate
+from headrace.demos.model_inputs import consumed
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import AvailableNow, Every
 from headrace.flow.target import Target
-from headrace.operate.compare import Row, table_rows
-from headrace.operate.generate import generate
-from headrace.operate.replayed import consumed
 from headrace.operate.run import Application, FlowFigures
 from headrace.patterns.medallion import model
 from headrace.patterns.medallion.flows import MedallionSettings, flows

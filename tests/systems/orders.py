@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.clients.topics import create_topics
+from headrace.demos.compare import Comparison, Row, table_rows
+from headrace.demos.feeder import generate
+from headrace.demos.model_inputs import boundaries, consumed
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
-from headrace.operate.compare import Comparison, Row, table_rows
-from headrace.operate.generate import generate
-from headrace.operate.replayed import boundaries, consumed
 from headrace.patterns.orders import model
 from headrace.patterns.orders.flows import NAMES, Join, OrderSettings, flows
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from headrace.operate.generate import Generated, Generator
+from headrace.demos.feeder import Generated, Generator
 
 # Windows of a day that is over.
 NOW = datetime(2026, 3, 2, 18, 0, tzinfo=UTC)

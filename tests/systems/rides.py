@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headrace.clients.topics import create_topics
+from headrace.demos.feeder import generate
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
-from headrace.operate.generate import generate
 from headrace.patterns.rides.flows import RideSettings, flows
 from headrace.patterns.rides.generator import generator
 from systems.past_traffic import Past

@@ -6,17 +6,13 @@ from threading import Event, Timer
 from typing import TYPE_CHECKING
 
 from headrace.clients.topics import create_topics
+from headrace.demos.feeder import generate
+from headrace.demos.model_inputs import consumed
+from headrace.demos.protocol import Scene
+from headrace.demos.sales import SalesDemo, gold_rows, not_adding_up
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
-from headrace.operate.demos.sales import (
-    SalesDemo,
-    gold_rows,
-    not_adding_up,
-)
-from headrace.operate.generate import generate
-from headrace.operate.replayed import consumed
-from headrace.operate.scene import Scene
 from headrace.patterns.sales.flows import SalesSettings, flows
 from headrace.patterns.sales.generator import generator
 from headrace.patterns.sales.model import GoldRow

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.filesystem import files_for
+from headrace.demos.wait import Arrivals
 from headrace.flow.target import Target
-from headrace.operate.arrivals import Arrivals
 from headrace.operate.checkpoint_offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, EventBus

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import TimestampType
 
-from headrace.operate.compare import Comparison, Row, Tolerance
+from headrace.demos.compare import Comparison, Row, Tolerance
 
 A: Row = {"city": "Paris", "rides": 3}
 B: Row = {"city": "Berlin", "rides": 5}

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from headrace.cli.generate import length, share
 from headrace.cli.main import app
+from headrace.demos.feeder import find_generator, generate, generators, pace
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.target import Target
-from headrace.operate.generate import find_generator, generate, generators, pace
 from headrace.patterns.rides.generator import RideGenerator, RideTraffic
 from headrace.patterns.traffic import Record
 

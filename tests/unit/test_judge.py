@@ -35,9 +35,9 @@ from headrace.cdc import sink as cdc_sink
 from headrace.flow.checks import compatibility, matrix
 from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.operate import plans
-from headrace.operate.matrix_page import SINKS, drawn
 from headrace.operate.run import until_done_of
 from headrace.sinks.kafka.topic import KafkaSink
+from matrix_page import SINKS, drawn
 
 LEVERS = Path(__file__).parents[2] / "docs" / "levers"
 ROW = StructType([StructField("id", StringType())])
@@ -192,7 +192,7 @@ def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("page", ["output-modes.md", "triggers.md"])
 def test_the_tables_on_a_page_are_those_of_the_matrix(page: str) -> None:
-    # Draw them anew: python -m headrace.operate.matrix_page docs/levers/output-modes.md docs/levers/triggers.md
+    # Draw them anew: python tools/matrix_page.py docs/levers/output-modes.md docs/levers/triggers.md
     text = (LEVERS / page).read_text()
     assert "<!-- matrix: " in text
     assert drawn(text) == text

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from headrace.cli.flow_events import watermark_lines
 from headrace.cli.main import app
+from headrace.demos.protocol import DemoSettings
 from headrace.operate.run import FlowFigures
-from headrace.operate.scene import DemoSettings
 from headrace.patterns.orders.flows import OrderSettings
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.orders.model import (

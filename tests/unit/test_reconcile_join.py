@@ -12,8 +12,8 @@ import pytest
 
 from headrace import Target
 from headrace.clients.filesystem import LocalFiles
+from headrace.demos.orders.reconcile import JoinReconciliation, surplus_by_cause
 from headrace.errors import RecoveryError
-from headrace.operate.reconcile_join import JoinReconciliation, surplus_by_cause
 from headrace.patterns.orders.flows import flows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
@@ -45,7 +45,7 @@ def target(tmp_path: Path) -> Target:
 
 def work(target: Target, monkeypatch: pytest.MonkeyPatch, watermark_ms: int | None = None) -> JoinReconciliation:
     """Return the reconciliation of a flow without batches, or with one that ran with a watermark."""
-    monkeypatch.setattr("headrace.operate.reconcile_join.flow_session", lambda *_given: None)
+    monkeypatch.setattr("headrace.demos.orders.reconcile.flow_session", lambda *_given: None)
     checkpoint = Checkpoint.of(LEFT.name, target, LocalFiles())
     if watermark_ms is not None:
         settings = json.dumps({"batchWatermarkMs": watermark_ms, "batchTimestampMs": 1, "conf": {}})

@@ -16,8 +16,8 @@ from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
 from headrace.cli.progress import shown
 from headrace.cli.signals import stopping
-from headrace.operate.demo import DemoResult, Watch, find_demo, find_demos, run_demo
-from headrace.operate.scene import DemoSettings, backfill_of
+from headrace.demos.protocol import DemoSettings, backfill_of
+from headrace.demos.runner import DemoResult, Watch, find_demo, find_demos, run_demo
 
 # Long enough to see windows close, short enough for a script. Only used when nobody sits at a terminal.
 _UNATTENDED = timedelta(seconds=90)

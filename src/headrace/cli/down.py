@@ -9,7 +9,7 @@ import typer
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.progress import shown
-from headrace.operate.demo import forget_demos
+from headrace.demos.runner import forget_demos
 from headrace.stack.local import LocalStack
 
 WipeOption = Annotated[bool, typer.Option("--wipe", help="Delete the parts' data too. Asks first.")]

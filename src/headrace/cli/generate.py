@@ -17,10 +17,10 @@ import typer
 
 from headrace.cli.home import DEFAULT_HOME, HomeOption, local_broker
 from headrace.cli.output import JsonOption, emit, err
+from headrace.demos.feeder import Generated, Sent, find_generator, generate, pace, span
 from headrace.errors import HeadraceError
 from headrace.flow.duration import Duration
 from headrace.flow.target import Target
-from headrace.operate.generate import Generated, Sent, find_generator, generate, pace, span
 
 
 def share(option: str, text: str) -> float:

@@ -17,8 +17,8 @@ from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import opened_session
 from headrace.clients.postgres import database_of
+from headrace.demos.orders.reconcile import JoinPlan, is_join, reconciling
 from headrace.flow.duration import Duration
-from headrace.operate.reconcile_join import JoinPlan, is_join, reconciling
 from headrace.runtime.checkpoint.folder_lock import writing
 
 reconcile_app = typer.Typer(help="Compare tables with what they were made of, and repair them.", no_args_is_help=True)

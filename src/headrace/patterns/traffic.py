@@ -1,7 +1,7 @@
 """Records as producers send them: mostly in order, sometimes late, twice or broken. What every generator shares.
 
 A stream is a simulation, and a pure function of its settings and its first moment: the same two give the same
-records, byte for byte. Nothing here reads a clock or a network; `headrace.operate.generate` paces and sends.
+records, byte for byte. Nothing here reads a clock or a network; `headrace.demos.feeder` paces and sends.
 
 - Records arrive at a steady `rate`. What each says is the pattern's own matter: its `Simulation`.
 - A `late` record lies far behind the others. A `duplicate` is a recent record again. `malformed` records go through all

@@ -15,13 +15,13 @@ from pyspark.sql import functions as F
 from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition
 from headrace.clients.topics import create_topics
+from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
+from headrace.demos.feeder import Sent, generate
+from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
+from headrace.demos.protocol import Scene
 from headrace.flow.duration import Duration
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.target import Target
-from headrace.operate.compare import Comparison, Row, table_rows, topic_rows
-from headrace.operate.generate import Sent, generate
-from headrace.operate.replayed import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
-from headrace.operate.scene import Scene
 from headrace.patterns.iot import flows as pattern
 from headrace.patterns.iot import model
 from headrace.patterns.iot.generator import generator

@@ -35,11 +35,11 @@ from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.filesystem import files_for
+from headrace.demos.orders import errors as refusals
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.operate import join_refusals as refusals
 from headrace.operate.retained_rows import RetainedRows
 from headrace.patterns.orders.flows import joined
 from headrace.runtime.checkpoint.checkpoint import Checkpoint

@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition
 from headrace.clients.topics import create_topics
+from headrace.demos.compare import Comparison, Row, table_rows
+from headrace.demos.feeder import Sent, generate
+from headrace.demos.model_inputs import FiledByInput, ModelVerdict, boundaries, compare_filed, consumed, only, past
+from headrace.demos.protocol import Scene
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import said_bytes
 from headrace.flow.target import Target
-from headrace.operate.compare import Comparison, Row, table_rows
-from headrace.operate.generate import Sent, generate
-from headrace.operate.replayed import FiledByInput, ModelVerdict, boundaries, compare_filed, consumed, only, past
-from headrace.operate.scene import Scene
 from headrace.patterns.orders import flows as pattern
 from headrace.patterns.orders import model
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic

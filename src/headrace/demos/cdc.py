@@ -22,12 +22,12 @@ from headrace.clients.kafka import first_timestamps
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.postgres import database_of, session
+from headrace.demos.feeder import Sent
+from headrace.demos.protocol import Scene
 from headrace.errors import Transient
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
 from headrace.operate.checkpoint_offsets import committed_offsets
-from headrace.operate.generate import Sent
-from headrace.operate.scene import Scene
 from headrace.patterns.cdc import shop
 from headrace.patterns.cdc.generator import KEYS, Shop
 from headrace.patterns.cdc.model import differences, replayed

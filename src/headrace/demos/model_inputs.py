@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import newest_timestamp, read_topic
+from headrace.demos.compare import Comparison, Row, table_rows
+from headrace.demos.protocol import DemoSettings
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.operate.compare import Comparison, Row, table_rows
-from headrace.operate.scene import DemoSettings
 from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.window_model import Batch
 from headrace.runtime.checkpoint.checkpoint import Checkpoint

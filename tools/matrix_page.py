@@ -4,7 +4,7 @@
     ...
     <!-- end of matrix -->
 
-    python -m headrace.operate.matrix_page docs/levers/output-modes.md docs/levers/triggers.md
+    python tools/matrix_page.py docs/levers/output-modes.md docs/levers/triggers.md
 
 draws them anew. A test compares the pages with the data.
 """

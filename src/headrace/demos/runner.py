@@ -25,14 +25,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from headrace import demos, patterns
+from headrace.demos.feeder import Sent
+from headrace.demos.page import live_page
+from headrace.demos.protocol import Demo, DemoSettings, Scene, Verdict
+from headrace.demos.wait import Arrivals
 from headrace.errors import ConfigError, HeadraceError, nearest
 from headrace.flow.target import KafkaConnect, Target
-from headrace.operate import demos
-from headrace.operate.arrivals import Arrivals
-from headrace.operate.generate import Sent
-from headrace.operate.page import live_page
 from headrace.operate.run import Application, FlowFigures, open_application
-from headrace.operate.scene import Demo, DemoSettings, Scene, Verdict
 from headrace.runtime.error_mapping import mapped
 from headrace.runtime.events import Event
 from headrace.stack import mariadb, postgres
@@ -97,11 +97,10 @@ class Watch:
 
 
 def find_demos() -> dict[str, Demo]:
-    """Return the demos by name: one file each in the folder `demos`."""
-    found = {}
-    for module in pkgutil.iter_modules(demos.__path__, f"{demos.__name__}."):
-        found[module.name.rpartition(".")[2]] = cast("Demo", importlib.import_module(module.name).DEMO)
-    return found
+    """Return the demos by name: the modules of `demos` that are named after a pattern."""
+    names = {each.name for each in pkgutil.iter_modules(patterns.__path__) if each.ispkg}
+    there = [each.name for each in pkgutil.iter_modules(demos.__path__) if each.name in names]
+    return {name: cast("Demo", importlib.import_module(f"{demos.__name__}.{name}").DEMO) for name in there}
 
 
 def find_demo(name: str) -> Demo:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.clients.positions import Partition
 from headrace.clients.topics import create_topics
+from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
+from headrace.demos.feeder import Sent, generate
+from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
+from headrace.demos.protocol import Scene
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
-from headrace.operate.compare import Comparison, Row, Tolerance, table_rows, topic_rows
-from headrace.operate.generate import Sent, generate
-from headrace.operate.replayed import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
-from headrace.operate.scene import Scene
 from headrace.patterns.rides import flows as pattern
 from headrace.patterns.rides import model
 from headrace.patterns.rides.generator import generator

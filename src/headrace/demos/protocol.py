@@ -1,7 +1,7 @@
 """What a demo is: the few answers that differ between patterns.
 
-To add one, write a file in `headrace.operate.demos` whose `DEMO` gives these answers. Starting the parts, running the
-flows, stopping everything in order and telling a person about it are `headrace.operate.demo`'s work, the same for all.
+To add one, write a file in `headrace.demos`, named after its pattern, whose `DEMO` gives these answers. Starting the
+parts, running the flows, stopping everything in order and telling a person about it are `headrace.demos.runner`'s work, the same for all.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from threading import Event
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.clients.positions import Partition
+from headrace.demos.feeder import Sent
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.operate.generate import Sent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

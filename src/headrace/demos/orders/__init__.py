@@ -1,0 +1,5 @@
+"""The demo of orders and payments, and the reconciliation of their join with its late rows."""
+
+from headrace.demos.orders.demo import DEMO
+
+__all__ = ["DEMO"]

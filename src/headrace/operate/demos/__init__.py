@@ -1,1 +1,0 @@
-"""What each demo adds to the common course of a demo: one file per pattern."""
