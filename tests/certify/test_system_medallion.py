@@ -12,7 +12,7 @@ import pytest
 from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.medallion import MedallionDemo, compare
 from headrace.demos.protocol import DemoSettings, Scene
-from headrace.operate.redrive import redriving
+from headrace.operate.quarantine.redrive import redriving
 from headrace.patterns.medallion.flows import flows
 from systems.killed_driver import target_for
 from systems.past_traffic import NOW

@@ -13,7 +13,7 @@ from headrace.audit.flow_audit import quarantine_table
 from headrace.demos.compare import Comparison
 from headrace.demos.protocol import DemoSettings, Scene
 from headrace.demos.sales import SalesDemo, add_gold, expected_gold, gold_rows, replayed, sketch_errors
-from headrace.operate.late_repair import repairing
+from headrace.operate.late.repair import repairing
 from headrace.operate.run import Application
 from headrace.patterns.sales.flows import flows
 from systems.killed_driver import target_for

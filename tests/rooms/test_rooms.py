@@ -18,7 +18,7 @@ import headrace
 from headrace import errors
 from headrace.demos.runner import find_demos
 from headrace.flow.checks import check, compatibility, matrix, state
-from headrace.operate import state_findings
+from headrace.operate.preflight import state_findings
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"

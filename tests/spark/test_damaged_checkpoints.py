@@ -17,11 +17,11 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_backup import back_up
-from headrace.operate.checkpoint_restore import plan_restore, require_not_ahead, restore
-from headrace.operate.checkpoint_rows import counted
-from headrace.operate.checkpoint_show import show
-from headrace.operate.checkpoint_verify import verify
+from headrace.operate.checkpoint.backup import back_up
+from headrace.operate.checkpoint.restore import plan_restore, require_not_ahead, restore
+from headrace.operate.checkpoint.row_counts import counted
+from headrace.operate.checkpoint.show import show
+from headrace.operate.checkpoint.verify import verify
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import require_intact

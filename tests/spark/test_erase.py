@@ -30,8 +30,9 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
 from headrace.flow.sink import Batch
 from headrace.flow.target import Database, Target
-from headrace.operate import erase_beyond, erase_table
-from headrace.operate.erase_subject import Subject, Texts
+from headrace.operate.erase import external
+from headrace.operate.erase import table as erase_table
+from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import lease
 from headrace.sinks.delta.append import DeltaAppend
@@ -265,9 +266,9 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def answering(monkeypatch: pytest.MonkeyPatch, *, there: bool) -> Iterator[None]:
     """Let a source database answer whether it has the row."""
     with monkeypatch.context() as patched:
-        patched.setattr(erase_beyond, "read_tables", lambda *_: (CUSTOMERS,))
-        patched.setattr(erase_beyond, "database_of", lambda *_: Database("jdbc:postgresql://nowhere/shop", "shop"))
-        patched.setattr(erase_beyond, "holds_row", lambda *_: there)
+        patched.setattr(external, "read_tables", lambda *_: (CUSTOMERS,))
+        patched.setattr(external, "database_of", lambda *_: Database("jdbc:postgresql://nowhere/shop", "shop"))
+        patched.setattr(external, "holds_row", lambda *_: there)
         yield
 
 
@@ -322,7 +323,7 @@ def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves
     counted.option("checkpointLocation", where).trigger(availableNow=True).start().awaitTermination()
 
     def state(key: int) -> tuple[str, str, str, str]:
-        (found,) = erase_beyond.beyond(spark, target, [flow], Subject("customers", {"id": str(key)}, {}), Texts(()))
+        (found,) = external.beyond(spark, target, [flow], Subject("customers", {"id": str(key)}, {}), Texts(()))
         return found.place, found.holds, found.why, found.removes
 
     place, holds, why, removes = state(SUBJECT)

@@ -28,9 +28,9 @@ from headrace import (
     Watermark,
 )
 from headrace.clients.filesystem import LocalFiles
-from headrace.operate.late_repair import repairing
-from headrace.operate.late_summary import LateSummary, summarise_late
-from headrace.operate.repair_plan import RepairPlan
+from headrace.operate.late.plan import RepairPlan
+from headrace.operate.late.repair import repairing
+from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import lease

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from headrace.clients.filesystem import LocalFiles
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_offsets import next_reads
+from headrace.operate.checkpoint.offsets import next_reads
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from headrace import (
 from headrace.clients.filesystem import files_for
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
-from headrace.operate.fit import fitted_flows
+from headrace.operate.preflight.batch_size import fitted_flows
 from headrace.operate.run import preflight
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import EventBus

@@ -22,7 +22,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.operate.measure import measured
+from headrace.operate.preflight.measure import measured
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor

@@ -29,8 +29,8 @@ from headrace.cli.project import opened
 from headrace.clients.kafka import admin, read_decided, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
-from headrace.operate.late_repair import repairing
-from headrace.operate.redrive import Redrive, redriving
+from headrace.operate.late.repair import repairing
+from headrace.operate.quarantine.redrive import Redrive, redriving
 from headrace.operate.run import Application
 from systems import late_run
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 from confluent_kafka import Producer
 
 from headrace.cli.main import app
-from headrace.operate.late_repair import Repair
+from headrace.operate.late.repair import Repair
 from headrace.sinks.kafka import transaction
 
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.clients.filesystem import files_for
 from headrace.demos.wait import Arrivals
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_offsets import committed_offsets
+from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, EventBus
 

@@ -29,7 +29,7 @@ from headrace.audit.throughput import Throughput, processed_per_second
 from headrace.flow.checks.backpressure import Measured, Room, fitted, suggested_bound
 from headrace.flow.levers import Trigger
 from headrace.flow.source import Bounded, Fit, Source
-from headrace.operate.measure import measured
+from headrace.operate.preflight.measure import measured
 from headrace.runtime.events import BatchCommitted, EventBus
 
 ROW = StructType([StructField("id", StringType())])

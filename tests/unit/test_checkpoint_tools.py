@@ -23,14 +23,14 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
 from headrace.flow.target import Target
-from headrace.operate import checkpoint_restore
-from headrace.operate.checkpoint_backup import back_up
-from headrace.operate.checkpoint_find import find_checkpoint
-from headrace.operate.checkpoint_offsets import next_reads
-from headrace.operate.checkpoint_restore import plan_restore, restore
-from headrace.operate.checkpoint_show import show
-from headrace.operate.checkpoint_sums import hadoop_agrees, spark_agrees
-from headrace.operate.checkpoint_verify import verify
+from headrace.operate.checkpoint import restore as checkpoint_restore
+from headrace.operate.checkpoint.backup import back_up
+from headrace.operate.checkpoint.checksums import hadoop_agrees, spark_agrees
+from headrace.operate.checkpoint.find import find_checkpoint
+from headrace.operate.checkpoint.offsets import next_reads
+from headrace.operate.checkpoint.restore import plan_restore, restore
+from headrace.operate.checkpoint.show import show
+from headrace.operate.checkpoint.verify import verify
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import require_intact
 from headrace.runtime.checkpoint.lease import lease

@@ -21,13 +21,13 @@ from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.operate import erase_report
-from headrace.operate.erase import Request, subject_of
-from headrace.operate.erase_beyond import Source
-from headrace.operate.erase_places import Column, Lake, Table, involved, known
-from headrace.operate.erase_plan import Place
-from headrace.operate.erase_scan import Signs, Traces, texts_of, traces
-from headrace.operate.erase_subject import Subject, Texts, singular, telling
+from headrace.operate.erase import report
+from headrace.operate.erase.erase import Request, subject_of
+from headrace.operate.erase.external import Source
+from headrace.operate.erase.places import Column, Lake, Table, involved, known
+from headrace.operate.erase.plan import Place
+from headrace.operate.erase.scan import Signs, Traces, texts_of, traces
+from headrace.operate.erase.subject import Subject, Texts, singular, telling
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.rate import Rate
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_report_cannot_be_verified(tmp_path: Path):
     (tmp_path / "x.json").write_text("{}")
 
     with pytest.raises(ConfigError) as refused:
-        erase_report.verify(tmp_path / "x.json")
+        report.verify(tmp_path / "x.json")
 
     assert refused.value.code == "HR-138"
 

@@ -34,7 +34,7 @@ from headrace import (
 from headrace.cdc import sink as cdc_sink
 from headrace.flow.checks import compatibility, matrix
 from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
-from headrace.operate import plans
+from headrace.operate.preflight import plans
 from headrace.operate.run import until_done_of
 from headrace.sinks.kafka.topic import KafkaSink
 from matrix_page import SINKS, drawn

@@ -11,8 +11,8 @@ from deltalake import write_deltalake
 
 from headrace import Flow, Input, Kafka, Noop, Target, Watermark
 from headrace.audit.flow_audit import late_table, quarantine_table
-from headrace.operate.late_summary import repaired_table, summarise_late
-from headrace.operate.quarantine_list import list_quarantine, redriven_table, safe
+from headrace.operate.late.summary import repaired_table, summarise_late
+from headrace.operate.quarantine.listing import list_quarantine, redriven_table, safe
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 

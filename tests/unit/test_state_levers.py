@@ -38,9 +38,9 @@ from headrace.flow.checks.finding import Severity
 from headrace.flow.checks.operators import Kind, Operator, Plan
 from headrace.flow.levers import State
 from headrace.flow.size import Size, said_bytes
-from headrace.operate.checkpoint_offsets import next_reads
+from headrace.operate.checkpoint.offsets import next_reads
+from headrace.operate.preflight.state_findings import state_findings
 from headrace.operate.run import FlowFigures
-from headrace.operate.state_findings import state_findings
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.pinned_settings import require_same_store
 from headrace.runtime.checkpoint.source_order import recorded_order, require_order, source_index

@@ -15,9 +15,9 @@ from headrace.flow.checks.check import by_severity, check
 from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.checks.operators import Plan, Unplanned
 from headrace.flow.target import Target
-from headrace.operate.measure import measured
-from headrace.operate.plans import plans, slot_findings
-from headrace.operate.state_findings import state_findings
+from headrace.operate.preflight.measure import measured
+from headrace.operate.preflight.plans import plans, slot_findings
+from headrace.operate.preflight.state_findings import state_findings
 from headrace.project.project import Project
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}

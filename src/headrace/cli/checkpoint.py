@@ -20,12 +20,12 @@ from headrace.clients.filesystem import files_for, is_local
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_backup import back_up
-from headrace.operate.checkpoint_find import find_checkpoint
-from headrace.operate.checkpoint_restore import Plan, accountable, plan_restore, require_not_ahead, restore
-from headrace.operate.checkpoint_rows import counted
-from headrace.operate.checkpoint_show import show
-from headrace.operate.checkpoint_verify import verify
+from headrace.operate.checkpoint.backup import back_up
+from headrace.operate.checkpoint.find import find_checkpoint
+from headrace.operate.checkpoint.restore import Plan, accountable, plan_restore, require_not_ahead, restore
+from headrace.operate.checkpoint.row_counts import counted
+from headrace.operate.checkpoint.show import show
+from headrace.operate.checkpoint.verify import verify
 from headrace.project.project import Project
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 

@@ -6,9 +6,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.output import out
-from headrace.operate.checkpoint_offsets import SourceReads
-from headrace.operate.checkpoint_show import Anatomy
-from headrace.operate.checkpoint_verify import Verdict
+from headrace.operate.checkpoint.offsets import SourceReads
+from headrace.operate.checkpoint.show import Anatomy
+from headrace.operate.checkpoint.verify import Verdict
 from headrace.runtime.checkpoint.integrity import Flaw
 
 # The most files of an unfinished batch that are named; `--json` has all.

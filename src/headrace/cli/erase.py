@@ -12,9 +12,9 @@ import typer
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import opened_session
-from headrace.operate import erase_report
-from headrace.operate.erase import Request, erasing
-from headrace.operate.erase_plan import ErasePlan
+from headrace.operate.erase import report as erase_report
+from headrace.operate.erase.erase import Request, erasing
+from headrace.operate.erase.plan import ErasePlan
 
 
 def erase_command(  # noqa: PLR0913 - the options of the command line

@@ -12,9 +12,9 @@ from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import SparkWhenAsked
 from headrace.clients.filesystem import files_for, is_local
-from headrace.operate.late_repair import repairing
-from headrace.operate.late_summary import LateSummary, summarise_late
-from headrace.operate.repair_plan import RepairPlan
+from headrace.operate.late.plan import RepairPlan
+from headrace.operate.late.repair import repairing
+from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 # The most batches, hours and windows that are printed, the newest; `--json` has all.

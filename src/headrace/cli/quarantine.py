@@ -12,8 +12,8 @@ from rich.text import Text
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import SparkWhenAsked
-from headrace.operate.quarantine_list import QuarantineList, list_quarantine
-from headrace.operate.redrive import RedrivePlan, redriving
+from headrace.operate.quarantine.listing import QuarantineList, list_quarantine
+from headrace.operate.quarantine.redrive import RedrivePlan, redriving
 
 # As many examples as fit on a screen.
 _EXAMPLES = 5

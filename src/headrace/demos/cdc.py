@@ -27,7 +27,7 @@ from headrace.demos.protocol import Scene
 from headrace.errors import Transient
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
-from headrace.operate.checkpoint_offsets import committed_offsets
+from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.patterns.cdc import shop
 from headrace.patterns.cdc.generator import KEYS, Shop
 from headrace.patterns.cdc.model import differences, replayed

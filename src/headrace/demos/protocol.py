@@ -1,7 +1,8 @@
 """What a demo is: the few answers that differ between patterns.
 
 To add one, write a file in `headrace.demos`, named after its pattern, whose `DEMO` gives these answers. Starting the
-parts, running the flows, stopping everything in order and telling a person about it are `headrace.demos.runner`'s work, the same for all.
+parts, running the flows, stopping everything in order and telling a person about it are the work of
+`headrace.demos.runner`, the same for all.
 """
 
 from __future__ import annotations

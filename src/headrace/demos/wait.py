@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_offsets import committed_offsets
+from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 

@@ -19,7 +19,7 @@ from headrace.flow.flow import ONLY, Flow
 from headrace.flow.levers import AvailableNow, Continuous
 from headrace.flow.source import Positioned
 from headrace.flow.target import Target
-from headrace.operate.fit import fitted_flows
+from headrace.operate.preflight.batch_size import fitted_flows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import Lost
 from headrace.runtime.clock import Clock, now_ms

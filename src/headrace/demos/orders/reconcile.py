@@ -40,7 +40,7 @@ from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.operate.retained_rows import RetainedRows
+from headrace.operate.late.replayable_rows import RetainedRows
 from headrace.patterns.orders.flows import joined
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import sole_writer

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.operate.erase_subject import Subject
+from headrace.operate.erase.subject import Subject
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Accountable, leaves
 from headrace.flow.target import Lease, Target
-from headrace.operate.checkpoint_backup import Backup, copied, is_of_the_lease, require_local, untrusted
+from headrace.operate.checkpoint.backup import Backup, copied, is_of_the_lease, require_local, untrusted
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import RESTORING, numbers
 from headrace.runtime.checkpoint.lease import go_on_above, lease

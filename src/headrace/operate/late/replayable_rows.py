@@ -25,7 +25,7 @@ from headrace.flow.source import Begun, Gone, Watched
 from headrace.flow.target import Target
 from headrace.ingest.future_events import in_time, judged_by_clock
 from headrace.ingest.parse import good, judged
-from headrace.operate import repair_refusals as refusals
+from headrace.operate.late import errors as refusals
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.spark_plan.late_filters import as_input

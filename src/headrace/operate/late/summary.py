@@ -13,7 +13,7 @@ from headrace.audit.flow_audit import late_table, unexplained_table
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.operate.filed_rows import Row, filed_rows
+from headrace.operate.ledgers import Row, filed_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -38,7 +38,7 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.ingest import rules
 from headrace.ingest.parse import BAD, good, judged, with_reason
-from headrace.operate.quarantine_list import IDENTITY, redriven_table
+from headrace.operate.quarantine.listing import IDENTITY, redriven_table
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import writing
 from headrace.runtime.session import flow_session

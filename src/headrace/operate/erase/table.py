@@ -24,10 +24,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from headrace.clients.filesystem import HadoopFiles
-from headrace.operate import erase_refusals as refusals
-from headrace.operate.erase_places import Column as TableColumn
-from headrace.operate.erase_places import Table
-from headrace.operate.erase_subject import Columns, Texts
+from headrace.operate.erase import errors as refusals
+from headrace.operate.erase.places import Column as TableColumn
+from headrace.operate.erase.places import Table
+from headrace.operate.erase.subject import Columns, Texts
 from headrace.sinks.delta.log import snapshot, version
 from headrace.sinks.delta.sql import quoted
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from headrace.clients.filesystem import is_local, local_path
 from headrace.errors import ConfigError, RecoveryError
 from headrace.flow.target import Lease
-from headrace.operate.checkpoint_find import require_no_links
-from headrace.operate.checkpoint_verify import verify
+from headrace.operate.checkpoint.find import require_no_links
+from headrace.operate.checkpoint.verify import verify
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import damaged
 from headrace.runtime.checkpoint.lease import lease

@@ -22,8 +22,8 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from headrace.operate import erase_refusals as refusals
-from headrace.operate.erase_plan import ErasePlan
+from headrace.operate.erase import errors as refusals
+from headrace.operate.erase.plan import ErasePlan
 
 _FORMAT = 1
 # 16 MB and some 50 ms for each guess.

@@ -36,11 +36,11 @@ from headrace.clients.filesystem import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.operate import repair_refusals as refusals
-from headrace.operate.filed_rows import Row, filed_rows
-from headrace.operate.late_summary import Window, is_repaired, repaired_table, repaired_up_to
-from headrace.operate.repair_plan import Changed, Left, RepairPlan
-from headrace.operate.retained_rows import RetainedRows
+from headrace.operate.late import errors as refusals
+from headrace.operate.late.plan import Changed, Left, RepairPlan
+from headrace.operate.late.replayable_rows import RetainedRows
+from headrace.operate.late.summary import Window, is_repaired, repaired_table, repaired_up_to
+from headrace.operate.ledgers import Row, filed_rows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import sole_writer
 from headrace.runtime.checkpoint.lease import Holding, lease

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.operate.erase_beyond import Answer, Beyond
-from headrace.operate.erase_scan import Traces
-from headrace.operate.erase_subject import Subject, Texts
-from headrace.operate.erase_table import Treated
+from headrace.operate.erase.external import Answer, Beyond
+from headrace.operate.erase.scan import Traces
+from headrace.operate.erase.subject import Subject, Texts
+from headrace.operate.erase.table import Treated
 
 # What is said of places that hold the subject and that an erasure does not change.
 _LEFT = {

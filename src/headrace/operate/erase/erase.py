@@ -28,14 +28,14 @@ from headrace.clients.filesystem import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target
-from headrace.operate import erase_refusals as refusals
-from headrace.operate.erase_beyond import Source, beyond, in_source, sources
-from headrace.operate.erase_journal import Journal
-from headrace.operate.erase_places import Lake, Table, find, involved, is_within, known, read_by
-from headrace.operate.erase_plan import ErasePlan, Place
-from headrace.operate.erase_scan import Signs, Traces, texts_of, traces
-from headrace.operate.erase_subject import Subject, Texts, in_json, telling
-from headrace.operate.erase_table import erase_from, publish_again, rows_of, rows_of_others
+from headrace.operate.erase import errors as refusals
+from headrace.operate.erase.external import Source, beyond, in_source, sources
+from headrace.operate.erase.journal import Journal
+from headrace.operate.erase.places import Lake, Table, find, involved, is_within, known, read_by
+from headrace.operate.erase.plan import ErasePlan, Place
+from headrace.operate.erase.scan import Signs, Traces, texts_of, traces
+from headrace.operate.erase.subject import Subject, Texts, in_json, telling
+from headrace.operate.erase.table import erase_from, publish_again, rows_of, rows_of_others
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import sole_writer, writing
 from headrace.runtime.checkpoint.lease import lease

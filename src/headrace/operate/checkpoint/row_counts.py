@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
-from headrace.operate.checkpoint_show import StoreSize
-from headrace.operate.checkpoint_state import DEFAULT
+from headrace.operate.checkpoint.show import StoreSize
+from headrace.operate.checkpoint.state import DEFAULT
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.flow.target import Target
-from headrace.operate.filed_rows import Row, filed_rows
+from headrace.operate.ledgers import Row, filed_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

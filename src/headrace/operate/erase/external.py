@@ -21,9 +21,9 @@ from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, IntoTopic, leaves
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_state import DEFAULT, stores
-from headrace.operate.erase_places import captures
-from headrace.operate.erase_subject import Subject, Texts
+from headrace.operate.checkpoint.state import DEFAULT, stores
+from headrace.operate.erase.places import captures
+from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sources.kafka.source import Kafka
 

@@ -14,8 +14,8 @@ from headrace.clients.filesystem import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target
-from headrace.operate.erase_scan import Signs
-from headrace.operate.erase_subject import Columns, Subject, Texts
+from headrace.operate.erase.scan import Signs
+from headrace.operate.erase.subject import Columns, Subject, Texts
 from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.sql import quoted
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from headrace.operate.checkpoint_state import state_flaws, version_of
-from headrace.operate.checkpoint_sums import hadoop_agrees, is_side_file, side_files, spark_agrees
+from headrace.operate.checkpoint.checksums import hadoop_agrees, is_side_file, side_files, spark_agrees
+from headrace.operate.checkpoint.state import state_flaws, version_of
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import Flaw, log_flaws
 from headrace.runtime.checkpoint.manifest import Manifest

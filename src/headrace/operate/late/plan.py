@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.operate.late_summary import Window
+from headrace.operate.late.summary import Window
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.clients.filesystem import Files, is_local, local_path
-from headrace.operate.erase_subject import Columns, Texts
+from headrace.operate.erase.subject import Columns, Texts
 
 # State of Spark, and formats that are not read here.
 _CLOSED = (".zip", ".changelog", ".delta", ".snapshot", ".sst", ".zst", ".lz4", ".bz2", ".orc", ".avro")

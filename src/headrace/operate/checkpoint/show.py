@@ -13,8 +13,8 @@ from typing import Any
 
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.operate.checkpoint_offsets import SourceReads, next_reads
-from headrace.operate.checkpoint_state import operators, stores
+from headrace.operate.checkpoint.offsets import SourceReads, next_reads
+from headrace.operate.checkpoint.state import operators, stores
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import Flaw, log_flaws
 from headrace.runtime.checkpoint.lease_status import held_by

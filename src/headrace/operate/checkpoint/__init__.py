@@ -1,0 +1,1 @@
+"""A checkpoint shown, verified, backed up and restored."""

@@ -1,0 +1,1 @@
+"""A subject erased from tables, files and topics, with a proof."""

@@ -1,0 +1,1 @@
+"""Invalid rows listed, and sent again when their cause is gone."""
