@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import look
-from headrace.cli import capture as cli
 from headrace.cli.main import app
+from headrace.cli.operations import capture as cli
 from headrace.clients.kafka_connect import ConnectorStatus
 from headrace.clients.postgres import connect
 from headrace.errors import DataError

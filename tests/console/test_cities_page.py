@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from headrace.serve.app import create_app
-from headrace.serve.board import CityBoard, RideMetrics, SurgeReading
-from headrace.serve.feed import FeedStatus
+from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
+from headrace.serve.cities.feed import FeedStatus
 from headrace.serve.listen import serving
 from headrace.serve.live import Pace
 

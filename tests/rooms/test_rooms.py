@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 PATTERNS = sorted(each.name for each in (SRC / "patterns").iterdir() if each.is_dir() and each.name[0] not in "_.")
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 LONGEST_MODULE = 400
+MOST_MODULES = 15
 
 
 def place(path: Path) -> str:
@@ -140,6 +142,11 @@ def test_nothing_is_named_utils_or_the_like() -> None:
 def test_no_module_is_longer_than_400_lines() -> None:
     lengths = {place(path): len(path.read_text().splitlines()) for path in MODULES}
     assert {where: lines for where, lines in lengths.items() if lines > LONGEST_MODULE} == {}
+
+
+def test_no_folder_holds_more_than_15_modules() -> None:
+    folders = Counter(place(path.parent) for path in MODULES if path.name != "__init__.py")
+    assert {folder: modules for folder, modules in folders.items() if modules > MOST_MODULES} == {}
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -21,9 +21,9 @@ from cdc_changes import decode
 from headrace.cdc.apply import table as cdc_table
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
-from headrace.cli import erase as cli
 from headrace.cli.main import app
-from headrace.clients.filesystem import LocalFiles
+from headrace.cli.operations import erase as cli
+from headrace.clients.storage import LocalFiles
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input

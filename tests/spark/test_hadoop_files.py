@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.clients.filesystem import HadoopFiles, LocalFiles, files_for
+from headrace.clients.storage import HadoopFiles, LocalFiles, files_for
 from headrace.errors import RecoveryError
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint

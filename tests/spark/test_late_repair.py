@@ -27,7 +27,7 @@ from headrace import (
     Target,
     Watermark,
 )
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.operate.late.plan import RepairPlan
 from headrace.operate.late.repair import repairing
 from headrace.operate.late.summary import LateSummary, summarise_late

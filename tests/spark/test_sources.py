@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.errors import DataError, HeadraceError, PartUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee

@@ -86,7 +86,7 @@ class CommandLine:
         source = target.databases["shop"]
         assert source.password is not None
         monkeypatch.setenv("MIRRORED_PASSWORD", source.password.reveal())
-        monkeypatch.setattr("headrace.cli.reconcile.opened_session", lambda *_words, **_named: spark)
+        monkeypatch.setattr("headrace.cli.operations.reconcile.opened_session", lambda *_words, **_named: spark)
         database = {"url": source.url, "user": source.user, "password": "${env:MIRRORED_PASSWORD}"}
         places = {"lake": target.lake, "checkpoints": target.checkpoints, "databases": {"shop": database}}
         (folder / "headrace.yml").write_text(json.dumps({"name": "mirrored", "flows": [], "targets": {"dev": places}}))

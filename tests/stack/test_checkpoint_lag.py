@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import next_reads

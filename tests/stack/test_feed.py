@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from headrace.serve import feed as feed_module
-from headrace.serve.board import CityBoard, Snapshot
-from headrace.serve.feed import Feed, Topics
+from headrace.serve.cities import feed as feed_module
+from headrace.serve.cities.board import CityBoard, Snapshot
+from headrace.serve.cities.feed import Feed, Topics
 from headrace.stack.local import LocalStack
 
 pytestmark = pytest.mark.stack

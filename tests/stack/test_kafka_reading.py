@@ -29,7 +29,7 @@ from headrace import (
     TopicPartitions,
     TopicPattern,
 )
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 from headrace.operate.preflight.batch_size import fitted_flows

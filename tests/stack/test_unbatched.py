@@ -28,8 +28,8 @@ from headrace import (
     Target,
 )
 from headrace.audit.flow_audit import quarantine_table
-from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import committed_reader, read_topic
+from headrace.clients.storage import files_for
 from headrace.clients.topics import create_topics
 from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Verdict

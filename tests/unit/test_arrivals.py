@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.demos.wait import Arrivals
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from headrace.serve.board import CityBoard, RideMetrics, Row, Snapshot, SurgeReading
+from headrace.serve.cities.board import CityBoard, RideMetrics, Row, Snapshot, SurgeReading
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 FIVE = timedelta(minutes=5)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from headrace.cdc.apply.replace import condition
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cli.main import app
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.clients.topic_retention import in_words
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.flow.flow import Flow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.filesystem import LocalFiles, files_for, is_local, local_path
+from headrace.clients.storage import LocalFiles, files_for, is_local, local_path
 from headrace.errors import ConfigError
 from headrace.sinks.local_folder import require_writable
 

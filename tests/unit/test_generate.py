@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli.generate import length, share
+from headrace.cli.local.generate import length, share
 from headrace.cli.main import app
 from headrace.demos.feeder import find_generator, generate, generators, pace
 from headrace.errors import ConfigError, PartUnavailable

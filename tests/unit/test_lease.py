@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -24,7 +24,7 @@ HOLDER = """
 import sys
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.runtime.checkpoint.lease import lease
 
 target = Target("dev", lake="unused", checkpoints=sys.argv[1])

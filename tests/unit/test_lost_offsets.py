@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients import topic_watch
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.source import Gone, Watch

@@ -221,7 +221,7 @@ def test_the_demo_begins_with_a_past_of_which_minutes_are_judged(monkeypatch: py
         begun.append(settings.backfill)
         raise SystemExit
 
-    monkeypatch.setattr("headrace.cli.demo.run_demo", run_demo)
+    monkeypatch.setattr("headrace.cli.local.demo.run_demo", run_demo)
     for words in (["orders"], ["rides"], ["orders", "--backfill", "10 minutes"]):
         CliRunner().invoke(app, ["demo", *words, "--json"])
     assert begun == [timedelta(hours=3), timedelta(minutes=90), timedelta(minutes=10)]

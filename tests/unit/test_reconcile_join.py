@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import Target
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.demos.orders.reconcile import JoinReconciliation, surplus_by_cause
 from headrace.errors import RecoveryError
 from headrace.patterns.orders.flows import flows

@@ -18,8 +18,8 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.serve.app import create_app
-from headrace.serve.board import CityBoard, RideMetrics, SurgeReading
-from headrace.serve.feed import FeedStatus
+from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
+from headrace.serve.cities.feed import FeedStatus
 from headrace.serve.guard import host_name
 from headrace.serve.listen import bind, serving
 from headrace.serve.live import Live, Pace

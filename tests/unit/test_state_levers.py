@@ -31,7 +31,7 @@ from headrace import (
 )
 from headrace.cli.flow_events import figures_table, told
 from headrace.cli.main import app
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.errors import HeadraceError
 from headrace.flow.checks.backpressure import Measured
 from headrace.flow.checks.finding import Severity

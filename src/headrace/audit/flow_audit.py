@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from headrace.audit.future import ahead_rows
 from headrace.audit.late import LateAudit, Unexplained
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.source import Begun, OfFiles, Source, Watched

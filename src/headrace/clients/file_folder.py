@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
-from headrace.clients.filesystem import Files, files_for, is_local, local_path
+from headrace.clients.storage import Files, files_for, is_local, local_path
 from headrace.errors import DataError
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.wait import PATIENCE_SECONDS, await_position, await_topics
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cdc.reconcile.compare import Compared, compare
-from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import first_timestamps
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.postgres import database_of, session
+from headrace.clients.storage import files_for
 from headrace.demos.feeder import Sent
 from headrace.demos.protocol import Scene
 from headrace.errors import Transient

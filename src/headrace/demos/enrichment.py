@@ -9,8 +9,8 @@ from datetime import datetime
 from threading import Event
 from typing import TYPE_CHECKING
 
-from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition
+from headrace.clients.storage import files_for
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.feeder import Sent, generate

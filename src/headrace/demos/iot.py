@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from pyspark.sql import functions as F
 
-from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition
+from headrace.clients.storage import files_for
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
 from headrace.demos.feeder import Sent, generate

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headrace.audit.flow_audit import late_table, quarantine_table
-from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import newest_timestamp, read_topic
+from headrace.clients.storage import files_for
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.protocol import DemoSettings
 from headrace.flow.flow import Flow

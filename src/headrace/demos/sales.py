@@ -11,8 +11,8 @@ from itertools import pairwise
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.clients.filesystem import files_for
 from headrace.clients.positions import Partition, end_offsets
+from headrace.clients.storage import files_for
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
 from headrace.demos.feeder import Sent, generate

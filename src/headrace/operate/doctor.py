@@ -16,7 +16,7 @@ from typing import Literal
 import psutil
 
 from headrace.errors import HeadraceError
-from headrace.stack import connect, failures, kafka, mariadb, ports, postgres
+from headrace.stack import connect, errors, kafka, mariadb, ports, postgres
 from headrace.stack.jars import JarCache
 from headrace.stack.java import find_java
 from headrace.stack.local import LocalStack
@@ -105,7 +105,7 @@ def _folder(home: Path) -> Finding:
 def _disk(home: Path) -> Finding:
     free = shutil.disk_usage(_existing(home)).free
     found = f"{free / 1e9:.1f} GB free"
-    if free < failures.LEAST_FREE_BYTES:
+    if free < errors.LEAST_FREE_BYTES:
         return Finding("disk", "fail", found, "Free some space, or choose a folder on another disk with `--home`.")
     if free < GOOD_FREE_BYTES:
         return Finding("disk", "warn", found, "Enough to try; free some space before a long run.")

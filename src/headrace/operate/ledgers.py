@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.clients.filesystem import is_local, local_path
+from headrace.clients.storage import is_local, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from headrace.audit.auditor import Auditor
 from headrace.audit.flow_audit import Tally
 from headrace.audit.late import Unexplained
 from headrace.audit.throughput import Throughput
-from headrace.clients.filesystem import Files, files_for, is_local
+from headrace.clients.storage import Files, files_for, is_local
 from headrace.errors import HeadraceError
 from headrace.flow.checks.check import require_clean
 from headrace.flow.flow import ONLY, Flow

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from headrace.clients.filesystem import is_local
 from headrace.clients.kafka_settings import require_settings
+from headrace.clients.storage import is_local
 from headrace.errors import ConfigError, nearest
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed

@@ -5,8 +5,8 @@ the application with `create_app` and run it where other services run.
 """
 
 from headrace.serve.app import create_app
-from headrace.serve.board import CityBoard, RideMetrics, Snapshot, SurgeReading
-from headrace.serve.feed import Feed, FeedStatus, Topics
+from headrace.serve.cities.board import CityBoard, RideMetrics, Snapshot, SurgeReading
+from headrace.serve.cities.feed import Feed, FeedStatus, Topics
 
 __all__ = [
     "CityBoard",

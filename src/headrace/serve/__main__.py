@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 
 from headrace.errors import HeadraceError
 from headrace.serve.app import create_app
-from headrace.serve.board import DEFAULT_HISTORY, MAX_HISTORY, CityBoard
-from headrace.serve.feed import Feed, Topics
+from headrace.serve.cities.board import DEFAULT_HISTORY, MAX_HISTORY, CityBoard
+from headrace.serve.cities.feed import Feed, Topics
 from headrace.serve.guard import LOOPBACK_NAMES
 from headrace.serve.listen import PageServer, address, bind
 

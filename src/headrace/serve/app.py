@@ -12,11 +12,12 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from headrace.serve.assets import Assets
-from headrace.serve.board import CityBoard
-from headrace.serve.feed import FeedStatus
+from headrace.serve.cities import routes as cities
+from headrace.serve.cities.board import CityBoard
+from headrace.serve.cities.feed import FeedStatus
 from headrace.serve.guard import LOOPBACK_NAMES, Guard
 from headrace.serve.live import Live, Pace
-from headrace.serve.routes import cities, events, health, page
+from headrace.serve.routes import events, health, page
 
 _DESCRIPTION = """\
 What the ride analytics flows publish, city by city, in windows of five minutes.

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from headrace.serve.answers import CitiesAnswer, FeedAnswer
-from headrace.serve.board import CityBoard
-from headrace.serve.feed import FeedStatus
+from headrace.serve.cities.answers import CitiesAnswer, FeedAnswer
+from headrace.serve.cities.board import CityBoard
+from headrace.serve.cities.feed import FeedStatus
 
 
 @dataclass(frozen=True)

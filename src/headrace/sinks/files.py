@@ -20,8 +20,8 @@ from headrace.clients.file_folder import (
     last_batch,
     owner_of,
 )
-from headrace.clients.filesystem import Files as SmallFiles
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import Files as SmallFiles
+from headrace.clients.storage import files_for
 from headrace.errors import DataError, FlowError, RecoveryError, nearest
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError
 
 from headrace.clients.file_folder import LOG, READING, FileFormat, committed_files, is_pattern, owner_of
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.errors import DataError
 from headrace.sources.bounds import undeclarable
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from headrace.stack import failures
+from headrace.stack import errors as failures
 from headrace.stack.java import Java
 
 # Where a retrieved jar lands. The folders carry its coordinate, so no report of Ivy has to be parsed.

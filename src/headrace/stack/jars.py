@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from headrace.stack import failures
-from headrace.stack.hold import hold
+from headrace.stack import errors
+from headrace.stack.file_lock import hold
 from headrace.stack.ivy import Coordinate, Ivy, module_for
 from headrace.stack.java import find_java
 
@@ -110,7 +110,7 @@ class JarCache:
         """Return the lock's lines of one configuration; raises HR-404 for one it does not know."""
         jars = tuple(jar for jar in self.lock if jar.conf == conf)
         if not jars:
-            raise failures.unknown(conf, "jar configuration", self.confs)
+            raise errors.unknown(conf, "jar configuration", self.confs)
         return jars
 
     def path(self, jar: LockedJar) -> Path:
@@ -131,7 +131,7 @@ class JarCache:
         jars = self.locked(conf)
         faults = [fault for fault in self._faults(jars) if fault]
         if faults:
-            raise failures.bad_jars(conf, faults)
+            raise errors.bad_jars(conf, faults)
         return tuple(self.path(jar) for jar in jars)
 
     def sync(self, confs: Iterable[str], on_progress: OnProgress = lambda _jar, _done, _total: None) -> int:
@@ -148,7 +148,7 @@ class JarCache:
         asked = [jar for conf in confs for jar in self.locked(conf)]
         if not any(self._faults(asked)):
             return 0
-        with failures.told_as_stack_errors(self.root), hold(self.root / "lock") as lock:
+        with errors.told_as_stack_errors(self.root), hold(self.root / "lock") as lock:
             wanted = [jar for jar, fault in zip(asked, self._faults(asked), strict=True) if fault]
             if not wanted:
                 return 0
@@ -210,7 +210,7 @@ class JarCache:
             (brought / jar.file).replace(target)
             on_progress(jar.file, len(wanted) + placed, total)
         if wrong:
-            raise failures.fetch_failed(wrong, "The repository serves other bytes than jars.lock names.")
+            raise errors.fetch_failed(wrong, "The repository serves other bytes than jars.lock names.")
 
 
 def resolve_lock(module: Path, root: Path, on_progress: OnProgress = lambda _jar, _done, _total: None) -> str:
@@ -226,7 +226,7 @@ def resolve_lock(module: Path, root: Path, on_progress: OnProgress = lambda _jar
         on_progress(jar, steps, 0)
 
     with (
-        failures.told_as_stack_errors(root),
+        errors.told_as_stack_errors(root),
         hold(root / "lock") as lock,
         tempfile.TemporaryDirectory(prefix="staging-", dir=root) as staging,
     ):

@@ -62,12 +62,12 @@ class NoJava(Exception):
 
 def find_java() -> Java:
     """Return the Java to use. Raises `StackError` HR-401 when there is none that Spark can run on."""
-    from headrace.stack import failures  # noqa: PLC0415  the script runs where headrace is not installed
+    from headrace.stack import errors  # noqa: PLC0415  the script runs where headrace is not installed
 
     try:
         return look()
     except NoJava as none:
-        raise failures.no_java(none.looked, INSTALL) from none
+        raise errors.no_java(none.looked, INSTALL) from none
 
 
 def look() -> Java:

@@ -20,7 +20,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 
 from headrace.clients.kafka import admin
-from headrace.stack import failures, ports
+from headrace.stack import errors, ports
 from headrace.stack.part import Means, Place
 
 FIRST_PORTS = {"broker": 9092, "controller": 9093}
@@ -160,7 +160,7 @@ def _format(place: Place, java: list[str], chosen: dict[str, int]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0 or not (forming / "meta.properties").is_file():
         said = (done.stdout + done.stderr).splitlines()
-        raise failures.died("The formatting of Kafka's data folder", settings, said[-10:])
+        raise errors.died("The formatting of Kafka's data folder", settings, said[-10:])
     forming.replace(place.data)
     settings.unlink()
 

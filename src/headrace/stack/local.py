@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from headrace.stack import failures, process
+from headrace.stack import errors, process
 from headrace.stack.connect import Connect
-from headrace.stack.hold import hold
+from headrace.stack.file_lock import hold
 from headrace.stack.jars import JarCache, OnProgress
 from headrace.stack.java import find_java
 from headrace.stack.kafka import Kafka
@@ -105,7 +105,7 @@ class LocalStack:
         addresses: dict[str, str] = {}
         adopted: list[str] = []
         waits = lambda: on_event("stack", "waiting for another headrace command on this folder")  # noqa: E731
-        with failures.told_as_stack_errors(self.folder), hold(self.folder / "lock", on_wait=waits):
+        with errors.told_as_stack_errors(self.folder), hold(self.folder / "lock", on_wait=waits):
             self._finish_wipes()
             for part in wanted:
                 place = self.place(part.name)
@@ -126,7 +126,7 @@ class LocalStack:
         """
         if not self.folder.is_dir():
             return ()
-        with failures.told_as_stack_errors(self.folder), hold(self.folder / "lock"):
+        with errors.told_as_stack_errors(self.folder), hold(self.folder / "lock"):
             return self._stop_all(on_event, parts)
 
     def wipe(self, on_event: OnEvent = lambda _part, _event: None) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class LocalStack:
         """
         if not self.folder.is_dir():
             return ()
-        with failures.told_as_stack_errors(self.folder), hold(self.folder / "lock"):
+        with errors.told_as_stack_errors(self.folder), hold(self.folder / "lock"):
             self._stop_all(on_event)
             wiped = []
             for part in self._parts.values():
@@ -166,7 +166,7 @@ class LocalStack:
     def _names(self, names: Sequence[str]) -> list[str]:
         for name in names:
             if name not in self._parts:
-                raise failures.unknown(name, "part", self._parts)
+                raise errors.unknown(name, "part", self._parts)
         wanted = {*names, *(need for name in names for need in self._parts[name].needs)}
         return [name for name in self._parts if name in wanted]
 
@@ -204,8 +204,8 @@ class LocalStack:
     def _start(self, part: Part, place: Place, means: Means, on_event: OnEvent) -> None:
         """Start a part and wait for its first healthy answer; start again when it lost its port to another."""
         free = shutil.disk_usage(place.folder).free
-        if free < failures.LEAST_FREE_BYTES:
-            raise failures.disk_full(place.folder, free)
+        if free < errors.LEAST_FREE_BYTES:
+            raise errors.disk_full(place.folder, free)
         for attempt in range(1, STARTS + 1):
             on_event(part.name, "preparing")
             command = part.prepare(place, means)
@@ -223,13 +223,13 @@ class LocalStack:
                 return
             if started.is_alive():
                 self._stop(part, place, started)
-                raise failures.no_answer(part.name, part.address(place), part.patience, place.log)
+                raise errors.no_answer(part.name, part.address(place), part.patience, place.log)
             place.record.unlink(missing_ok=True)
             said = process.tail(place.log, lines=1000, since=said_before)
             if attempt == STARTS or not any(PORT_LOST.search(line) for line in said):
                 # Frames of a stack trace name no cause; the lines between them do.
                 words = [line for line in said if not line.lstrip().startswith(("at ", "... "))]
-                raise failures.died(part.name, place.log, words[-12:])
+                raise errors.died(part.name, place.log, words[-12:])
             on_event(part.name, "its port was taken meanwhile: choosing another")
 
     def _stop_all(self, on_event: OnEvent, parts: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ class LocalStack:
 
     def _stop(self, part: Part, place: Place, found: process.Process) -> None:
         if not found.stop(ask=part.stop_signal):
-            raise failures.will_not_stop(part.name, found.pid)
+            raise errors.will_not_stop(part.name, found.pid)
         place.record.unlink(missing_ok=True)
 
     def _finish_wipes(self) -> None:

@@ -17,7 +17,7 @@ import pymysql
 
 from headrace.errors import HeadraceError
 from headrace.flow.target import Database
-from headrace.stack import failures, ports
+from headrace.stack import errors, ports
 from headrace.stack.part import Means, Place
 from headrace.stack.unprivileged import make_folder, new_password, password, without_root
 
@@ -138,7 +138,7 @@ def program(name: str) -> Path:
     looked = os.pathsep.join((os.environ.get("PATH", ""), *FOLDERS))
     found = shutil.which(name, path=looked)
     if found is None:
-        raise failures.no_mariadb(f"`{name}` on the PATH and in {', '.join(FOLDERS)}")
+        raise errors.no_mariadb(f"`{name}` on the PATH and in {', '.join(FOLDERS)}")
     return Path(found)
 
 
@@ -160,12 +160,12 @@ def _format(place: Place, server: Path, user: list[str]) -> None:
         ]
     )
     if not (forming / "mysql").is_dir():
-        raise failures.died("The making of MariaDB's data folder", forming, said)
+        raise errors.died("The making of MariaDB's data folder", forming, said)
     bootstrap = [*user, str(server), "--no-defaults", f"--datadir={forming.resolve()}", "--bootstrap"]
     accounts = "FLUSH PRIVILEGES;\n" + ACCOUNTS.format(password=secret.read_text().strip())
     said = _done([*bootstrap, "--innodb-use-native-aio=off"], accounts)
     if not (forming / ROLE).is_dir():
-        raise failures.died("The making of MariaDB's accounts", forming, said)
+        raise errors.died("The making of MariaDB's accounts", forming, said)
     (forming / MADE).touch()
     forming.replace(place.data)
 

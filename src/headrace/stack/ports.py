@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.stack import failures
+from headrace.stack import errors
 
 LOOPBACK = "127.0.0.1"
 
@@ -49,7 +49,7 @@ def choose(path: Path, part: str, first: Mapping[str, int]) -> dict[str, int]:
         candidates += range(start, start + REACH)
         port = next((port for port in candidates if port not in chosen.values() and is_free(port)), None)
         if port is None:
-            raise failures.no_free_port(part, start, start + REACH - 1)
+            raise errors.no_free_port(part, start, start + REACH - 1)
         chosen[purpose] = port
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(chosen) + "\n")

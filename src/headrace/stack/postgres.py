@@ -22,7 +22,7 @@ import psycopg
 from headrace.clients.postgres import connect
 from headrace.errors import HeadraceError
 from headrace.flow.target import Database
-from headrace.stack import failures, ports
+from headrace.stack import errors, ports
 from headrace.stack.part import Means, Place
 from headrace.stack.unprivileged import make_folder, new_password, password, without_root
 
@@ -90,7 +90,7 @@ class Postgres:
             _format(place, folder, user)
         found = (place.data / "PG_VERSION").read_text().strip()
         if found != RELEASE:
-            raise failures.other_release(place.data, found, RELEASE)
+            raise errors.other_release(place.data, found, RELEASE)
         password(place)
         _end_orphans(place.data)
         chosen = ports.choose(place.folder / "ports.json", self.name, FIRST_PORTS)
@@ -135,10 +135,10 @@ def programs() -> Path:
     """Return the folder of PostgreSQL's programs. The wheel is found, not imported: its import has effects."""
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or not spec.submodule_search_locations:
-        raise failures.no_postgres("It is not there.")
+        raise errors.no_postgres("It is not there.")
     folder = Path(spec.submodule_search_locations[0]) / f"pginstall{RELEASE}" / "bin"
     if not (folder / "postgres").is_file():
-        raise failures.no_postgres(f"The one that is there lacks {folder}.")
+        raise errors.no_postgres(f"The one that is there lacks {folder}.")
     return folder
 
 
@@ -161,7 +161,7 @@ def _format(place: Place, folder: Path, user: list[str]) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0 or not (forming / "PG_VERSION").is_file():
-        raise failures.died(
+        raise errors.died(
             "The making of PostgreSQL's data folder", forming, (done.stdout + done.stderr).splitlines()[-10:]
         )
     _make_database(forming, folder, user)
@@ -173,7 +173,7 @@ def _make_database(forming: Path, folder: Path, user: list[str]) -> None:
     command = [*user, str(folder / "postgres"), "--single", "-D", str(forming), "template1"]
     done = subprocess.run(command, input=f"CREATE DATABASE {ROLE};\n", capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0 or "ERROR" in done.stdout + done.stderr:
-        raise failures.died(
+        raise errors.died(
             "The making of PostgreSQL's database", forming, (done.stdout + done.stderr).splitlines()[-10:]
         )
 

@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 from headrace.flow.secret import Secret
-from headrace.stack import failures
+from headrace.stack import errors
 from headrace.stack.part import Place
 
 
@@ -35,9 +35,9 @@ def without_root() -> list[str]:
         return []
     setpriv, user = shutil.which("setpriv"), _user()
     if setpriv is None:
-        raise failures.not_as_root("There is no program `setpriv`.")
+        raise errors.not_as_root("There is no program `setpriv`.")
     if user is None:
-        raise failures.not_as_root("There is neither a user postgres nor a user nobody.")
+        raise errors.not_as_root("There is neither a user postgres nor a user nobody.")
     rights = "-all,+dac_override"
     return [
         setpriv,
@@ -80,7 +80,7 @@ def password(place: Place) -> Secret:
     path = place.folder / "password"
     try:
         if path.stat().st_mode & 0o077:
-            raise failures.password_unusable(path, "Other users of this machine can read it.")
+            raise errors.password_unusable(path, "Other users of this machine can read it.")
         return Secret(f"${{file:{path}}}", path.read_text().strip())
     except OSError as problem:
-        raise failures.password_unusable(path, f"The system says: {problem.strerror or problem}.") from problem
+        raise errors.password_unusable(path, f"The system says: {problem.strerror or problem}.") from problem

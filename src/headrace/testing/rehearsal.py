@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import late_table, quarantine_table
-from headrace.clients.filesystem import LocalFiles
+from headrace.clients.storage import LocalFiles
 from headrace.errors import FlowError
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee

@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.demos.orders import errors as refusals
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow

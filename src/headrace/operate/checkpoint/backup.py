@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from headrace.clients.filesystem import is_local, local_path
+from headrace.clients.storage import is_local, local_path
 from headrace.errors import ConfigError, RecoveryError
 from headrace.flow.target import Lease
 from headrace.operate.checkpoint.find import require_no_links

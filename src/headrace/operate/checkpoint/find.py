@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.clients.filesystem import Files, is_local, local_path
+from headrace.clients.storage import Files, is_local, local_path
 from headrace.errors import ConfigError, RecoveryError, nearest
 from headrace.flow.checks.check import FLOW_NAME
 from headrace.flow.target import Target

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.clients.filesystem import local_path
+from headrace.clients.storage import local_path
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee

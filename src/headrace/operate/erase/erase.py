@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from headrace.cdc.apply.transactions import BATCH, PENDING
 from headrace.cdc.capture.declaration import Captured
 from headrace.cdc.sink import PUBLISHED
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target

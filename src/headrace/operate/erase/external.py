@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.reconcile.source_row import holds_row
-from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import list_topics
 from headrace.clients.postgres import database_of
+from headrace.clients.storage import files_for
 from headrace.clients.topic_retention import retention
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow

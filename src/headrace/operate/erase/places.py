@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.cdc.apply.transactions import PENDING
 from headrace.cdc.capture.declaration import Capture, Captured
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target

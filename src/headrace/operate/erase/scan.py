@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.clients.filesystem import Files, is_local, local_path
+from headrace.clients.storage import Files, is_local, local_path
 from headrace.operate.erase.subject import Columns, Texts
 
 # State of Spark, and formats that are not read here.

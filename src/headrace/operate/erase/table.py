@@ -23,7 +23,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from headrace.clients.filesystem import HadoopFiles
+from headrace.clients.storage import HadoopFiles
 from headrace.operate.erase import errors as refusals
 from headrace.operate.erase.places import Column as TableColumn
 from headrace.operate.erase.places import Table

@@ -32,7 +32,7 @@ from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from headrace.audit.throughput import processed_per_second
-from headrace.clients.filesystem import is_local
+from headrace.clients.storage import is_local
 from headrace.flow.checks.backpressure import Measured
 from headrace.flow.flow import Flow
 from headrace.flow.source import Bounded

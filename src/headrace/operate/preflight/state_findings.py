@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headrace.clients.filesystem import files_for, is_local
+from headrace.clients.storage import files_for, is_local
 from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.flow import Flow
 from headrace.flow.size import said_bytes

@@ -29,8 +29,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import quarantine_table
-from headrace.clients.filesystem import files_for
 from headrace.clients.kafka import require_topics
+from headrace.clients.storage import files_for
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input

@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.clients.filesystem import Files
+from headrace.clients.storage import Files
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 

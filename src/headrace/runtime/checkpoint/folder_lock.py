@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
-from headrace.clients.filesystem import is_local, local_path
+from headrace.clients.storage import is_local, local_path
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves

@@ -35,7 +35,7 @@ from datetime import UTC, datetime
 
 from py4j.protocol import Py4JError
 
-from headrace.clients.filesystem import is_local, local_path
+from headrace.clients.storage import is_local, local_path
 from headrace.errors import ConfigError, HeadraceError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease
 from headrace.runtime.checkpoint.checkpoint import Checkpoint

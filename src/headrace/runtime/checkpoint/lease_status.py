@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.clients.filesystem import is_local, local_path
+from headrace.clients.storage import is_local, local_path
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 # The kernel's list of locks, with the inode of each. Other systems than Linux have none.

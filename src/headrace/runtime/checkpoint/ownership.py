@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.clients.filesystem import is_local, local_path
+from headrace.clients.storage import is_local, local_path
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Accountable, Held, leaves

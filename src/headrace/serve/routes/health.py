@@ -7,9 +7,9 @@ from typing import Literal
 
 from fastapi import APIRouter, Request
 
-from headrace.serve.answers import FeedAnswer, HealthAnswer, age
-from headrace.serve.board import CityBoard
-from headrace.serve.feed import FeedStatus
+from headrace.serve.cities.answers import FeedAnswer, HealthAnswer, age
+from headrace.serve.cities.board import CityBoard
+from headrace.serve.cities.feed import FeedStatus
 from headrace.serve.live import Live
 
 router = APIRouter(tags=["health"])

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
-from headrace.clients.filesystem import is_local, local_path
+from headrace.clients.storage import is_local, local_path
 from headrace.errors import DataError
 from headrace.flow.duration import Duration
 from headrace.flow.size import Size, said_bytes

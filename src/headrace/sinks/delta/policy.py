@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.maintenance import Maintenance

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.clients.filesystem import Files, files_for
+from headrace.clients.storage import Files, files_for
 from headrace.flow.sink import Batch
 from headrace.sinks.kafka import errors as failures
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.clients.filesystem import files_for
+from headrace.clients.storage import files_for
 from headrace.flow.target import Target
 from headrace.sources.delta.source import DeltaSource
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import SparkWhenAsked
-from headrace.clients.filesystem import files_for, is_local
+from headrace.clients.storage import files_for, is_local
 from headrace.operate.late.plan import RepairPlan
 from headrace.operate.late.repair import repairing
 from headrace.operate.late.summary import LateSummary, summarise_late

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.stack import failures
+from headrace.stack import errors
 
 # A first sync over a slow line takes minutes, and the second caller should get its result, not an error.
 PATIENCE_SECONDS = 900.0
@@ -28,7 +28,7 @@ def hold(
     A child that inherits the descriptor keeps the lock until it ends too. `on_wait` is called once, when
     somebody else has the lock. Raises HR-411 when the patience is over, HR-405 when the file cannot be made.
     """
-    with failures.told_as_stack_errors(path.parent):
+    with errors.told_as_stack_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -49,7 +49,7 @@ def _acquire(descriptor: int, path: Path, patience: float, on_wait: Callable[[],
                 waiting = True
                 on_wait()
             if time.monotonic() > deadline:
-                raise failures.held(path, patience) from None
+                raise errors.held(path, patience) from None
             time.sleep(0.1)  # flock cannot wait with a limit of time except through signals
         else:
             return

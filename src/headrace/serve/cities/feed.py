@@ -2,7 +2,7 @@
 
 The topics are small (a row per city and window), so the feed reads all of them from the beginning at
 every start: no consumer group, no stored offset, nothing to repair. Reading a row twice is harmless,
-see `headrace.serve.board`.
+see `headrace.serve.cities.board`.
 
 What may go wrong, and what happens then:
 
@@ -28,7 +28,7 @@ from typing import Literal
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from headrace.serve.board import CityBoard, RideMetrics, Row, SurgeReading
+from headrace.serve.cities.board import CityBoard, RideMetrics, Row, SurgeReading
 
 log = logging.getLogger(__name__)
 

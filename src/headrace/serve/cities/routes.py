@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from headrace.errors import DataError
-from headrace.serve.answers import CitiesAnswer, HistoryAnswer, UnknownCityAnswer, WindowAnswer
-from headrace.serve.board import MAX_HISTORY, CityBoard, Snapshot
+from headrace.serve.cities.answers import CitiesAnswer, HistoryAnswer, UnknownCityAnswer, WindowAnswer
+from headrace.serve.cities.board import MAX_HISTORY, CityBoard, Snapshot
 
 router = APIRouter(tags=["cities"])
 

@@ -11,8 +11,8 @@ import typer
 from rich.text import Text
 
 from headrace.cli.flow_events import figures_table, told, watermark_lines
-from headrace.cli.generate import length
 from headrace.cli.home import DEFAULT_HOME, HomeOption
+from headrace.cli.local.generate import length
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
 from headrace.cli.progress import shown
 from headrace.cli.signals import stopping

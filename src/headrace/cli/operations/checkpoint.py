@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.checkpoint_tables import print_anatomy, print_verdict
 from headrace.cli.home import local_broker
+from headrace.cli.operations.checkpoint_tables import print_anatomy, print_verdict
 from headrace.cli.output import ANSWER_IS_NO, TERMINAL, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption
 from headrace.cli.session import opened_session
-from headrace.clients.filesystem import files_for, is_local
+from headrace.clients.storage import files_for, is_local
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target

@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.serve.board import City, CityWindow, Snapshot
-from headrace.serve.feed import FeedState, FeedStatus
+from headrace.serve.cities.board import City, CityWindow, Snapshot
+from headrace.serve.cities.feed import FeedState, FeedStatus
 
 RECENT = 24  # windows in a sparkline: two hours, as many points as a small card can show
 

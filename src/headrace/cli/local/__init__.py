@@ -1,0 +1,1 @@
+"""Commands on this machine: its local parts, its jars, its demos and their data."""

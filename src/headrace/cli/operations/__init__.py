@@ -1,0 +1,1 @@
+"""Commands on flows that ran: captures, checkpoints, late and invalid rows, repair, erasure."""

@@ -1,0 +1,1 @@
+"""The page of rides: the board of cities, the feed from its topics, and its answers."""
