@@ -16,17 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace import (
-    Console,
-    CustomSink,
     DeltaAppend,
-    DeltaOverwrite,
-    DeltaUpsert,
-    Files,
     Flow,
     InMemory,
     Input,
     Kafka,
-    Memory,
     Noop,
     OutputMode,
     RocksDB,
@@ -40,6 +34,7 @@ from headrace.runtime.operators import operators, spark_refuses
 from headrace.runtime.planning import blank
 from headrace.runtime.session import flow_session
 from operator_examples import AGGREGATED, BOUNDS, EXAMPLES, JOINS, ROW, UP_TO, Example, alarms, bare, joined
+from sink_examples import LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -300,16 +295,7 @@ def test_every_sink_takes_its_modes_and_the_refused_ones_would_go_wrong(
     stage.put(SAME_KEY)
 
     def sinks(mode: OutputMode) -> list[Sink]:
-        every: list[Sink] = [
-            DeltaAppend(f"{mode}/appended"),
-            DeltaUpsert(f"{mode}/upserted", key=["id"]),
-            DeltaOverwrite(f"{mode}/replaced"),
-            Files(f"{mode}/files"),
-            CustomSink("own", lambda rows, _batch: rows.collect()),
-            Console(),
-            Memory(),
-            Noop(),
-        ]
+        every = [make(mode) for make in LOCAL.values()]
         return [sink for sink in every if mode in sink.output_modes]
 
     def play(mode: OutputMode, into: Sequence[Sink], flow: str) -> None:
