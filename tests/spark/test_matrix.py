@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -69,6 +70,8 @@ class Stage:
                 path = self.folder / side / f"{number}.parquet"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 pq.write_table(pa.Table.from_pylist(rows, schema=to_arrow_schema(ROW, timezone="UTC")), path)
+                # Spark takes files by their times, in milliseconds: two written within one come in any order.
+                os.utime(path, (NOON.timestamp() + number,) * 2)
 
     def streams(self) -> tuple[DataFrame, DataFrame]:
         reader = self.session.readStream.schema(ROW).option("maxFilesPerTrigger", "1")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# By these PySpark itself asks: at every call of a session or a function, for the figures of a batch, and twice for every
-# column.
+# By these PySpark itself asks: at every call of a session or a function, for the metrics of a batch, and twice for
+# every column.
 _WHOLE = (
     "PythonSQLUtils",
     "PythonUtils",
