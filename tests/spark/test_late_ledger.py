@@ -42,8 +42,10 @@ from headrace import (
     Watermark,
     per_key,
 )
-from headrace.audit.flow_audit import late_table, unexplained_table
+from headrace.audit.flow_audit import FlowAudit, Step, late_table, unexplained_table
 from headrace.operate.run import Application, FlowFigures
+from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowStarted
+from headrace.runtime.supervisor import Supervisor
 from headrace.testing import Arrive, rehearse
 
 if TYPE_CHECKING:
@@ -325,3 +327,37 @@ def test_drops_of_a_batch_that_cannot_be_read_again_are_told_and_kept(spark: Spa
     kept = spark.read.format("delta").load(unexplained_table(target, "silver")).collect()
     assert {row["batch_id"]: row["dropped"] for row in kept} == dict(counts)
     assert "as it was at the flow's first start" in kept[0]["why"]
+
+
+def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: SparkSession, tmp_path: Path):
+    target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
+    written(spark, target, "delta")
+    source = Input(DeltaSource("bronze", max_files_per_trigger=1), watermark=Watermark("at", f"{DELAY} minutes"))
+    silver = Flow("silver", source, by_id, Noop(), state=ONE, trigger=AvailableNow())
+    bus, events = EventBus(), list[Event]()
+    bus.subscribe(events.append)
+    # Every batch is committed before the first one is audited.
+    assert Supervisor(spark, target, [silver], bus).run() == {}
+
+    audit = FlowAudit(spark, target, silver)
+    for event in events:
+        if isinstance(event, BatchCommitted):
+            audit.take([Step(event.batch_id, bad=False, late=event.dropped > 0, dropped=event.dropped_by)])
+
+    counts = Counter(number for number, _, _ in expected(MINUTES, lambda minute: minute))
+    assert {gap.batch_id: gap.dropped for gap in audit.tally().unexplained} == dict(counts)
+
+
+def test_a_start_names_the_last_batch_of_the_run_before(spark: SparkSession, tmp_path: Path):
+    target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
+    written(spark, target, "delta")
+    source = Input(DeltaSource("bronze", max_files_per_trigger=1), watermark=Watermark("at", f"{DELAY} minutes"))
+    silver = Flow("silver", source, by_id, Noop(), state=ONE, trigger=AvailableNow())
+    bus, starts = EventBus(), list[int | None]()
+    bus.subscribe(lambda event: starts.append(event.last_batch) if isinstance(event, FlowStarted) else None)
+
+    for _ in range(2):
+        assert Supervisor(spark, target, [silver], bus).run() == {}
+
+    # One batch for each file, and one without rows that closes what the watermark has passed.
+    assert starts == [None, len(MINUTES)]

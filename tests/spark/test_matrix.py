@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,17 +17,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace import (
-    Console,
-    CustomSink,
     DeltaAppend,
-    DeltaOverwrite,
-    DeltaUpsert,
-    Files,
     Flow,
     InMemory,
     Input,
     Kafka,
-    Memory,
     Noop,
     OutputMode,
     RocksDB,
@@ -40,6 +35,7 @@ from headrace.runtime.session import flow_session
 from headrace.spark_plan.operators import operators, spark_refuses
 from headrace.spark_plan.planning import blank
 from operator_examples import AGGREGATED, BOUNDS, EXAMPLES, JOINS, ROW, UP_TO, Example, alarms, bare, joined
+from sink_examples import LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,6 +70,8 @@ class Stage:
                 path = self.folder / side / f"{number}.parquet"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 pq.write_table(pa.Table.from_pylist(rows, schema=to_arrow_schema(ROW, timezone="UTC")), path)
+                # Spark takes files by their times, in milliseconds: two written within one come in any order.
+                os.utime(path, (NOON.timestamp() + number,) * 2)
 
     def streams(self) -> tuple[DataFrame, DataFrame]:
         reader = self.session.readStream.schema(ROW).option("maxFilesPerTrigger", "1")
@@ -300,16 +298,7 @@ def test_every_sink_takes_its_modes_and_the_refused_ones_would_go_wrong(
     stage.put(SAME_KEY)
 
     def sinks(mode: OutputMode) -> list[Sink]:
-        every: list[Sink] = [
-            DeltaAppend(f"{mode}/appended"),
-            DeltaUpsert(f"{mode}/upserted", key=["id"]),
-            DeltaOverwrite(f"{mode}/replaced"),
-            Files(f"{mode}/files"),
-            CustomSink("own", lambda rows, _batch: rows.collect()),
-            Console(),
-            Memory(),
-            Noop(),
-        ]
+        every = [make(mode) for make in LOCAL.values()]
         return [sink for sink in every if mode in sink.output_modes]
 
     def play(mode: OutputMode, into: Sequence[Sink], flow: str) -> None:

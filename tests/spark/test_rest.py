@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +20,7 @@ from headrace.flow.target import Service, Target
 from headrace.operate.run import Application
 from headrace.sinks.rest import Rest, dead_letters
 from headrace.sources.files import FileSource
+from rest_ledger import Ledger, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,55 +28,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-class Ledger(ThreadingHTTPServer):
-    """A service that honours idempotency keys: `taken` holds each accepted request once, `requests` every one."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Teller)
-        self.lock = Lock()
-        self.taken: dict[str, list[dict[str, object]]] = {}
-        self.requests = 0
-        self.judge: Callable[[list[dict[str, object]]], int] = lambda _rows: 200
-
-    def ids(self) -> list[object]:
-        return sorted(row["id"] for rows in self.taken.values() for row in rows)
-
-
-class _Teller(BaseHTTPRequestHandler):
-    server: Ledger
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        lines = self.headers["Content-Type"] == "application/x-ndjson"
-        rows = [json.loads(line) for line in body.splitlines()] if lines else json.loads(body)
-        status = self.server.judge(rows)
-        with self.server.lock:
-            self.server.requests += 1
-            if status == 200:
-                self.server.taken.setdefault(self.headers["Idempotency-Key"], rows)
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
-    server = Ledger()
-    thread = Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture
 def target(ledger: Ledger, tmp_path: Path) -> Target:
-    services = {"crm": Service(f"http://127.0.0.1:{ledger.server_port}", private=True)}
+    services = {"crm": Service(ledger.url, private=True)}
     return Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "cp"), services=services)
 
 

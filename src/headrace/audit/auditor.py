@@ -68,8 +68,9 @@ class Auditor:
             closing = None in events
             steps: dict[str, list[Step]] = {}
             for event in events:
-                if event is not None:
-                    steps.setdefault(event.flow, []).append(_step(event))
+                step = None if event is None else _step(event)
+                if event is not None and step is not None:
+                    steps.setdefault(event.flow, []).append(step)
             for flow, waiting in steps.items():
                 audit = self._flows[flow]
                 try:
@@ -92,10 +93,11 @@ class Auditor:
                 return
 
 
-def _step(event: FlowStarted | BatchCommitted) -> Step:
+def _step(event: FlowStarted | BatchCommitted) -> Step | None:
     match event:
         case FlowStarted():
-            return Step(batch_id=None, bad=True, late=True)
+            # Batches of earlier runs, which may have ended before they were audited.
+            return None if event.last_batch is None else Step(event.last_batch, bad=True, late=True)
         case BatchCommitted():
             bad, late = not event.counted or any(event.bad.values()), event.dropped > 0
             return Step(event.batch_id, bad=bad, late=late, dropped=event.dropped_by)

@@ -53,10 +53,9 @@ class Step:
     """What is known about a batch that was committed: whether it has bad rows, and whether it may have late ones.
 
     `dropped` is Spark's count of late rows per operator with state, None where it is not known.
-    Without a batch id: all batches that the checkpoint holds, of which nothing is known.
     """
 
-    batch_id: int | None
+    batch_id: int
     bad: bool
     late: bool
     dropped: tuple[int, ...] | None = None
@@ -96,10 +95,15 @@ class FlowAudit:
         self.error: HeadraceError | None = None
 
     def take(self, steps: Sequence[Step]) -> None:
-        """Audit every batch up to the last one of `steps`. Called with all that wait, in the order of the batches."""
-        known = {step.batch_id: step for step in steps if step.batch_id is not None}
-        committed = self._checkpoint.committed()
-        last = max([*known, *committed[-1:]], default=-1)
+        """Audit every batch up to the last one of `steps`. Called with all that wait, in the order of the batches.
+
+        A batch without a step is read again. Batches after the last step are left alone, even if the commit log has
+        them: the query is about to report what Spark counted in them.
+        """
+        known: dict[int, Step] = {}
+        for step in steps:
+            known.setdefault(step.batch_id, step)
+        last = max(known, default=-1)
         done = self._audited()
         if self._first_here is None:
             self._first_here = done + 1
@@ -110,6 +114,10 @@ class FlowAudit:
             dropped = {number: known[number].dropped if number in known else None for number in span}
             self._file_late({n: dropped[n] for n in span if n not in known or known[n].late})
             self._remember(span[-1])
+
+    def catch_up(self) -> None:
+        """Audit every committed batch. Called while no query of the flow runs."""
+        self.take([Step(batch, bad=True, late=True) for batch in self._checkpoint.committed()[-1:]])
 
     def tally(self) -> Tally:
         """Count what this process filed, from the tables themselves."""

@@ -25,10 +25,14 @@ class BoundFitted:
 
 @dataclass(frozen=True)
 class FlowStarted:
-    """A query runs. `query_id` is the identity of its checkpoint."""
+    """A query runs. `query_id` is the identity of its checkpoint.
+
+    `last_batch` is the newest batch that was committed before this start, None if there is none.
+    """
 
     flow: str
     query_id: str
+    last_batch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -141,11 +141,12 @@ class Supervisor:
     def _run_once(self, flow: Flow, checkpoint: Checkpoint, query: RunningQuery) -> None:
         if is_unbatched(flow):
             require_slots(self._application, self._target, self._flows)
+        committed = checkpoint.committed()
         query.start(self._application)
         with self._lock:
             self._running[flow.name] = query
         try:
-            self._bus.publish(FlowStarted(flow.name, checkpoint.query_id() or ""))
+            self._bus.publish(FlowStarted(flow.name, checkpoint.query_id() or "", max(committed, default=None)))
             if self._draining.is_set():
                 query.drain(self._patience)
             query.wait()

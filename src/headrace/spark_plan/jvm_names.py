@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# By these PySpark itself asks: for the figures of a batch, and twice for every column.
+# By these PySpark itself asks: at every call of a session or a function, for the metrics of a batch, and twice for
+# every column.
 _WHOLE = (
     "PythonSQLUtils",
+    "PythonUtils",
+    "functions",
+    "org.apache.spark.sql.classic.SparkSession",
     "org.apache.spark.sql.functions",
     "org.apache.spark.sql.catalyst.trees.PySparkCurrentOrigin",
     "org.apache.spark.sql.api.python.PythonSQLUtils",
@@ -22,8 +26,10 @@ _WHOLE = (
 
 # By these Headrace asks, part by part: at every start of a flow, at every file of a checkpoint that is not local.
 _BY_PARTS = (
+    "io.delta.tables.DeltaTable",
     "io.headrace.json.FlatJson",
     "java.lang.System",
+    "java.util.HashMap",
     "org.apache.commons.io.IOUtils",
     "org.apache.hadoop.fs.Path",
     "org.apache.spark.SparkEnv",

@@ -237,7 +237,7 @@ def reconciling(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Joi
     with lease(checkpoint, target.lease) as holding, sole_writer(flow, target):
         work = JoinReconciliation(spark, target, flow, checkpoint, holding)
         if checkpoint.committed():
-            FlowAudit(spark, target, flow).take([])
+            FlowAudit(spark, target, flow).catch_up()
         try:
             yield work
         finally:

@@ -224,7 +224,7 @@ def repairing(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Repai
     checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
     with lease(checkpoint, target.lease) as holding, sole_writer(flow, target):
         if checkpoint.committed():
-            FlowAudit(spark, target, flow).take([])
+            FlowAudit(spark, target, flow).catch_up()
         repair = Repair(spark, target, flow, checkpoint, holding)
         try:
             yield repair
