@@ -1,1 +1,1 @@
-"""The `headrace` command: one thin module per subcommand."""
+"""The `headrace` command: one thin module per subcommand, registered in `main`."""

@@ -1,1 +1,1 @@
-"""What people do with flows: run them, try them, compare them, repair them."""
+"""What people do with flows: run them, look into them, repair them, erase from them."""

@@ -1,1 +1,1 @@
-"""Change data capture: the tables of a database as Delta tables that equal them."""
+"""The shop whose database the demo captures: its generator and its model. Its flows are those of `headrace.cdc`."""

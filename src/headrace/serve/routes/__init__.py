@@ -1,1 +1,1 @@
-"""The addresses of the server, one module per subject. Each module holds one `router`."""
+"""Addresses of the server, one module per subject. Each module holds one `router`."""
