@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer, TopicCollection, TopicPartition
+from deleted_topics import delete_topic
 from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.clients.kafka import admin
@@ -73,7 +74,7 @@ class Place:
         return str(answer.result().topic_id)
 
     def make_again(self, *ids: int) -> None:
-        self.admin.delete_topics([self.topic])[self.topic].result()
+        delete_topic(self.admin, self.topic)
         create_topics(self.target.kafka, {self.topic: 1})
         self.send(*ids)
 
@@ -231,7 +232,7 @@ def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_l
     place.send(1, 2)
     place.send(3, topic=other)
     assert place.run(source=topics).error is None
-    place.admin.delete_topics([other])[other].result()
+    delete_topic(place.admin, other)
     place.send(4)
 
     error = place.run(source=topics).error
