@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from live_run import PATIENCE
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import DataError, PartUnavailable
@@ -173,10 +174,10 @@ def test_drain_lets_the_batch_under_way_commit(spark: SparkSession, target: Targ
     supervisor = Supervisor(spark, target, [flow("drained", lines, sink, AsFastAsPossible())], bus, backoff=QUICK)
     running = threading.Thread(target=supervisor.run)
     running.start()
-    assert committed.wait(60)
+    assert committed.wait(PATIENCE)
 
     supervisor.drain()
-    running.join(60)
+    running.join(PATIENCE)
 
     assert not running.is_alive()
     assert sorted(sink.rows) == ["a", "b"]

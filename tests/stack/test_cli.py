@@ -82,7 +82,7 @@ def orders(broker: Broker, topic: str, values: Sequence[bytes]) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for value in values:
         producer.produce(topic, value, b"key")
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
 
 
 def order(number: int, minutes_ago: float) -> bytes:

@@ -209,7 +209,7 @@ def killed(place: Place, moment: str) -> None:
     create_ledger(place.target, place.ledger)
     command = [sys.executable, str(Path(__file__).with_name("exactly_once_run.py"))]
     arguments = [moment, place.name, place.name, str(place.target.kafka["bootstrap.servers"])]
-    run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert run.returncode == -signal.SIGKILL, run.stderr
 
 
