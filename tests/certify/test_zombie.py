@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -69,7 +70,10 @@ def test_a_driver_that_was_paused_in_a_batch_commits_nothing_after_another_took_
     create_topics(target.kafka, {"zombie": 2})
     (tmp_path / "lines").mkdir()
     for number, ids in enumerate(BATCHES):
-        (tmp_path / "lines" / f"{number}.txt").write_text("".join(f"{each}\n" for each in ids))
+        file = tmp_path / "lines" / f"{number}.txt"
+        file.write_text("".join(f"{each}\n" for each in ids))
+        # Spark takes files by their times, in milliseconds: two written within one come in any order.
+        os.utime(file, (number, number))
     model = sorted(each for ids in BATCHES for each in ids)
 
     def in_topic() -> list[int]:

@@ -30,7 +30,7 @@ from confluent_kafka import Producer
 
 from crash import armed
 from crash.cases import FOLDER, TOPIC, WRITTEN, Case, Event, make_dimension, stage
-from crash.driver import LOST_WORKER, Plan, end_the_flow, report_of
+from crash.driver import LOST_WORKER, REACHED, Plan, end_the_flow, report_of
 from crash.readers import Follower, half_done, held
 from headrace.clients.topics import create_topics
 from headrace.flow.secret import revealed
@@ -88,13 +88,15 @@ class Line:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        # Ends with an OSError when the server is closed.
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 caller, _ = self._server.accept()
-                self._held.append(caller)
+            except OSError:
+                return  # the server is closed
+            self._held.append(caller)
+            # A caller that was killed while it spoke, or hung up on, has said nothing. The next one is heard.
+            with contextlib.suppress(OSError):
                 words = caller.makefile().readline()
-                # A caller that was killed while it spoke has said nothing.
                 if words.endswith("\n"):
                     self._heard.put(json.loads(words))
 
@@ -344,7 +346,8 @@ class Chain:
         arrived: set[object] = set()
 
         def hear(words: dict[str, object]) -> None:
-            if "point" in words:
+            # Of this point: what a driver said before it died may be heard by the next step.
+            if words.get("point") in (point, REACHED):
                 arrived.add(words["case"])
 
         if point in ("P0", "P1", "P2", "P3"):
@@ -358,7 +361,7 @@ class Chain:
     def _look_into_the_middle(self) -> None:
         """Look for what is half-done. Records reach the broker a moment after they were handed to the client."""
         waiting = [case for case in self.cases.values() if "P2" not in case.repeats]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + _PATIENCE_SECONDS / 4
         while waiting and time.monotonic() < deadline:
             done = [case for case in waiting if half_done(case.places[case.middle], self.plan.target)]
             self.half_done |= {case.name for case in done}

@@ -49,6 +49,8 @@ _ATTEMPTS = 4
 
 # Not a point to die at: the driver keeps running, and loses a Python worker in the batch of the stage.
 LOST_WORKER = "lost worker"
+# What is said of a flow that an exception has ended, at whichever point it was to end.
+REACHED = "reached"
 
 # Ends a flow, or stops it until the driver is dead.
 Stop = Callable[[str, str], None]
@@ -252,7 +254,7 @@ def report_of(event: Event) -> dict[str, object] | None:
     if isinstance(event, BatchCommitted):
         return {"case": event.flow, "committed": event.batch_id}
     if isinstance(event, FlowFailed) and isinstance(event.error, StoppedAtPoint):
-        return {"case": event.flow, "point": "reached"}
+        return {"case": event.flow, "point": REACHED}
     if isinstance(event, FlowFailed):
         return {"case": event.flow, "error": str(event.error), "down": event.retry_in is None}
     return None

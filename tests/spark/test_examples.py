@@ -82,7 +82,7 @@ class _Typing(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         for line in TEXT:
             self.request.sendall(f"{line}\n".encode())
-        self.over.wait(60)
+        self.over.wait()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from live_run import NOON, Brittle, Folder, Hands, live, run
+from live_run import NOON, PATIENCE, Brittle, Folder, Hands, live, run
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
@@ -136,7 +136,7 @@ def test_a_driver_that_dies_at_a_beat_and_behind_it_changes_nothing(
             if deaths == 0:
                 running.wait_rows(read=2, written=1)
             clock.minute += 30
-            running.thread.join(60)
+            running.thread.join(PATIENCE)
         assert running.figures["windows"].error is not None
     assert sink.breaks == set()
     assert sink.rows() == model(1)

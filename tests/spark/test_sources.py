@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from live_run import PATIENCE
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
@@ -89,9 +90,9 @@ class House:
         supervisor = Supervisor(self.spark, self.target, [flow], bus, backoff=Backoff(attempts=0))
         running = threading.Thread(target=supervisor.run)
         running.start()
-        arrived = enough.wait(60)
+        arrived = enough.wait(PATIENCE)
         supervisor.drain()
-        running.join(60)
+        running.join(PATIENCE)
         assert arrived
         return [value for batch in sink.batches for (value,) in batch]
 
@@ -377,7 +378,7 @@ class _Lines(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         self.request.sendall(b"one\ntwo\n")
-        self.over.wait(60)
+        self.over.wait()
 
 
 @pytest.fixture

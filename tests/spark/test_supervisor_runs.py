@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from live_run import PATIENCE
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import DataError, PartUnavailable
@@ -78,8 +79,11 @@ def lines(tmp_path: Path) -> str:
     """Two files of one line each."""
     folder = tmp_path / "lines"
     folder.mkdir()
-    (folder / "1.txt").write_text("a\n")
-    (folder / "2.txt").write_text("b\n")
+    for number, line in enumerate("ab", start=1):
+        file = folder / f"{number}.txt"
+        file.write_text(f"{line}\n")
+        # Spark takes files by their times, in milliseconds: two written within one come in any order.
+        os.utime(file, (number, number))
     return str(folder)
 
 
@@ -170,10 +174,10 @@ def test_drain_lets_the_batch_under_way_commit(spark: SparkSession, target: Targ
     supervisor = Supervisor(spark, target, [flow("drained", lines, sink, AsFastAsPossible())], bus, backoff=QUICK)
     running = threading.Thread(target=supervisor.run)
     running.start()
-    assert committed.wait(60)
+    assert committed.wait(PATIENCE)
 
     supervisor.drain()
-    running.join(60)
+    running.join(PATIENCE)
 
     assert not running.is_alive()
     assert sorted(sink.rows) == ["a", "b"]

@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
 CAPTURE = Capture("till", r"headrace\.till_.*", prefix="till", heartbeat="1 second")
 
+PATIENCE_SECONDS = 180.0
+
 OPENED = (
     "CREATE TABLE till_customers (id bigint unsigned PRIMARY KEY, name varchar(40), kind enum('old','new'), "
     "since timestamp(6) NULL, seen datetime(3), facts json)",
@@ -102,7 +104,7 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
         # The binlog is purged before everything in it was captured. A flow that runs ends at the gap.
         running = Running(spark, target, mirror(CdcSettings(CAPTURE, path="till", trigger=Every("1 second"))))
         running.heard(FlowStarted)
-        ConnectClient(worker.url).stop(CAPTURE.connector)
+        stop(ConnectClient(worker.url))
         execute(mariadb, "INSERT INTO till_items VALUES (200, 1)", "FLUSH BINARY LOGS")
         purge(mariadb)
         ended = running.end()
@@ -118,12 +120,21 @@ def execute(database: Database, *statements: str) -> None:
             cursor.execute(statement)
 
 
+def stop(connect: ConnectClient) -> None:
+    """Stop the connector, and return when it is: Kafka Connect answers before. Until then it would go on in the log."""
+    connect.stop(CAPTURE.connector)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (status := connect.status(CAPTURE.connector)) and (status.state != "STOPPED" or status.tasks):
+        assert time.monotonic() < deadline, status
+        time.sleep(0.2)  # Kafka Connect gives no event when a connector has stopped
+
+
 def purge(database: Database) -> None:
     """Have the server remove all of its binlog but for the newest file.
 
     It keeps a file that it sends to somebody, and learns that a reader is gone when it sends the next event.
     """
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     with mysql.session(database) as cursor:
         while len(files := binlogs(cursor)) > 1:
             assert time.monotonic() < deadline, files

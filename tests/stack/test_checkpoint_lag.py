@@ -27,7 +27,7 @@ def test_the_end_of_each_partition_is_shown_and_a_new_partition_counts_from_its_
     for partition, records in enumerate((5, 7, 2)):
         for number in range(records):
             producer.produce("lag", str(number).encode(), partition=partition)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     # Partition 2 was added after the only batch.
     spark = tmp_path / "reader" / "spark"
     (spark / "offsets").mkdir(parents=True)

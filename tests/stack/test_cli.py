@@ -82,11 +82,11 @@ def orders(broker: Broker, topic: str, values: Sequence[bytes]) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for value in values:
         producer.produce(topic, value, b"key")
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
 
 
-def order(number: int, minutes_ago: float) -> bytes:
-    at = datetime.now(UTC) - timedelta(minutes=minutes_ago)
+def order(number: int, minutes_ago: float, now: datetime) -> bytes:
+    at = now - timedelta(minutes=minutes_ago)
     fields = {"order_id": str(number), "country": "PT", "amount": 1.25, "ordered_at": at.isoformat()}
     return json.dumps(fields).encode()
 
@@ -95,7 +95,9 @@ def test_a_project_runs_is_not_run_twice_at_once_drains_and_continues_where_it_s
     project: Path, broker: Broker, headrace: CommandLine
 ):
     topic = f"orders-{project.parent.name}"
-    orders(broker, topic, [order(1, 30), order(2, 30), b"rubbish", order(3, 1)])
+    # Looked at once: both orders of half an hour ago are of one minute.
+    now = datetime.now(UTC)
+    orders(broker, topic, [order(1, 30, now), order(2, 30, now), b"rubbish", order(3, 1, now)])
     with subprocess.Popen([*HEADRACE, "run"], cwd=project, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         # The second batch closes the minute of half an hour ago; that of order 3 is still open.
@@ -120,7 +122,7 @@ def test_a_project_runs_is_not_run_twice_at_once_drains_and_continues_where_it_s
     code, again = headrace.json("run", "--until-done", cwd=project)
 
     assert (code, again["flows"]["orders_per_minute"]["rows_in"]) == (0, 0)
-    orders(broker, topic, [order(4, 0)])
+    orders(broker, topic, [order(4, 0, now)])
     code, more = headrace.json("run", "--until-done", cwd=project)
     assert (code, more["flows"]["orders_per_minute"]["rows_in"]) == (0, 1)
 

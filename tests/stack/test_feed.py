@@ -120,7 +120,7 @@ def test_topics_that_appear_later_are_found(pipe: Pipe) -> None:
     pipe.feed.start()
     both = tuple(sorted((pipe.topics.metrics, pipe.topics.surge)))
     assert pipe.feed.wait_until(lambda s: s.state == "waiting" and s.missing_topics == both, PATIENCE)
-    assert pipe.topics.metrics not in pipe.admin.list_topics(timeout=10).topics, "the feed made the topic"
+    assert pipe.topics.metrics not in pipe.admin.list_topics(timeout=PATIENCE).topics, "the feed made the topic"
     pipe.create(pipe.topics.metrics)
     assert pipe.feed.wait_until(lambda s: s.missing_topics == (pipe.topics.surge,), PATIENCE)
     pipe.send(pipe.topics.metrics, metrics("Lisbon", 7))

@@ -620,6 +620,8 @@ def test_the_password_is_in_no_plan_no_log_and_no_error(
     with pytest.raises(DataError) as refused:
         place.sink.write(rows(spark, (1, 1, "a\0")), replace(batch, id=1))
     told = [str(refused.value), repr(batch), repr(refused.value.__cause__)]
+    # Spark keeps plans on a thread of its own.
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(60_000)
     plans = spark._jsparkSession.sharedState().statusStore().executionsList()
     told += [plans.apply(number).physicalPlanDescription() for number in range(plans.size())]
     logs = list(tmp_path_factory.getbasetemp().glob("spark*/jvm.log"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
+from deleted_topics import delete_topic
 from exactly_once_place import Place, rows
 from exactly_once_run import chunk
 from pyspark.sql.types import LongType, StructField, StructType
@@ -133,8 +134,7 @@ def test_what_the_topic_holds_is_told_with_the_id_of_the_topic(spark: SparkSessi
     place.sink.write(rows(spark, 2), place.batch(1))
     after = place.sink.held(spark, place.name, "0", place.target)
     assert after == replace(before, last={"q1": 1})
-    admin = AdminClient(dict(place.target.kafka))
-    admin.delete_topics([place.name])[place.name].result()
+    delete_topic(AdminClient(dict(place.target.kafka)), place.name)
     assert place.sink.held(spark, place.name, "0", place.target).identity is None
     create_topics(place.target.kafka, {place.name: 2})
     assert place.sink.held(spark, place.name, "0", place.target).identity not in (None, before.identity)
@@ -209,7 +209,7 @@ def killed(place: Place, moment: str) -> None:
     create_ledger(place.target, place.ledger)
     command = [sys.executable, str(Path(__file__).with_name("exactly_once_run.py"))]
     arguments = [moment, place.name, place.name, str(place.target.kafka["bootstrap.servers"])]
-    run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert run.returncode == -signal.SIGKILL, run.stderr
 
 

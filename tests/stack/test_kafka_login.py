@@ -197,12 +197,17 @@ def test_a_flow_runs_from_and_into_such_a_broker_and_the_password_is_nowhere(lis
     )
 
 
-def test_a_wrong_password_ends_the_flow_for_good(spark: SparkSession, listeners: Listeners, tmp_path: Path):
+def test_a_wrong_password_ends_the_flow_for_good(
+    spark: SparkSession, listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     place = target(listeners.sasl(password=f"{CANARY}, but wrong"), tmp_path)
     began = time.monotonic()
-    with pytest.raises(HeadraceError) as refused:
-        list_topics(place)
-    assert time.monotonic() - began < 8
+    # It is told at once, and not when all this time is over.
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "_ANSWER_WITHIN_SECONDS", 300.0)
+        with pytest.raises(HeadraceError) as refused:
+            list_topics(place)
+    assert time.monotonic() - began < 150
     assert refused.value.code == "HR-114"
     # The flow's own client is Java's, which is refused as well when the password is changed while the flow runs.
     flow = Flow("orders", Input(Kafka("orders")), lambda rows: rows, Console(), trigger=AvailableNow())
@@ -223,7 +228,8 @@ def test_a_wrong_password_ends_the_flow_for_good(spark: SparkSession, listeners:
 def test_the_wrong_kind_of_client_is_told_what_is_wrong(
     listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: str, said: str
 ):
-    monkeypatch.setattr(client, "_ANSWER_WITHIN_SECONDS", 2.0)
+    # Where the broker only hangs up, all of this time is taken: enough for a handshake on a busy machine.
+    monkeypatch.setattr(client, "_ANSWER_WITHIN_SECONDS", 6.0)
     login = listeners.sasl()
     without_login = {"security.protocol": "SSL", "ssl.ca.location": str(listeners.folder / CA)}
     without_ca = {name: value for name, value in login.items() if name != "ssl.ca.location"}

@@ -16,7 +16,7 @@ from exactly_once_place import Place, rows
 from exactly_once_run import chunk
 from pyspark import cloudpickle
 
-from headrace.clients.kafka import read_topic
+from headrace.clients.kafka import await_decided, read_topic
 from headrace.errors import RecoveryError
 from headrace.sinks.kafka import exactly_once
 from headrace.sinks.kafka.ledger import LedgerEntry, held_entries
@@ -120,6 +120,9 @@ def test_a_batch_that_dies_between_two_slots_is_completed_with_the_rows_it_began
         patched.setattr(exactly_once, "_send", Dying(slot, moment, place))
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
             place.sink.write(lucky(spark, 60), place.batch(0))
+    if moment == "after":
+        # The process died at the answer to its commit, which comes before the transaction's markers.
+        await_decided(place.target, place.ledger)
     found = entries(place)
     assert set(found) == set(range(slot + (moment == "after")))
     began = [row["value"].decode() for row in spark.read.parquet(f"{outbox(place)}/rows/*").collect()]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer, TopicCollection, TopicPartition
+from deleted_topics import delete_topic
 from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.audit.flow_audit import FlowAudit, Step, quarantine_table
@@ -73,7 +74,7 @@ class Place:
         return str(answer.result().topic_id)
 
     def make_again(self, *ids: int) -> None:
-        self.admin.delete_topics([self.topic])[self.topic].result()
+        delete_topic(self.admin, self.topic)
         create_topics(self.target.kafka, {self.topic: 1})
         self.send(*ids)
 
@@ -231,7 +232,7 @@ def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_l
     place.send(1, 2)
     place.send(3, topic=other)
     assert place.run(source=topics).error is None
-    place.admin.delete_topics([other])[other].result()
+    delete_topic(place.admin, other)
     place.send(4)
 
     error = place.run(source=topics).error
@@ -266,7 +267,11 @@ def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: 
     assert [(each.first, each.end) for each in audit.tally().unaudited] == [(0, 2)]
 
 
-def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(place: Place):
+def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    # A start does without these figures when a busy broker takes longer for its answers than two seconds.
+    monkeypatch.setattr("headrace.sources.kafka._MEASURE_WITHIN_SECONDS", 60.0)
     now = int(time.time() * 1000)
     producer = Producer(dict(place.target.kafka))
     for number in range(900):

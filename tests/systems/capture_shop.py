@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from conftest import Broker
 
 CAPTURE = Capture("shop", r"sold\..*", prefix="sold", heartbeat="1 second")
+# Longer than a connector, a broker or a database takes for anything here on a busy machine.
+_PATIENCE_SECONDS = 180.0
 FLOWS = """
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.flows import CdcSettings, mirror
@@ -116,7 +118,7 @@ class Running:
             self._news.notify_all()
 
 
-def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float = 180.0) -> Captured:
+def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float = _PATIENCE_SECONDS) -> Captured:
     """Ask the guard until what is transient has passed."""
     deadline = time.monotonic() + seconds
     while True:
@@ -130,8 +132,9 @@ def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float 
 
 def drop_slot(where: Database, capture: Capture) -> None:
     """Drop a slot that a connector holds: its connection is ended until the slot is free for a moment."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     with open_postgres(where) as link:
-        for _ in range(200):
+        while time.monotonic() < deadline:
             link.execute(
                 "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active",
                 (capture.slot,),
@@ -280,17 +283,17 @@ def kill(home: Path, part: str, how: signal.Signals = signal.SIGKILL) -> None:
 def stalled(where: Database, capture: Capture, table: str) -> Iterator[None]:
     """Hold a snapshot up at a table: it is locked as soon as the slot is made, which waits for open transactions."""
     done, locked = threading.Event(), threading.Event()
+    made = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND confirmed_flush_lsn IS NOT NULL"
 
     def hold() -> None:
         with open_postgres(where) as link:
-            while not done.is_set():
-                slot = read_slot(capture, where)
-                if slot is not None and slot.confirmed:
-                    break
+            # By one connection: to open another for each look takes as long as the connector does to get to the table.
+            while not done.is_set() and link.execute(made, (capture.slot,)).fetchone() is None:
+                pass
             with link.transaction():
                 link.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
                 locked.set()
-                done.wait(120)
+                done.wait()
 
     holder = threading.Thread(target=hold, daemon=True)
     holder.start()

@@ -19,14 +19,14 @@ def changes(bootstrap: str, topic: str) -> Iterator[Callable[..., list[Change]]]
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
     seen: list[Change] = []
 
-    def until(*wanted: Change, seconds: float = 60.0) -> list[Change]:
+    def until(*wanted: Change, seconds: float = 180.0) -> list[Change]:
         deadline = time.monotonic() + seconds
         assigned = False
         while not set(wanted) <= set(seen):
             assert time.monotonic() < deadline, f"waited for {wanted} and got {seen}"
             if not assigned and not consumer.assignment():
                 # A topic is made with its first record.
-                if topic not in consumer.list_topics(timeout=10).topics:
+                if topic not in consumer.list_topics(timeout=30).topics:
                     time.sleep(0.1)
                     continue
                 consumer.assign([TopicPartition(topic, 0, 0)])

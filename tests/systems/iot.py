@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from threading import Event, Timer
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -26,7 +25,7 @@ from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import generator
 from headrace.patterns.iot.model import DeviceMetrics
 from headrace.patterns.traffic import Record
-from systems.past_traffic import NOW, Past
+from systems.past_traffic import NOW, Past, set_by_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -141,9 +140,8 @@ def shown_is_what_is_there(spark: SparkSession, demo: IotDemo, scene: Scene, new
     assert len(merges) >= 5
     assert all("window_start" in (said := row.operationParameters["predicate"]) and ">=" in said for row in merges)
 
-    before, stop = len(consumed(scene.target, demo.settings.topic)), Event()
-    Timer(1, stop.set).start()
-    sent = demo.feed(scene, stop)
+    before = len(consumed(scene.target, demo.settings.topic))
+    sent = demo.feed(scene, set_by_records(scene.target, demo.settings.topic))
     assert sent.records > 0
     assert len(consumed(scene.target, demo.settings.topic)) - before == sent.records
 

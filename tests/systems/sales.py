@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Event, Timer
 from typing import TYPE_CHECKING
 
 from headrace.clients.topics import create_topics
@@ -16,7 +15,7 @@ from headrace.flow.target import Target
 from headrace.patterns.sales.flows import SalesSettings, flows
 from headrace.patterns.sales.generator import generator
 from headrace.patterns.sales.model import GoldRow
-from systems.past_traffic import Past
+from systems.past_traffic import Past, set_by_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,10 +78,9 @@ def shown_is_what_is_there(spark: SparkSession, demo: SalesDemo, scene: Scene, d
         for row in sorted(days, key=lambda row: row.category)
         if row.window_start == newest
     ]
-    topic, stop = demo.settings.topic, Event()
+    topic = demo.settings.topic
     before = len(consumed(scene.target, topic))
-    Timer(1, stop.set).start()
-    sent = demo.feed(scene, stop)
+    sent = demo.feed(scene, set_by_records(scene.target, topic))
     assert sent.records > 0
     records = consumed(scene.target, topic)
     assert len(records) - before == sent.records

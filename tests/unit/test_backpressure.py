@@ -233,4 +233,5 @@ def test_a_broker_that_is_away_costs_seconds_and_no_error(target: Target) -> Non
     away = Target("dev", lake=target.lake, checkpoints=target.checkpoints, kafka={"bootstrap.servers": "127.0.0.1:1"})
     began = time.monotonic()
     assert OPEN.arrivals(away) == {}
-    assert time.monotonic() - began < 5
+    # A start without a broker would wait for ten.
+    assert time.monotonic() - began < 10

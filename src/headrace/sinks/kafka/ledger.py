@@ -30,6 +30,10 @@ _SPAN_GROWTH = 16
 # How long the open transaction of another sink is waited for when nothing is to be written.
 _HELD_SECONDS = 10.0
 
+# And one of this very sink, which may be committed already: the markers of a commit follow its answer, on a busy
+# machine within a second or two. A driver that died in the middle costs the next one this time.
+_MARKERS_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
+
 
 @dataclass(frozen=True)
 class LedgerEntry:
@@ -104,12 +108,17 @@ def held_entries(target: Target, topic: str, identity: str, slots: Collection[in
     """Return the last committed entry of each slot as far as it can be told without fencing anybody.
 
     A driver that died right before its commit leaves a transaction open at the end of the ledger. When it is one of
-    this very sink, everything before it is told: what it may still commit is the batch that is run again. One of
-    another sink may hide entries of ours behind it, so it is waited for. A ledger that is not there has no entries.
+    this very sink, and stays open, everything before it is told: what it may still commit is the batch that is run
+    again. One that was committed a moment ago looks alike until the broker has written its markers. One of another sink
+    may hide entries of ours behind it, so it is waited for. A ledger that is not there has no entries.
     Raises PartUnavailable when the ledger cannot be read to its end.
     """
     try:
-        pending = first_open(target, TopicPartition(topic, 0))
+        place, deadline = TopicPartition(topic, 0), time.monotonic() + _MARKERS_SECONDS
+        while (pending := first_open(target, place)) is not None and _slot_of(pending.key(), identity) is not None:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_SECONDS)
         end = None if pending is None or _slot_of(pending.key(), identity) is None else pending.offset()
         return _entries_before(target, topic, identity, slots, end=end, patience=_HELD_SECONDS)
     except KafkaException as error:
