@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from headrace.cdc.apply.history import History
 from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import Captured, look, read_slot
+from headrace.cdc.capture.health import Captured, look
 from headrace.cdc.capture.lifecycle import Worker
 from headrace.cdc.capture.wait import await_position
 from headrace.cdc.flows import CdcSettings, mirror
