@@ -25,9 +25,9 @@ from headrace import (
     DeltaAppend,
     Flow,
     Input,
-    Kafka,
-    KafkaExactlyOnce,
-    KafkaTopic,
+    KafkaExactlyOnceSink,
+    KafkaSink,
+    KafkaSource,
     Noop,
     Target,
     Watermark,
@@ -76,7 +76,7 @@ class Bench:
 
     def _windowed(self, rows: int) -> Mapping[str, Contender]:
         rides = self._rides(rows)
-        watermarked = Input(Kafka(rides.topic), schema=RIDE, watermark=Watermark("event_time", WATERMARK))
+        watermarked = Input(KafkaSource(rides.topic), schema=RIDE, watermark=Watermark("event_time", WATERMARK))
         return {
             BY_TUTORIAL: lambda: Job(*self._at, rides, TUTORIAL).window_into_nothing(per_city),
             BY_HAND: lambda: Job(*self._at, rides, self._tuned(checked)).window_into_nothing(per_city),
@@ -95,13 +95,13 @@ class Bench:
             BY_HAND: lambda: Job(*self._at, rides, self._tuned(checked)).into_delta(as_they_are, table(_new("tuned"))),
             UNCHECKED: lambda: Job(*self._at, rides, self._tuned(parsed)).into_delta(as_they_are, table(_new("tuned"))),
             OURS: self._flow(
-                Input(Kafka(rides.topic), schema=RIDE), as_they_are, lambda name: DeltaAppend(table(name))
+                Input(KafkaSource(rides.topic), schema=RIDE), as_they_are, lambda name: DeltaAppend(table(name))
             ),
         }
 
     def _kafka(self, rows: int) -> Mapping[str, Contender]:
         rides = self._rides(rows)
-        given = Input(Kafka(rides.topic), schema=RIDE)
+        given = Input(KafkaSource(rides.topic), schema=RIDE)
         return {
             BY_TUTORIAL: lambda: Job(*self._at, rides, TUTORIAL).into_topic(completed, self._topic(), "driver_id"),
             BY_HAND: lambda: Job(*self._at, rides, self._tuned(checked)).into_topic(
@@ -110,8 +110,8 @@ class Bench:
             UNCHECKED: lambda: Job(*self._at, rides, self._tuned(parsed)).into_topic(
                 completed, self._topic(), "driver_id"
             ),
-            OURS: self._flow(given, completed, lambda _name: KafkaTopic(self._topic(), key="driver_id")),
-            OURS_ONCE: self._flow(given, completed, lambda _name: KafkaExactlyOnce(self._topic(), key="driver_id")),
+            OURS: self._flow(given, completed, lambda _name: KafkaSink(self._topic(), key="driver_id")),
+            OURS_ONCE: self._flow(given, completed, lambda _name: KafkaExactlyOnceSink(self._topic(), key="driver_id")),
         }
 
     @property

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 from harness import Contender, Floor, Workload, compared, machine, place, write_json
 from ride_work import PARTITIONS, RIDE_COLUMNS, completed
 
-from headrace import KafkaExactlyOnce, KafkaTopic, Target
+from headrace import KafkaExactlyOnceSink, KafkaSink, Target
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PLAIN = "KafkaTopic"
+PLAIN = "KafkaSink"
 
 
 def sinks(spark: SparkSession, target: Target, slots: list[int]) -> Workload:
@@ -35,12 +35,12 @@ def sinks(spark: SparkSession, target: Target, slots: list[int]) -> Workload:
         mark = uuid.uuid4().hex[:8]
         folder = f"{target.lake}/rides-{mark}"
         spark.range(0, rows, 1, PARTITIONS).selectExpr(*RIDE_COLUMNS).write.parquet(folder)
-        chosen = {PLAIN: KafkaTopic(f"bench-{mark}-plain", key="driver_id")} | {
-            _named(each): KafkaExactlyOnce(f"bench-{mark}-{each}", key="driver_id", slots=each) for each in slots
+        chosen = {PLAIN: KafkaSink(f"bench-{mark}-plain", key="driver_id")} | {
+            _named(each): KafkaExactlyOnceSink(f"bench-{mark}-{each}", key="driver_id", slots=each) for each in slots
         }
         create_topics(target.kafka, dict.fromkeys([sink.topic for sink in chosen.values()], PARTITIONS))
 
-        def write(sink: KafkaTopic | KafkaExactlyOnce, numbers: Iterator[int]) -> None:
+        def write(sink: KafkaSink | KafkaExactlyOnceSink, numbers: Iterator[int]) -> None:
             sink.write(completed(spark.read.parquet(folder)), Batch(sink.topic, "bench", next(numbers), target))
 
         # A ledger refuses batches that are not numbered one after the other.

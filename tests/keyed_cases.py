@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
-from headrace.transforms.keyed.state import Kept, ListOf, MapOf, Timers
+from headrace.transforms.keyed.state import ListOf, MapOf, Timers, ValueState
 from headrace.transforms.keyed.state_types import Digits
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Total:
 class Counter(KeyedState[Count, Total]):
     """How many clicks a user has made so far."""
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Count], timers: Timers) -> Iterator[Total]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Total]:
         before = state.value or Count(0)
         state.value = Count(before.clicks + len(rows))
         yield Total(key.user, state.value.clicks)
@@ -73,7 +73,7 @@ class Visits(KeyedState[Visit, Seen]):
 
     clock = EventTime("ts")
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Visit], timers: Timers) -> Iterator[Seen]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
         for row in rows:
             visit = state.value
             if visit is not None and row.ts - visit.last > GAP:
@@ -92,7 +92,7 @@ class Visits(KeyedState[Visit, Seen]):
         else:
             timers.only(state.value.last + GAP)
 
-    def on_timer(self, key: Row, at: datetime, state: Kept[Visit], timers: Timers) -> Iterator[Seen]:
+    def on_timer(self, key: Row, at: datetime, state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
         visit = state.value
         assert visit is not None
         yield self._seen(key, visit, "silence")
@@ -146,7 +146,7 @@ class Wide(KeyedState[Everything, Told]):
     pages = ListOf(str)
     seen = MapOf(str, Place)
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Everything], timers: Timers) -> Iterator[Told]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Everything], timers: Timers) -> Iterator[Told]:
         for row in rows:
             pages, last = list(state[self.pages]), sorted(f"{k}:{v.city}" for k, v in state[self.seen].items())
             yield Told(key.user, key.n, state.value, pages, last)
@@ -161,7 +161,7 @@ class Brief(KeyedState[Count, Total]):
     clock = ProcessingTime()
     ttl = "1 ms"
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Count], timers: Timers) -> Iterator[Total]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Total]:
         state.value = Count((state.value.clicks if state.value else 0) + len(rows))
         yield Total(f"{type(self).__name__} {key.user}", state.value.clicks)
 
@@ -192,7 +192,7 @@ class LaterTotal:
 class LaterCounter(KeyedState[LaterCount, LaterTotal]):
     """What `Counter` may become."""
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[LaterCount], timers: Timers) -> Iterator[LaterTotal]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[LaterCount], timers: Timers) -> Iterator[LaterTotal]:
         kept = state.value or LaterCount(0)
         yield LaterTotal(key.user, kept.clicks, list(kept.pages), kept.newest)
         kept.clicks += len(rows)
@@ -208,7 +208,7 @@ class OtherCount:
 
 
 class OtherCounter(KeyedState[OtherCount, Total]):
-    def handle(self, key: Row, rows: list[Row], state: Kept[OtherCount], timers: Timers) -> Iterator[Total]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[OtherCount], timers: Timers) -> Iterator[Total]:
         state.value = OtherCount("many")
         yield Total(key.user, len(rows))
 

@@ -22,16 +22,16 @@ from headrace.flow.checks.matrix import Cell, Verdict
 from headrace.flow.checks.operators import Kind
 from headrace.flow.levers import OutputMode
 from headrace.sinks.console import Console
-from headrace.sinks.custom import CustomExactlyOnce, CustomSink
+from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sinks.files import Files
+from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
-from headrace.sinks.kafka.topic import KafkaTopic
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
+from headrace.sinks.kafka.topic import KafkaSink
 from headrace.sinks.memory import Memory
 from headrace.sinks.noop import Noop
 from headrace.sinks.rest import Rest
@@ -44,13 +44,13 @@ SINKS: tuple[type, ...] = (
     DeltaEnriched,
     DeltaOverwrite,
     DeltaCdc,
-    Files,
-    KafkaTopic,
-    KafkaExactlyOnce,
+    FileSink,
+    KafkaSink,
+    KafkaExactlyOnceSink,
     JdbcUpsert,
     Rest,
     CustomSink,
-    CustomExactlyOnce,
+    CustomExactlyOnceSink,
     Console,
     Memory,
     Noop,

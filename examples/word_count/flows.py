@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace import Console, Flow, Input, Socket
+from headrace import Console, Flow, Input, SocketSource
 
 
 def word_count(lines: DataFrame) -> DataFrame:
@@ -13,7 +13,7 @@ def word_count(lines: DataFrame) -> DataFrame:
 
 words = Flow(
     name="words",
-    inputs=Input(Socket("127.0.0.1", 9999)),
+    inputs=Input(SocketSource("127.0.0.1", 9999)),
     transform=word_count,
     sink=Console(),
     output_mode="complete",

@@ -32,49 +32,50 @@ from headrace.flow.levers import (
     RocksDB,
     Watermark,
 )
-from headrace.flow.source import Fit
+from headrace.flow.source import AutoBatchSize
 from headrace.flow.state_budget import StateBudget
 from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
 from headrace.sinks.console import Console
-from headrace.sinks.custom import CustomExactlyOnce, CustomSink, Transaction
+from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink, Transaction
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sinks.fan_out import FanOut, Only
-from headrace.sinks.files import Files
+from headrace.sinks.fan_out import FanOut, Filtered
+from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
-from headrace.sinks.kafka.topic import KafkaTopic
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
+from headrace.sinks.kafka.topic import KafkaSink
 from headrace.sinks.memory import Memory
 from headrace.sinks.noop import Noop
 from headrace.sinks.rest import Rest
-from headrace.sources.delta.changes import DeltaChanges
+from headrace.sources.delta.changes import DeltaChangesSource
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.files import FileSource
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from headrace.sources.kafka.start import StartOffsets, StartTime
 from headrace.sources.kafka.topics import TopicPartitions, TopicPattern
-from headrace.sources.rate import Rate
-from headrace.sources.socket import Socket
-from headrace.transforms.dedup import deduplicated
+from headrace.sources.rate import RateSource
+from headrace.sources.socket import SocketSource
+from headrace.transforms.dedup import deduplicate
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
 from headrace.transforms.keyed.on_spark import per_key
-from headrace.transforms.keyed.state import Kept, ListOf, MapOf, Timers
+from headrace.transforms.keyed.state import ListOf, MapOf, Timers, ValueState
 from headrace.transforms.keyed.state_types import Digits
 from headrace.transforms.windows import exact_distinct, sessions, sliding, tumbling, window_bounds
 
 __all__ = [
     "AsFastAsPossible",
+    "AutoBatchSize",
     "AvailableNow",
     "ConfigError",
     "Console",
     "Continuous",
-    "CustomExactlyOnce",
+    "CustomExactlyOnceSink",
     "CustomSink",
     "DataError",
     "Database",
     "DeltaAppend",
-    "DeltaChanges",
+    "DeltaChangesSource",
     "DeltaOverwrite",
     "DeltaSource",
     "DeltaUpsert",
@@ -82,10 +83,10 @@ __all__ = [
     "EventTime",
     "Every",
     "FanOut",
+    "FileSink",
     "FileSource",
-    "Files",
+    "Filtered",
     "Finding",
-    "Fit",
     "Flow",
     "FlowError",
     "Guarantee",
@@ -93,11 +94,10 @@ __all__ = [
     "InMemory",
     "Input",
     "JdbcUpsert",
-    "Kafka",
     "KafkaConnect",
-    "KafkaExactlyOnce",
-    "KafkaTopic",
-    "Kept",
+    "KafkaExactlyOnceSink",
+    "KafkaSink",
+    "KafkaSource",
     "KeyedState",
     "Lease",
     "ListOf",
@@ -105,18 +105,17 @@ __all__ = [
     "Memory",
     "Noop",
     "Once",
-    "Only",
     "OutputMode",
     "PartUnavailable",
     "ProcessingTime",
-    "Rate",
+    "RateSource",
     "RealTime",
     "RecoveryError",
     "Rest",
     "RocksDB",
     "Service",
     "Severity",
-    "Socket",
+    "SocketSource",
     "StackError",
     "StartOffsets",
     "StartTime",
@@ -128,10 +127,11 @@ __all__ = [
     "TopicPattern",
     "Transaction",
     "Transient",
+    "ValueState",
     "Watermark",
     "check",
     "committed_files",
-    "deduplicated",
+    "deduplicate",
     "exact_distinct",
     "per_key",
     "sessions",

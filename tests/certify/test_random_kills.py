@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from crash.cases import CASES, canonical
 from crash.chain import Chain, Difference, ProcessDriver, Step
 from crash.driver import LOST_WORKER
-from headrace.sinks.kafka.topic import KafkaSink
+from headrace.sinks.kafka.topic import KafkaTopicSink
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -72,6 +72,6 @@ def test_random_kills_lose_nothing_and_repeat_nothing(broker: Broker, postgres: 
     assert chain.read(KILLS + 1) == dict.fromkeys(EXACT, Difference())
     for case in EXACT.values():
         for place in case.places:
-            if isinstance(place, KafkaSink):
+            if isinstance(place, KafkaTopicSink):
                 seen = Counter(map(canonical, chain.follower.seen[place.topic]))
                 assert seen == Counter(map(canonical, case.model(chain.stages)))

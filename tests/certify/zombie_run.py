@@ -18,8 +18,8 @@ from headrace.flow.sink import Sink
 from headrace.flow.target import Lease, Target
 from headrace.operate.run import open_application
 from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.files import Files
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.files import FileSink
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 
 # One file a batch; the driver that is to be paused waits at a row of batch 1.
 BATCHES = ([1, 2, 3], [4, 5, 6], [7, 8], [9])
@@ -44,7 +44,7 @@ class Lines:
 
 
 def sinks(name: str) -> dict[str, Sink]:
-    return {"delta": DeltaAppend("delta"), "kafka": KafkaExactlyOnce(name), "files": Files("files")}
+    return {"delta": DeltaAppend("delta"), "kafka": KafkaExactlyOnceSink(name), "files": FileSink("files")}
 
 
 def flow(name: str, sink: Sink, folder: Path, waits: bool) -> Flow:

@@ -30,7 +30,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode, RocksDB, Watermark
 from headrace.flow.sink import Batch, Sink, leaves
 from headrace.flow.target import Target
-from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.custom import CustomExactlyOnceSink
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.dimension import Dimension
 from headrace.sinks.delta.enriched import DeltaEnriched
@@ -38,12 +38,12 @@ from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
-from headrace.sinks.files import Files
+from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
-from headrace.sinks.kafka.topic import KafkaTopic
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
+from headrace.sinks.kafka.topic import KafkaSink
 from headrace.sources.files import FileSource
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -309,7 +309,7 @@ class Case:
         if self.from_files:
             source, schema = FileSource(FOLDER, "json", SCHEMA, max_files_per_trigger=1), None
         else:
-            source, schema = Kafka(TOPIC), SCHEMA
+            source, schema = KafkaSource(TOPIC), SCHEMA
         return Flow(
             self.name,
             Input(source, schema=schema, watermark=Watermark("at", self.delay) if self.delay else None),
@@ -348,22 +348,22 @@ CASES = {
         Case("delta", "delta-enriched", DeltaEnriched("enriched", key="key", dimension=_RANKED), beside_their_rank),
         Case("delta", "delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
         Case("stores", "delta-cdc", DeltaCdc("cdc", _captured, _typed), newest_rows, as_envelopes),
-        Case("stores", "files", Files("files"), from_files=True),
-        Case("kafka", "kafka", KafkaExactlyOnce("crash-kafka", key="key")),
-        Case("kafka", "kafka-slots", KafkaExactlyOnce("crash-slots", key="key", slots=2), in_parts=True),
+        Case("stores", "files", FileSink("files"), from_files=True),
+        Case("kafka", "kafka", KafkaExactlyOnceSink("crash-kafka", key="key")),
+        Case("kafka", "kafka-slots", KafkaExactlyOnceSink("crash-slots", key="key", slots=2), in_parts=True),
         Case(
             "kafka",
             "fan-out",
-            FanOut(DeltaAppend("fan"), KafkaExactlyOnce("crash-fan", key="key"), Files("fan-files", "json")),
+            FanOut(DeltaAppend("fan"), KafkaExactlyOnceSink("crash-fan", key="key"), FileSink("fan-files", "json")),
             kinds,
             first_of_a_kind,
             from_files=True,
             middle=1,
         ),
         Case("stores", "jdbc", JdbcUpsert("shop", "crash_totals", ["key"], "events"), totals, running_totals, "update"),
-        Case("stores", "custom", CustomExactlyOnce("shelf", Shelf), from_files=True),
+        Case("stores", "custom", CustomExactlyOnceSink("shelf", Shelf), from_files=True),
         Case("delta", "careless-append", CarelessAppend("careless"), repeats=("P3", "P4")),
-        Case("kafka", "kafka-at-least-once", KafkaTopic("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
+        Case("kafka", "kafka-at-least-once", KafkaSink("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
     )
 }
 

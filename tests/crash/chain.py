@@ -37,8 +37,8 @@ from headrace.flow.secret import revealed
 from headrace.flow.target import Database
 from headrace.operate.run import Application
 from headrace.runtime import events
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
-from headrace.sinks.kafka.topic import KafkaSink
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
+from headrace.sinks.kafka.topic import KafkaTopicSink
 
 # A driver with all flows is up in 10 s on a quiet machine; this one may be busy.
 _PATIENCE_SECONDS = 480.0
@@ -299,9 +299,9 @@ class Chain:
         self._inbox.mkdir(parents=True)
         make_dimension(self.plan.target)
         places = [place for case in cases.values() for place in case.places]
-        outputs = [place.topic for place in places if isinstance(place, KafkaSink)]
+        outputs = [place.topic for place in places if isinstance(place, KafkaTopicSink)]
         create_topics(self.plan.target.kafka, {TOPIC: 1, **dict.fromkeys(outputs, 2)})
-        exact = [place.topic for place in places if isinstance(place, KafkaExactlyOnce)]
+        exact = [place.topic for place in places if isinstance(place, KafkaExactlyOnceSink)]
         self.follower = Follower(self.plan.target, exact)
         # In transactions, so that a stage is there as a whole: a flow reads it in one batch.
         self._feed = Producer({"bootstrap.servers": bootstrap, "transactional.id": "crash-feed"})

@@ -24,7 +24,7 @@ from crash.chain import Chain, Difference, killed_at_every_point
 from crash.readers import delta_versions
 from headrace.flow.target import Database
 from headrace.sinks.delta.table import DeltaTableSink
-from headrace.sinks.kafka.topic import KafkaSink
+from headrace.sinks.kafka.topic import KafkaTopicSink
 
 NOTHING = Difference()
 
@@ -120,7 +120,7 @@ def test_no_version_of_a_table_holds_a_part_of_a_batch(chain: Chain, exact: Case
 
 def test_a_reader_of_committed_records_never_sees_one_twice_or_out_of_order(chain: Chain, exact: Case):
     for place in exact.places:
-        if isinstance(place, KafkaSink):
+        if isinstance(place, KafkaTopicSink):
             seen = chain.follower.seen[place.topic]
             assert Counter(map(canonical, seen)) == Counter(map(canonical, exact.model(chain.stages)))
             for key in KEYS:

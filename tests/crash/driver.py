@@ -33,10 +33,10 @@ from headrace.flow.sink import Accountable, Batch, Held, Sink
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
-from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.custom import CustomExactlyOnceSink
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,9 +154,9 @@ class Probe:
                 _CommitClock.put_into(rows.sparkSession, table, batch)
             case DeltaCdc():
                 _stop_before_publishing(batch)
-            case KafkaExactlyOnce(slots=slots):
+            case KafkaExactlyOnceSink(slots=slots):
                 arm(batch.flow, passing=slots - 1)
-            case CustomExactlyOnce():
+            case CustomExactlyOnceSink():
                 in_the_middle.append(lambda batch: tell(wait=True, case=batch.flow, point="P2"))
             case _:
                 return rows.mapInArrow(_stopping(batch.flow), rows.schema)

@@ -26,11 +26,11 @@ from headrace.clients.kafka import await_decided
 from headrace.flow.secret import revealed
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
-from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.custom import CustomExactlyOnceSink
 from headrace.sinks.delta.table import DeltaTableSink
-from headrace.sinks.files import Files
+from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert
-from headrace.sinks.kafka.topic import KafkaSink
+from headrace.sinks.kafka.topic import KafkaTopicSink
 
 # How long a local broker may take to answer on a busy machine.
 _ANSWER_SECONDS = 30.0
@@ -53,7 +53,7 @@ def rows_in(place: Sink, target: Target, settled: bool) -> Iterator[Row]:
             for table, version in _published(target.table(path)).items():
                 for row in delta_rows(DeltaTable(table, version=version)):
                     yield {name: value for name, value in row.items() if name != POSITION}
-        case Files(path=path):
+        case FileSink(path=path):
             for file in _committed_files(Path(target.table(path))):
                 yield from _rows_of_file(file)
         case JdbcUpsert(database=database, table=table):
@@ -61,9 +61,9 @@ def rows_in(place: Sink, target: Target, settled: bool) -> Iterator[Row]:
                 made = connection.execute("SELECT to_regclass(%s) AS made", [table]).fetchone()
                 if made and made["made"]:
                     yield from connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(table)))
-        case CustomExactlyOnce():
+        case CustomExactlyOnceSink():
             yield from map(json.loads, on_the_shelf(target))
-        case KafkaSink(topic=topic):
+        case KafkaTopicSink(topic=topic):
             yield from _records(target, topic, settled)
         case _:
             raise AssertionError(f"no reader for {place}")
@@ -87,16 +87,16 @@ def half_done(place: Sink, target: Target) -> bool:
             tables = [each for each in folder.glob("[!_]*") if any((each / "_delta_log").glob("*.json"))]
             # The first version of a table is the empty one.
             return any(DeltaTable(each).version() > published.get(str(each), 0) for each in tables)
-        case Files(path=path):
+        case FileSink(path=path):
             folder = Path(target.table(path))
             return _unmentioned(folder, (folder / "_spark_metadata").glob("[0-9]*"))
         case JdbcUpsert(database=database):
             with closing(_connection(target, database)) as connection:
                 staging = "SELECT 1 FROM pg_tables WHERE starts_with(tablename, 'headrace_staging_')"
                 return connection.execute(staging).fetchone() is not None
-        case CustomExactlyOnce():
+        case CustomExactlyOnceSink():
             return Path(f"{shelf(target)}-journal").exists()
-        case KafkaSink(topic=topic):
+        case KafkaTopicSink(topic=topic):
             committed = sum(1 for _ in topic_values(target, topic))
             return sum(1 for _ in topic_values(target, topic, "read_uncommitted")) > committed
         case _:

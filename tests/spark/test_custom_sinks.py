@@ -20,7 +20,7 @@ from headrace.flow.sink import Accountable, Batch, Sink
 from headrace.flow.target import Target
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
-from headrace.sinks.custom import CustomExactlyOnce, CustomSink
+from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.memory import Memory
@@ -214,8 +214,8 @@ def database(tmp_path: Path) -> Path:
 def test_a_transaction_that_breaks_anywhere_leaves_each_row_once(
     spark: SparkSession, target: Target, database: Path, dies: str
 ):
-    sink = CustomExactlyOnce("orders", lambda _target: Orders(database))
-    broken = CustomExactlyOnce("orders", lambda _target: Orders(database, dies=dies))
+    sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
+    broken = CustomExactlyOnceSink("orders", lambda _target: Orders(database, dies=dies))
     sink.write(rows(spark, 1, 2), batch(target, 0))
     with pytest.raises(ConnectionError):
         broken.write(rows(spark, 3), batch(target, 1))
@@ -228,7 +228,7 @@ def test_a_transaction_that_breaks_anywhere_leaves_each_row_once(
 
 
 def test_a_record_that_does_not_fit_the_batch_is_refused(spark: SparkSession, target: Target, database: Path):
-    sink = CustomExactlyOnce("orders", lambda _target: Orders(database))
+    sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
     with pytest.raises(RecoveryError, match=r"HR-314.*holds none, and 1 batches were written before"):
         sink.write(rows(spark, 9), batch(target, 1))
     for number in range(2):
@@ -245,7 +245,7 @@ def test_a_record_that_does_not_fit_the_batch_is_refused(spark: SparkSession, ta
 
 
 def test_a_batch_that_is_in_is_computed_all_the_same(spark: SparkSession, target: Target, database: Path):
-    sink = CustomExactlyOnce("orders", lambda _target: Orders(database))
+    sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
     sink.write(rows(spark, 1), batch(target, 0))
     made, computed = counted(spark, 1)
     sink.write(made, batch(target, 0))
@@ -255,7 +255,7 @@ def test_a_batch_that_is_in_is_computed_all_the_same(spark: SparkSession, target
 
 
 def test_a_store_says_which_batches_it_holds(spark: SparkSession, target: Target, database: Path):
-    sink = CustomExactlyOnce("orders", lambda _target: Orders(database))
+    sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
     assert isinstance(sink, Accountable)
     empty = sink.held(spark, "rides", "0", target)
     assert (empty.place, empty.identity, empty.last) == ("the store of custom:orders", None, {})

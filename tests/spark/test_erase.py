@@ -37,7 +37,7 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import lease
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.log import version
-from headrace.sources.rate import Rate
+from headrace.sources.rate import RateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -313,7 +313,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
 
 def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves(spark: SparkSession, tmp_path: Path):
     target = Target("dev", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
-    given = Input(Rate(1), watermark=Watermark("timestamp", "1 hour"))
+    given = Input(RateSource(1), watermark=Watermark("timestamp", "1 hour"))
     flow = Flow("totals", given, lambda rows: rows, DeltaAppend("gold/totals"))
     orders = pa.table({"customer_id": [SUBJECT, 43], "at": [NOON, NOON]})
     write_deltalake(str(tmp_path / "orders"), orders)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace import Flow, Input, Memory, Severity, Socket, Target, check
+from headrace import Flow, Input, Memory, Severity, SocketSource, Target, check
 from headrace.operate.run import Application
 from headrace.project.project import Project
 from headrace.runtime.events import BatchCommitted, Event
@@ -101,7 +101,7 @@ def test_word_count_counts_what_comes_over_a_real_socket(
     words = load("word_count", "flows").words
     assert isinstance(words, Flow)
     memory = Memory()
-    here = replace(words, inputs=Input(Socket("127.0.0.1", port)), sink=memory)
+    here = replace(words, inputs=Input(SocketSource("127.0.0.1", port)), sink=memory)
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     application = Application(spark, target, [here])
     come = 0

@@ -15,16 +15,16 @@ from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.console import Console
 from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.fan_out import FanOut, Only
-from headrace.sinks.files import Files
-from headrace.sinks.kafka.topic import KafkaTopic
+from headrace.sinks.fan_out import FanOut, Filtered
+from headrace.sinks.files import FileSink
+from headrace.sinks.kafka.topic import KafkaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
-TABLE, FOLDER = DeltaAppend("table"), Files("folder")
+TABLE, FOLDER = DeltaAppend("table"), FileSink("folder")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def rows(spark: SparkSession, *ids: int) -> DataFrame:
     return spark.createDataFrame([(each,) for each in ids], "id long").coalesce(1)
 
 
-def held(spark: SparkSession, target: Target, sink: DeltaAppend | Files) -> list[int]:
+def held(spark: SparkSession, target: Target, sink: DeltaAppend | FileSink) -> list[int]:
     kind = "delta" if isinstance(sink, DeltaAppend) else "parquet"
     return sorted(row["id"] for row in spark.read.format(kind).load(target.table(sink.path)).collect())
 
@@ -87,7 +87,7 @@ def test_sinks_before_the_crash_have_the_batch_and_sinks_after_it_do_not(spark: 
 
 
 def test_two_sinks_of_one_table_both_write_because_their_steps_differ(spark: SparkSession, target: Target) -> None:
-    fan_out = FanOut(Only("id < 2", TABLE), Only("id >= 2", TABLE))
+    fan_out = FanOut(Filtered("id < 2", TABLE), Filtered("id >= 2", TABLE))
     for _ in range(2):
         fan_out.write(rows(spark, 1, 2, 3), Batch("rides", "q1", 0, target))
     assert held(spark, target, TABLE) == [1, 2, 3]
@@ -103,7 +103,7 @@ def test_every_sink_is_told_a_step_of_its_own_also_in_a_fan_out_of_fan_outs(
 
 def test_only_passes_on_the_rows_that_meet_its_condition(spark: SparkSession, target: Target) -> None:
     all_rows, some, none = Recording(), Recording(), Recording()
-    fan_out = FanOut(all_rows, Only("id > 1 and id % 2 = 1", some), Only("id is null", none))
+    fan_out = FanOut(all_rows, Filtered("id > 1 and id % 2 = 1", some), Filtered("id is null", none))
     fan_out.write(rows(spark, 1, 2, 3, 5), Batch("rides", "q1", 0, target))
     assert [sink.seen[0][1] for sink in (all_rows, some, none)] == [[1, 2, 3, 5], [3, 5], []]
 
@@ -130,7 +130,7 @@ def test_a_batch_is_let_go_also_when_a_sink_fails(spark: SparkSession, target: T
 
 def test_every_sink_is_asked_and_prepared(spark: SparkSession, target: Target) -> None:
     first, second = Recording(), Recording()
-    fan_out = FanOut(first, Only("true", second))
+    fan_out = FanOut(first, Filtered("true", second))
     fan_out.preflight(target)
     fan_out.prepare(spark, target)
     assert first.calls == second.calls == ["preflight test", "prepare test"]
@@ -140,9 +140,9 @@ def test_every_sink_is_asked_and_prepared(spark: SparkSession, target: Target) -
     ("sinks", "weakest"),
     [
         ((TABLE, FOLDER), Guarantee.EXACTLY_ONCE),
-        ((TABLE, KafkaTopic("t")), Guarantee.AT_LEAST_ONCE),
-        ((Console(), KafkaTopic("t"), TABLE), Guarantee.BEST_EFFORT),
-        ((TABLE, Only("true", KafkaTopic("t"))), Guarantee.AT_LEAST_ONCE),
+        ((TABLE, KafkaSink("t")), Guarantee.AT_LEAST_ONCE),
+        ((Console(), KafkaSink("t"), TABLE), Guarantee.BEST_EFFORT),
+        ((TABLE, Filtered("true", KafkaSink("t"))), Guarantee.AT_LEAST_ONCE),
         ((TABLE, FanOut(TABLE, Console())), Guarantee.BEST_EFFORT),
     ],
 )
@@ -151,12 +151,12 @@ def test_the_whole_is_as_good_as_its_weakest_sink(sinks: tuple[Sink, ...], weake
 
 
 def test_the_modes_are_those_that_every_sink_takes() -> None:
-    assert FanOut(KafkaTopic("t"), Recording()).output_modes == {OutputMode.APPEND, OutputMode.UPDATE}
-    assert FanOut(KafkaTopic("t"), TABLE).output_modes == {OutputMode.APPEND}
+    assert FanOut(KafkaSink("t"), Recording()).output_modes == {OutputMode.APPEND, OutputMode.UPDATE}
+    assert FanOut(KafkaSink("t"), TABLE).output_modes == {OutputMode.APPEND}
 
 
 def test_the_name_is_made_of_the_names_of_all_sinks() -> None:
-    assert FanOut(TABLE, FanOut(FOLDER, KafkaTopic("t"))).name == "delta:table + parquet:folder + kafka:t"
+    assert FanOut(TABLE, FanOut(FOLDER, KafkaSink("t"))).name == "delta:table + parquet:folder + kafka:t"
 
 
 def test_a_fan_out_to_nowhere_is_refused() -> None:

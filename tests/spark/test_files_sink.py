@@ -17,14 +17,14 @@ from headrace.clients.file_folder import FileFormat, committed_files
 from headrace.errors import DataError, FlowError, RecoveryError
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks.files import Files
+from headrace.sinks.files import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
-SINK = Files("gold/rides")
+SINK = FileSink("gold/rides")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_files_are_parquet_that_other_readers_understand(spark: SparkSession, ta
 
 
 def test_partitions_are_folders(spark: SparkSession, target: Target) -> None:
-    Files(SINK.path, partition_by=("city",)).write(rows(spark, 1, 2, 3), batch(target, 0))
+    FileSink(SINK.path, partition_by=("city",)).write(rows(spark, 1, 2, 3), batch(target, 0))
     folder = Path(target.table(SINK.path))
     assert sorted(each.name for each in folder.iterdir() if each.name.startswith("city=")) == [
         "city=city 0",
@@ -195,7 +195,7 @@ FLAT_ROWS: list[tuple[Any, ...]] = [
 def test_rows_come_back_as_they_were_in_every_time_zone(
     spark: SparkSession, target: Target, file_format: FileFormat
 ) -> None:
-    sink = Files("out", file_format)
+    sink = FileSink("out", file_format)
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "America/New_York")
     sink.write(session.createDataFrame(FLAT_ROWS, FLAT).coalesce(1), batch(target, 0))
@@ -212,7 +212,7 @@ def test_rows_come_back_as_they_were_in_every_time_zone(
 
 @pytest.mark.parametrize("file_format", ["parquet", "json", "orc"])
 def test_nested_columns_come_back_as_they_were(spark: SparkSession, target: Target, file_format: FileFormat) -> None:
-    sink = Files("out", file_format)
+    sink = FileSink("out", file_format)
     schema = "id long, tags array<string>, fares map<string,decimal(9,2)>, at struct<x:double,raw:binary>"
     made = [(1, ["a", None], {"EUR": Decimal("1.50"), "USD": None}, (0.5, b"\x00\xff")), (2, [], {}, None)]
     sink.write(spark.createDataFrame(made, schema).coalesce(1), batch(target, 0))
@@ -226,14 +226,14 @@ def test_a_csv_file_is_plain_for_other_readers(spark: SparkSession, target: Targ
     made = spark.createDataFrame(
         [(1, 'a "b", c', MOMENT), (2, None, None), (3, "", None)], "id int, s string, t timestamp"
     )
-    Files("out", "csv").write(made.coalesce(1), batch(target, 0))
+    FileSink("out", "csv").write(made.coalesce(1), batch(target, 0))
     (file,) = Path(target.table("out")).glob("*.csv")
     assert file.read_text() == 'id,s,t\n1,"a ""b"", c",2024-05-06T12:00:00.123456Z\n2,,\n3,"",\n'
 
 
 def test_a_json_file_keeps_null_fields(spark: SparkSession, target: Target) -> None:
     made = spark.createDataFrame([(1, None, MOMENT)], "id int, s string, t timestamp")
-    Files("out", "json").write(made.coalesce(1), batch(target, 0))
+    FileSink("out", "json").write(made.coalesce(1), batch(target, 0))
     (file,) = Path(target.table("out")).glob("*.json")
     assert file.read_text() == '{"id":1,"s":null,"t":"2024-05-06T12:00:00.123456Z"}\n'
 
@@ -241,11 +241,12 @@ def test_a_json_file_keeps_null_fields(spark: SparkSession, target: Target) -> N
 @pytest.mark.parametrize(
     "declare",
     [
-        pytest.param(lambda: Files("out", cast(Any, "parquett")), id="an unknown format"),
-        pytest.param(lambda: Files("out", partition_by=("hour",), hourly="at"), id="the hour twice"),
-        pytest.param(lambda: Files("out", partition_by=("at",), hourly="at"), id="the time as a folder"),
+        pytest.param(lambda: FileSink("out", cast(Any, "parquett")), id="an unknown format"),
+        pytest.param(lambda: FileSink("out", partition_by=("hour",), hourly="at"), id="the hour twice"),
+        pytest.param(lambda: FileSink("out", partition_by=("at",), hourly="at"), id="the time as a folder"),
         pytest.param(
-            lambda: Files("out[1]").preflight(Target("test", lake="/nowhere", checkpoints="/nowhere")), id="a pattern"
+            lambda: FileSink("out[1]").preflight(Target("test", lake="/nowhere", checkpoints="/nowhere")),
+            id="a pattern",
         ),
     ],
 )
@@ -257,23 +258,23 @@ def test_a_folder_that_cannot_be_written_or_read_is_refused_before_spark_starts(
 @pytest.mark.parametrize(
     ("sink", "schema", "why"),
     [
-        (Files("out", "csv"), "id int, tags array<string>", "tags is array<string>, which csv cannot hold"),
-        (Files("out", "csv"), "id int, at struct<x:int>", "at is struct<x:int>, which csv cannot hold"),
-        (Files("out", "csv"), "id int, raw binary", "raw is binary"),
-        (Files("out", "csv"), "id int", "id is the only column"),
-        (Files("out", "csv", partition_by=("id",)), "id int, s string", "s is the only column"),
-        (Files("out", "json"), "a struct<m:map<int,int>>", r"a\.m is map<int,int>, which json cannot hold"),
-        (Files("out", "orc"), "id int, v variant", "v is variant, which orc cannot hold"),
-        (Files("out", partition_by=("nope",)), "id int", "no column nope"),
-        (Files("out", partition_by=("id",)), "id int", "Every column is a partition"),
-        (Files("out", partition_by=("t",)), "id int, t timestamp", "t is timestamp, which cannot be the name"),
-        (Files("out", hourly="t"), "id int", "hourly names t, which is not among the columns"),
-        (Files("out", hourly="t"), "id int, t timestamp_ntz", "t, which is timestamp_ntz"),
-        (Files("out", hourly="t"), "Date int, t timestamp", "have a column Date, and hourly adds"),
+        (FileSink("out", "csv"), "id int, tags array<string>", "tags is array<string>, which csv cannot hold"),
+        (FileSink("out", "csv"), "id int, at struct<x:int>", "at is struct<x:int>, which csv cannot hold"),
+        (FileSink("out", "csv"), "id int, raw binary", "raw is binary"),
+        (FileSink("out", "csv"), "id int", "id is the only column"),
+        (FileSink("out", "csv", partition_by=("id",)), "id int, s string", "s is the only column"),
+        (FileSink("out", "json"), "a struct<m:map<int,int>>", r"a\.m is map<int,int>, which json cannot hold"),
+        (FileSink("out", "orc"), "id int, v variant", "v is variant, which orc cannot hold"),
+        (FileSink("out", partition_by=("nope",)), "id int", "no column nope"),
+        (FileSink("out", partition_by=("id",)), "id int", "Every column is a partition"),
+        (FileSink("out", partition_by=("t",)), "id int, t timestamp", "t is timestamp, which cannot be the name"),
+        (FileSink("out", hourly="t"), "id int", "hourly names t, which is not among the columns"),
+        (FileSink("out", hourly="t"), "id int, t timestamp_ntz", "t, which is timestamp_ntz"),
+        (FileSink("out", hourly="t"), "Date int, t timestamp", "have a column Date, and hourly adds"),
     ],
 )
 def test_rows_that_a_sink_cannot_hold_are_refused_before_anything_is_written(
-    spark: SparkSession, target: Target, sink: Files, schema: str, why: str
+    spark: SparkSession, target: Target, sink: FileSink, schema: str, why: str
 ) -> None:
     with pytest.raises(FlowError, match=f"HR-215.*{why}"):
         sink.write(spark.createDataFrame([], schema), batch(target, 0))
@@ -283,12 +284,12 @@ def test_rows_that_a_sink_cannot_hold_are_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("sink", "why"),
     [
-        (Files(SINK.path, "json"), "is in the format parquet, and the batch json"),
-        (Files(SINK.path, partition_by=("city",)), r"has the partitions \(none\), and the batch city"),
+        (FileSink(SINK.path, "json"), "is in the format parquet, and the batch json"),
+        (FileSink(SINK.path, partition_by=("city",)), r"has the partitions \(none\), and the batch city"),
     ],
 )
 def test_a_folder_keeps_its_format_and_its_partitions(
-    spark: SparkSession, target: Target, sink: Files, why: str
+    spark: SparkSession, target: Target, sink: FileSink, why: str
 ) -> None:
     SINK.write(rows(spark, 1), batch(target, 0))
     with pytest.raises(FlowError, match=f"HR-215.*{why}"):
@@ -309,7 +310,7 @@ def test_a_folder_keeps_its_columns(spark: SparkSession, target: Target) -> None
 def test_rows_lie_in_the_folder_of_their_hour_in_utc(
     spark: SparkSession, target: Target, zone: str, file_format: FileFormat
 ) -> None:
-    sink = Files("out", file_format, partition_by=("city",), hourly="at")
+    sink = FileSink("out", file_format, partition_by=("city",), hourly="at")
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", zone)
     # Just before and at the hour, at midnight, before 1970, and none at all; the city of the last two is a number.
@@ -378,9 +379,9 @@ def test_a_folder_without_a_log_and_one_that_was_copied_are_not_read(spark: Spar
     folder = Path(target.table(SINK.path))
     shutil.copytree(folder, folder.with_name("copy"))
     with pytest.raises(DataError, match=r"HR-510.*lies elsewhere"):
-        Files("gold/copy").read(spark, target)
+        FileSink("gold/copy").read(spark, target)
     shutil.rmtree(folder / "_spark_metadata")
     with pytest.raises(DataError, match=r"HR-510.*no log"):
         committed_files(str(folder))
     with pytest.raises(DataError, match=r"HR-510.*No Files sink"):
-        Files("gold/nothing").read(spark, target)
+        FileSink("gold/nothing").read(spark, target)

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 from headrace.flow.inputs import Input
 from headrace.ingest import parse
 from headrace.ingest.flat_json import read_flat
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -54,7 +54,7 @@ ALL_KINDS = StructType(
         StructField("né", StringType()),
     ]
 )
-KINDS = Input(Kafka("kinds"), schema=ALL_KINDS)
+KINDS = Input(KafkaSource("kinds"), schema=ALL_KINDS)
 SENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 # A value as JSON for one field, and what it is in Python; only values that need no second look.
@@ -196,7 +196,7 @@ def test_a_schema_with_depth_or_odd_names_goes_the_long_way(spark: SparkSession)
     odd = [StructField("a", ArrayType(StringType())), StructField('a"b', StringType()), StructField("a\tb", LongType())]
     wide = [StructField("a", DecimalType(38, 2)), StructField("a", StructType())]
     for field in (*odd, *wide):
-        assert read_flat(rows, Input(Kafka("odd"), schema=StructType([field]))) is None
+        assert read_flat(rows, Input(KafkaSource("odd"), schema=StructType([field]))) is None
 
 
 # Near misses: a valid record, with values of any kind in any field, and bytes cut out, doubled or exchanged.

@@ -16,8 +16,8 @@ from headrace import (
     AvailableNow,
     Flow,
     Input,
-    Kafka,
-    KafkaTopic,
+    KafkaSink,
+    KafkaSource,
     RocksDB,
     Target,
     Watermark,
@@ -219,9 +219,9 @@ def test_bad_rows_are_filed_under_their_input_whatever_the_transform_reads_first
     watermark = Watermark("at", "1 minute", idle="5 minutes")
     flow = Flow(
         "swapped",
-        {name: Input(Kafka(name), schema=PAYLOAD, watermark=watermark) for name in ("first", "second")},
+        {name: Input(KafkaSource(name), schema=PAYLOAD, watermark=watermark) for name in ("first", "second")},
         lambda first, second: second.select("id").union(first.select("id")),
-        KafkaTopic("out"),
+        KafkaSink("out"),
     )
     good = {"id": 1, "at": NOON}
     found = rehearse(

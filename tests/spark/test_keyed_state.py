@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import Row
 
-from headrace import Flow, FlowError, HeadraceError, Input, Kafka, Memory, RocksDB, Watermark
+from headrace import Flow, FlowError, HeadraceError, Input, KafkaSource, Memory, RocksDB, Watermark
 from headrace.testing import Arrive, Crash, EndOfInput, Point, rehearse
 from headrace.transforms.keyed.on_spark import per_key
 from keyed_cases import (
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.spark
 
 
 def flow(processor: KeyedState, *key: str, schema: StructType = CLICK, mode: str = "append") -> Flow:
-    clicks = Input(Kafka("clicks"), schema=schema, watermark=Watermark("ts", "10 minutes"))
+    clicks = Input(KafkaSource("clicks"), schema=schema, watermark=Watermark("ts", "10 minutes"))
     return Flow(
         "clicks",
         clicks,
@@ -153,7 +153,7 @@ def test_state_whose_field_becomes_another_type_is_refused(spark: SparkSession, 
 
 
 def test_event_time_without_a_watermark_is_refused_before_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
-    bare = replace(flow(Visits(), "user"), inputs=Input(Kafka("clicks"), schema=CLICK))
+    bare = replace(flow(Visits(), "user"), inputs=Input(KafkaSource("clicks"), schema=CLICK))
     with pytest.raises(FlowError) as caught:
         rehearse(bare, [Arrive(click("ann", "a", 0))], spark=spark, folder=tmp_path)
     assert caught.value.code == "HR-231"

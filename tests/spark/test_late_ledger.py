@@ -31,14 +31,14 @@ from headrace import (
     Flow,
     InMemory,
     Input,
-    Kafka,
-    Kept,
+    KafkaSource,
     KeyedState,
     Memory,
     Noop,
     RocksDB,
     Target,
     Timers,
+    ValueState,
     Watermark,
     per_key,
 )
@@ -101,7 +101,7 @@ def filed(rows: Sequence[Row]) -> list[tuple[int, float, float]]:
 
 
 def flow(name: str, transform: Callable[..., DataFrame], **others: Any) -> Flow:
-    given = Input(Kafka("events"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
+    given = Input(KafkaSource("events"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
     return Flow(name, given, transform, Noop(), **{"state": ONE, **others})
 
 
@@ -170,7 +170,7 @@ def test_each_side_of_a_join_has_late_rows_of_its_own(spark: SparkSession, tmp_p
         in_time = F.expr("p.at BETWEEN o.at AND o.at + INTERVAL 1 HOUR")
         return orders.join(payments, (F.col("o.id") == F.col("p.id")) & in_time).select("o.id", "o.at")
 
-    given = Input(Kafka("x"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
+    given = Input(KafkaSource("x"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
     join = Flow("joined", {"orders": given, "payments": given}, joined, Noop(), state=ONE)
     arrivals = [
         Arrive(orders=[event(1, minute) for minute in orders], payments=[event(1, minute) for minute in payments])
@@ -211,7 +211,7 @@ class Seen:
 class Clicks(KeyedState[Seen, Seen]):
     clock = EventTime("at")
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Seen], timers: Timers) -> Iterator[Seen]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Seen], timers: Timers) -> Iterator[Seen]:
         state.value = Seen(key.who, (state.value.n if state.value else 0) + len(rows))
         yield state.value
 

@@ -22,8 +22,8 @@ from headrace import (
     HeadraceError,
     InMemory,
     Input,
-    Kafka,
-    KafkaTopic,
+    KafkaSink,
+    KafkaSource,
     Target,
     Watermark,
 )
@@ -99,8 +99,8 @@ def modelled(
     return found
 
 
-def flow(transform: object, sink: DeltaAppend | DeltaUpsert | KafkaTopic, mode: str) -> Flow:
-    orders = Input(Kafka("orders"), schema=ORDER, watermark=Watermark("at", "10 minutes"))
+def flow(transform: object, sink: DeltaAppend | DeltaUpsert | KafkaSink, mode: str) -> Flow:
+    orders = Input(KafkaSource("orders"), schema=ORDER, watermark=Watermark("at", "10 minutes"))
     return Flow("totals", orders, transform, sink, output_mode=mode, state=InMemory(shuffle_partitions=1))  # type: ignore[arg-type]
 
 
@@ -201,7 +201,7 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
         return error.value.code
 
     assert refused(replace(declared, sink=DeltaUpsert("gold", key=("shop",)))) == "HR-352"
-    assert refused(replace(declared, sink=KafkaTopic("gold"))) == "HR-350"
+    assert refused(replace(declared, sink=KafkaSink("gold"))) == "HR-350"
     assert (
         refused(replace(declared, sink=DeltaAppend("gold"), transform=lambda o: rolling(o).drop("until"))) == "HR-353"
     )

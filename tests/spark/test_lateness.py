@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F
 
-from headrace import Input, Kafka, OutputMode, Watermark
+from headrace import Input, KafkaSource, OutputMode, Watermark
 from headrace.audit.late import late
 from headrace.patterns.rides.flows import RIDE, city_rides
 from headrace.spark_plan.late_filters import LatePlan, as_input, late_plan
@@ -34,7 +34,7 @@ def events(spark: SparkSession, *clocks: str) -> DataFrame:
 
 
 def found(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, mode: str = "update") -> LatePlan:
-    given = Input(Kafka("events"), watermark=Watermark("at", "10 minutes"))
+    given = Input(KafkaSource("events"), watermark=Watermark("at", "10 minutes"))
     return late_plan(transform(as_input(rows, "events", given, rows.columns)), OutputMode(mode))
 
 
@@ -173,7 +173,7 @@ def test_the_late_rows_of_city_rides_are_whole_rides_of_a_counted_status(spark: 
         ride("late and not counted", "08:01", "requested"),
         ride("in time", "08:06", "completed"),
     ]
-    given = Input(Kafka("rides"), RIDE, Watermark("event_time", "10 minutes"))
+    given = Input(KafkaSource("rides"), RIDE, Watermark("event_time", "10 minutes"))
     frame = as_input(spark.createDataFrame(rides, RIDE), "rides", given, RIDE.names)
     (filtered,) = late_plan(city_rides(frame, "5 minutes"), OutputMode.UPDATE).filters
     (filed,) = late(filtered, ms("08:05")).collect()

@@ -21,7 +21,7 @@ from headrace import (
     Flow,
     InMemory,
     Input,
-    Kafka,
+    KafkaSource,
     Noop,
     OutputMode,
     RocksDB,
@@ -122,7 +122,7 @@ def stage(spark: SparkSession, tmp_path: Path) -> Stage:
 
 
 def _session(spark: SparkSession, state: InMemory | RocksDB) -> SparkSession:
-    made = Flow("matrix", Input(Kafka("t"), schema=ROW), lambda rows: rows, Noop(), state=state)
+    made = Flow("matrix", Input(KafkaSource("t"), schema=ROW), lambda rows: rows, Noop(), state=state)
     session = flow_session(spark, made)
     # One batch is enough to see whether a query runs.
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
@@ -196,7 +196,7 @@ def test_continuous_processing_refuses_what_the_matrix_refuses_there(spark: Spar
     nowhere = Target("t", str(tmp_path), str(tmp_path), kafka={"bootstrap.servers": "127.0.0.1:1"})
 
     def stream() -> DataFrame:
-        read = Kafka("t").unbatched().stream(spark, nowhere)
+        read = KafkaSource("t").unbatched().stream(spark, nowhere)
         return marked(
             read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), read.timestamp.alias("at"))
         )

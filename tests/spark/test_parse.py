@@ -19,7 +19,7 @@ from headrace.ingest.parse import good, judged, with_reason
 from headrace.patterns.records import Bad, Consumed
 from headrace.patterns.rides.flows import RIDE
 from headrace.patterns.rides.model import judge
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SENT = datetime(2024, 5, 6, 12, tzinfo=UTC)
-RIDES = Input(Kafka("rides"), schema=RIDE, watermark=Watermark("event_time", "10 minutes"), key_required=True)
+RIDES = Input(KafkaSource("rides"), schema=RIDE, watermark=Watermark("event_time", "10 minutes"), key_required=True)
 RECORD = "n int, key binary, value binary, timestamp timestamp"
 EVENT = {
     "ride_id": '"r1"',
@@ -219,7 +219,7 @@ def test_what_spark_reads_leniently_is_read_as_the_docstring_says(spark: SparkSe
 
 def test_the_name_of_a_field_may_hold_dots_spaces_and_quotes(spark: SparkSession) -> None:
     odd = StructType([StructField(name, StringType(), nullable=False) for name in ("a.b", "c d", "e`f")])
-    given_ = Input(Kafka("odd"), schema=odd)
+    given_ = Input(KafkaSource("odd"), schema=odd)
     whole, lacking = b'{"a.b": "1", "c d": "2", "e`f": "3"}', b'{"a.b": "1", "c d": "2"}'
     rows = judged(records(spark, [(b"k", whole), (b"k", lacking)]), given_)
     assert [tuple(row) for row in good(rows, given_).collect()] == [("1", "2", "3")]
@@ -249,7 +249,7 @@ def test_a_schema_of_numbers_and_lists_is_judged_by_the_same_rules(spark: SparkS
         (b'{"it\'s": 1, "tags": "a"}', "wrong_type:tags"),
         (b'{"it\'s": 1, "payload": "soon"}', "wrong_type:payload"),
     ]
-    found = verdicts(spark, [(None, value) for value, _ in table], Input(Kafka("t"), schema=schema))
+    found = verdicts(spark, [(None, value) for value, _ in table], Input(KafkaSource("t"), schema=schema))
     assert found == [reason for _, reason in table]
 
 
@@ -284,7 +284,7 @@ def test_spark_and_the_model_agree_on_any_payload(spark: SparkSession, values: l
 
 def test_columns_of_the_record_go_on_beside_the_fields_where_the_input_keeps_them(spark: SparkSession) -> None:
     schema = StructType([StructField("a", IntegerType(), nullable=False)])
-    kept = Input(Kafka("t"), schema=schema, keep=("key", "timestamp"))
+    kept = Input(KafkaSource("t"), schema=schema, keep=("key", "timestamp"))
     rows = good(judged(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), kept), kept)
     assert kept.columns is not None
     assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in kept.columns]

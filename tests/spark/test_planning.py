@@ -16,10 +16,10 @@ from headrace import (
     FlowError,
     InMemory,
     Input,
-    Kafka,
-    KafkaTopic,
+    KafkaSink,
+    KafkaSource,
     Memory,
-    Rate,
+    RateSource,
     RealTime,
     Severity,
     Target,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 ROW = StructType([StructField("id", StringType()), StructField("at", TimestampType(), nullable=False)])
-MARKED = Input(Kafka("t"), schema=ROW, watermark=Watermark("at", "1 minute"))
+MARKED = Input(KafkaSource("t"), schema=ROW, watermark=Watermark("at", "1 minute"))
 
 
 def by_id(rows: DataFrame) -> DataFrame:
@@ -71,13 +71,13 @@ def test_what_the_operators_rule_out_is_found(spark: SparkSession) -> None:
 
 
 def test_triggers_without_batches_are_judged_by_the_operators_too(spark: SparkSession) -> None:
-    to_kafka = flow(sink=KafkaTopic("out"), output_mode="update", trigger=RealTime(), transform=lambda rows: rows)
+    to_kafka = flow(sink=KafkaSink("out"), output_mode="update", trigger=RealTime(), transform=lambda rows: rows)
     assert found(spark, to_kafka) == []
     assert ("HRC-113", Severity.ERROR) in found(
-        spark, flow(sink=KafkaTopic("o"), output_mode="update", trigger=RealTime())
+        spark, flow(sink=KafkaSink("o"), output_mode="update", trigger=RealTime())
     )
     exploded = flow(
-        sink=KafkaTopic("o"), trigger=Continuous(), transform=lambda rows: rows.select(F.explode(F.split("id", ",")))
+        sink=KafkaSink("o"), trigger=Continuous(), transform=lambda rows: rows.select(F.explode(F.split("id", ",")))
     )
     assert found(spark, exploded) == [("HRC-113", Severity.ERROR)]
 
@@ -109,7 +109,7 @@ def test_a_source_that_cannot_be_asked_is_no_fault_of_the_flow(spark: SparkSessi
 
 def test_a_source_with_columns_of_its_own_is_opened(spark: SparkSession, tmp_path: Path) -> None:
     target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path))
-    plan = plan_of(spark, flow(inputs=Input(Rate(1)), transform=lambda rows: rows.where("value > 1")), target)
+    plan = plan_of(spark, flow(inputs=Input(RateSource(1)), transform=lambda rows: rows.where("value > 1")), target)
     assert isinstance(plan, Plan)
     assert [each.kind for each in plan.operators] == [Kind.PROJECTION]
 

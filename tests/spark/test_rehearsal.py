@@ -19,8 +19,8 @@ from headrace import (
     FlowError,
     HeadraceError,
     Input,
-    Kafka,
-    KafkaTopic,
+    KafkaSink,
+    KafkaSource,
     OutputMode,
     Watermark,
 )
@@ -53,8 +53,8 @@ def per_five_minutes(rows: DataFrame) -> DataFrame:
 
 
 def windows(mode: OutputMode = OutputMode.APPEND) -> Flow:
-    orders = Input(Kafka("orders"), schema=ORDER, watermark=Watermark("at", "10 minutes"), key_required=False)
-    return Flow("windows", orders, per_five_minutes, KafkaTopic("counts"), output_mode=mode)
+    orders = Input(KafkaSource("orders"), schema=ORDER, watermark=Watermark("at", "10 minutes"), key_required=False)
+    return Flow("windows", orders, per_five_minutes, KafkaSink("counts"), output_mode=mode)
 
 
 def test_windows_close_with_the_watermark_and_the_rest_with_the_end(spark: SparkSession, tmp_path: Path):
@@ -106,7 +106,7 @@ def test_a_crash_changes_nothing(spark: SparkSession, tmp_path: Path, point: Poi
 
 
 def test_a_crash_does_not_double_rows_in_the_flow_s_own_sink(spark: SparkSession, tmp_path: Path):
-    orders = Input(Kafka("orders"), schema=ORDER)
+    orders = Input(KafkaSource("orders"), schema=ORDER)
     flow = Flow("bronze", orders, lambda rows: rows.select("id"), DeltaAppend("bronze/orders"))
     found = rehearse(
         flow,
@@ -153,7 +153,7 @@ def test_several_inputs_get_their_records_by_name(spark: SparkSession, tmp_path:
     flow = Flow(
         "joined",
         {
-            "orders": Input(Kafka("orders"), schema=ORDER, watermark=Watermark("at", "10 minutes")),
+            "orders": Input(KafkaSource("orders"), schema=ORDER, watermark=Watermark("at", "10 minutes")),
             "shops": Input(
                 FileSource("shops", "json", side, max_files_per_trigger=1), watermark=Watermark("opened", "10 minutes")
             ),
@@ -161,7 +161,7 @@ def test_several_inputs_get_their_records_by_name(spark: SparkSession, tmp_path:
         lambda orders, shops: orders.join(
             shops.withColumnRenamed("shop", "name"), F.expr("shop = name AND at >= opened - INTERVAL 1 HOUR")
         ).select("id", "name"),
-        KafkaTopic("joined"),
+        KafkaSink("joined"),
     )
     script = [
         Arrive(orders=[order(1, 0), order(2, 1, shop="south")]),
@@ -178,9 +178,9 @@ def test_several_inputs_get_their_records_by_name(spark: SparkSession, tmp_path:
 def test_a_flow_that_fails_by_itself_fails_the_test(spark: SparkSession, tmp_path: Path):
     flow = Flow(
         "broken",
-        Input(Kafka("orders"), schema=ORDER),
+        Input(KafkaSource("orders"), schema=ORDER),
         lambda rows: rows.where(F.raise_error(F.lit("a bug")).isNull()),
-        KafkaTopic("x"),
+        KafkaSink("x"),
     )
     with pytest.raises(HeadraceError, match="a bug"):
         rehearse(flow, [Arrive(order(1, 0))], spark=spark, folder=tmp_path)

@@ -25,12 +25,12 @@ from headrace.clients.topics import create_topics
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.sinks.custom import CustomExactlyOnce
+from headrace.sinks.custom import CustomExactlyOnceSink
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sinks.files import Files
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.files import FileSink
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +103,7 @@ def of_table(spark: SparkSession, target: Target) -> list[Row]:
 
 
 def of_folder(spark: SparkSession, target: Target) -> list[Row]:
-    return sorted((row.key, row.number) for row in Files("held").read(spark, target).collect())
+    return sorted((row.key, row.number) for row in FileSink("held").read(spark, target).collect())
 
 
 class InSqlite:
@@ -150,7 +150,7 @@ def with_broker(request: pytest.FixtureRequest, folder: Path) -> Target:
 def into_topic(slots: int) -> Callable[[Target], Sink]:
     def made(target: Target) -> Sink:
         topic = _topic(Path(target.lake).parent)
-        return KafkaExactlyOnce(topic, key="key", ledger=f"{topic}-ledger", slots=slots)
+        return KafkaExactlyOnceSink(topic, key="key", ledger=f"{topic}-ledger", slots=slots)
 
     return made
 
@@ -168,8 +168,10 @@ SUBJECTS = {
     "delta_append": Subject(lambda _: DeltaAppend("held"), of_table),
     "delta_upsert": Subject(lambda _: DeltaUpsert("held", ["key"], sequence="number"), of_table, newest_per_key),
     "delta_overwrite": Subject(lambda _: DeltaOverwrite("held"), of_table, whole=True),
-    "files": Subject(lambda _: Files("held", "json", partition_by=("key",)), of_folder),
-    "custom": Subject(lambda _: CustomExactlyOnce("sqlite", InSqlite), lambda _spark, target: InSqlite(target).held()),
+    "files": Subject(lambda _: FileSink("held", "json", partition_by=("key",)), of_folder),
+    "custom": Subject(
+        lambda _: CustomExactlyOnceSink("sqlite", InSqlite), lambda _spark, target: InSqlite(target).held()
+    ),
     "kafka": Subject(into_topic(slots=1), of_topic, target=with_broker),
     "kafka_slots": Subject(into_topic(slots=2), of_topic, target=with_broker),
 }

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
-from headrace import AvailableNow, DeltaSource, Flow, HeadraceError, Input, Kafka, Memory, Target, Watermark
+from headrace import AvailableNow, DeltaSource, Flow, HeadraceError, Input, KafkaSource, Memory, Target, Watermark
 from headrace.flow.rules import Rule
 from headrace.operate.run import Application
-from headrace.sources.delta.bronze import BronzeTable
+from headrace.sources.delta.bronze import BronzeSource
 from headrace.spark_plan.planning import plan_of
 from headrace.testing import Arrive, rehearse
-from headrace.transforms.dedup import deduplicated
+from headrace.transforms.dedup import deduplicate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +60,7 @@ REASONS = ["rule:named", "rule:positive", "rule:positive", "rule:positive"]
 
 
 def flow(rules: Sequence[Rule], **changes: object) -> Flow:
-    given = Input(Kafka("orders"), schema=ORDER, watermark=Watermark("at", "1 minute"), rules=tuple(rules))
+    given = Input(KafkaSource("orders"), schema=ORDER, watermark=Watermark("at", "1 minute"), rules=tuple(rules))
     return Flow("ruled", replace(given, **changes), _as_it_is, Memory())  # type: ignore[arg-type]
 
 
@@ -143,9 +143,9 @@ def test_records_of_a_table_go_by_their_arrival_count_once_when_sent_again_and_s
     spark.createDataFrame(sent, identity).write.format("delta").save(target.table("redriven"))
 
     memory, arrival = Memory(), Watermark("timestamp", "1 hour")
-    source = BronzeTable("bronze", max_files_per_trigger=1, redriven="redriven")
+    source = BronzeSource("bronze", max_files_per_trigger=1, redriven="redriven")
     given = Input(source, schema=ORDER, watermark=arrival, keep=("timestamp",), rules=STRICT)
-    silver = Flow("silver", given, lambda rows: deduplicated(rows, "key", within=arrival), memory)
+    silver = Flow("silver", given, lambda rows: deduplicate(rows, "key", within=arrival), memory)
     stopped = Application(spark, target, [replace(silver, trigger=AvailableNow())]).run()["silver"].error
 
     assert [row.key for row in memory.rows()] == ["b", "c", "d", "a"]

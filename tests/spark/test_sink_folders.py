@@ -18,7 +18,7 @@ from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
-from headrace.sinks.files import Files
+from headrace.sinks.files import FileSink
 from headrace.sinks.memory import Memory
 from headrace.sources.files import FileSource
 
@@ -47,7 +47,7 @@ def rides(spark: SparkSession, *notes: tuple[int, str | None]) -> DataFrame:
     return spark.createDataFrame([(*each, AT) for each in notes], "id long, note string, at timestamp").coalesce(1)
 
 
-def write(spark: SparkSession, target: Target, sink: Files, number: int, *notes: tuple[int, str | None]) -> None:
+def write(spark: SparkSession, target: Target, sink: FileSink, number: int, *notes: tuple[int, str | None]) -> None:
     sink.write(rides(spark, *notes), Batch("write", "q1", number, target))
 
 
@@ -65,7 +65,7 @@ def test_a_flow_reads_what_another_has_committed_and_nothing_else(
     spark: SparkSession, target: Target, file_format: FileFormat
 ):
     """An attempt that never committed leaves its files: here those of batch 1, whose entry in the log is removed."""
-    sink, memory = Files("rides", file_format, hourly="at"), Memory()
+    sink, memory = FileSink("rides", file_format, hourly="at"), Memory()
     folder = Path(target.table("rides"))
     write(spark, target, sink, 0, (1, "a,\n'b\""), (2, None))
     write(spark, target, sink, 1, (9, "never committed"))
@@ -85,7 +85,7 @@ def test_a_flow_reads_what_another_has_committed_and_nothing_else(
 
 @pytest.mark.parametrize("path", ["rides/*", "rides/date=2024-05-06", "ride[s]", "*", "rides/date=*/hour=07/*.csv"])
 def test_a_path_of_which_spark_would_not_read_the_log_is_refused(spark: SparkSession, target: Target, path: str):
-    write(spark, target, Files("rides", "csv", hourly="at"), 0, (1, "a"))
+    write(spark, target, FileSink("rides", "csv", hourly="at"), 0, (1, "a"))
     error = run(spark, target, source(path), Memory())["read"]
 
     assert error.code == "HR-210"
@@ -93,14 +93,14 @@ def test_a_path_of_which_spark_would_not_read_the_log_is_refused(spark: SparkSes
 
 
 def test_another_format_than_the_sink_writes_is_refused(spark: SparkSession, target: Target):
-    write(spark, target, Files("rides", "json"), 0, (1, "a"))
+    write(spark, target, FileSink("rides", "json"), 0, (1, "a"))
 
     assert run(spark, target, source("rides"), Memory())["read"].code == "HR-210"
 
 
 def test_a_folder_with_partitions_is_not_read_before_they_are_known(spark: SparkSession, target: Target):
     """Spark would take the folders' columns for columns of the files, and hand on nulls for them."""
-    write(spark, target, Files("rides", "csv", hourly="at"), 0)
+    write(spark, target, FileSink("rides", "csv", hourly="at"), 0)
     error = run(spark, target, source("rides"), Memory())["read"]
 
     assert error.code == "HR-510"

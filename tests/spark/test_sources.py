@@ -27,11 +27,11 @@ from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
-from headrace.sources.delta.changes import DeltaChanges
+from headrace.sources.delta.changes import DeltaChangesSource
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.files import FileSource
-from headrace.sources.rate import Rate
-from headrace.sources.socket import Socket
+from headrace.sources.rate import RateSource
+from headrace.sources.socket import SocketSource
 
 pytestmark = pytest.mark.spark
 
@@ -300,7 +300,7 @@ DELETED = [(3, "delete", 2, "Rome")]
 
 
 def test_inserts_updates_and_deletes_arrive_in_the_order_of_versions(house: House, customers: str):
-    source = DeltaChanges(customers, starting_version=0, max_files_per_trigger=1)
+    source = DeltaChangesSource(customers, starting_version=0, max_files_per_trigger=1)
 
     assert house.drain(source, *CHANGE) == [INSERTED, UPDATED, DELETED]
     assert house.read_again(source, 1, *CHANGE) == UPDATED
@@ -308,13 +308,13 @@ def test_inserts_updates_and_deletes_arrive_in_the_order_of_versions(house: Hous
 
 
 def test_one_batch_takes_several_versions_within_the_bound(house: House, customers: str):
-    source = DeltaChanges(customers, starting_version=2, max_files_per_trigger=9)
+    source = DeltaChangesSource(customers, starting_version=2, max_files_per_trigger=9)
 
     assert house.drain(source, *CHANGE) == [UPDATED + DELETED]
 
 
 def test_a_restart_reads_only_changes_that_are_new(house: House, customers: str):
-    source = DeltaChanges(customers, starting_version=0, max_files_per_trigger=9)
+    source = DeltaChangesSource(customers, starting_version=0, max_files_per_trigger=9)
     house.drain(source, *CHANGE)
     house.sql("INSERT INTO TABLE_HERE VALUES (3, 'Bonn')", customers)
 
@@ -325,7 +325,7 @@ def test_a_restart_reads_only_changes_that_are_new(house: House, customers: str)
 def test_a_batch_within_a_version_of_inserts_cannot_be_read_again(house: House, customers: str):
     rows = house.spark.range(3, 5, 1, 2).selectExpr("CAST(id AS INT) AS id", "'Bonn' AS city")
     rows.write.format("delta").mode("append").save(str(house.path(customers)))
-    source = DeltaChanges(customers, starting_version=4, max_files_per_trigger=1)
+    source = DeltaChangesSource(customers, starting_version=4, max_files_per_trigger=1)
 
     assert sorted(house.drain(source, *CHANGE)) == [[(4, "insert", 3, "Bonn")], [(4, "insert", 4, "Bonn")]]
     with pytest.raises(DataError, match=r"HR-511.*within version 4"):
@@ -336,7 +336,7 @@ def test_a_version_that_changes_many_files_is_read_again_whole(house: House, cus
     rows = house.spark.range(3, 6, 1, 3).selectExpr("CAST(id AS INT) AS id", "'Bonn' AS city")
     rows.write.format("delta").mode("append").save(str(house.path(customers)))
     house.sql("UPDATE TABLE_HERE SET city = 'Bern' WHERE id > 2", customers)
-    source = DeltaChanges(customers, starting_version=4, max_files_per_trigger=3)
+    source = DeltaChangesSource(customers, starting_version=4, max_files_per_trigger=3)
     inserted = [(4, "insert", id, "Bonn") for id in (3, 4, 5)]
     updated = [(5, "update_postimage", id, "Bern") for id in (3, 4, 5)]
     updated += [(5, "update_preimage", id, "Bonn") for id in (3, 4, 5)]
@@ -344,7 +344,7 @@ def test_a_version_that_changes_many_files_is_read_again_whole(house: House, cus
 
     found = house.drain(source, *CHANGE)
     house.sql("DELETE FROM TABLE_HERE", customers)
-    after = house.drain(DeltaChanges(customers, starting_version=4, max_files_per_trigger=9), *CHANGE)
+    after = house.drain(DeltaChangesSource(customers, starting_version=4, max_files_per_trigger=9), *CHANGE)
 
     assert found == [inserted, updated]
     assert house.read_again(source, 1, *CHANGE) == updated
@@ -355,14 +355,14 @@ def test_a_version_that_changes_many_files_is_read_again_whole(house: House, cus
 def test_a_table_without_a_change_feed_stops_the_flow(house: House):
     house.append(1, 1)
 
-    assert house.failure(DeltaChanges("numbers", starting_version=0, max_files_per_trigger=9)).code == "HR-513"
+    assert house.failure(DeltaChangesSource("numbers", starting_version=0, max_files_per_trigger=9)).code == "HR-513"
 
 
 # ---- rows for trying things out ----
 
 
 def test_a_rate_counts_without_gaps_and_goes_on_after_a_restart(house: House):
-    source = Rate(rows_per_second=5, partitions=2)
+    source = RateSource(rows_per_second=5, partitions=2)
 
     values = house.run_until(source, "value", rows=5)
     values += house.run_until(source, "value", rows=5)
@@ -392,14 +392,14 @@ def port() -> Iterator[int]:
 
 
 def test_lines_of_a_socket_arrive(house: House, port: int):
-    assert sorted(house.run_until(Socket("127.0.0.1", port), "value", rows=2)) == ["one", "two"]
+    assert sorted(house.run_until(SocketSource("127.0.0.1", port), "value", rows=2)) == ["one", "two"]
 
 
 def test_a_socket_that_went_away_is_a_transient_error(house: House):
     with socketserver.TCPServer(("127.0.0.1", 0), _Lines) as server:
         free = server.server_address[1]
 
-    error = house.failure(Socket("127.0.0.1", free))
+    error = house.failure(SocketSource("127.0.0.1", free))
 
     assert isinstance(error, PartUnavailable)
     assert error.code == "HR-611"

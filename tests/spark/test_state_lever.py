@@ -24,7 +24,7 @@ from headrace import (
 )
 from headrace.audit.flow_audit import quarantine_table
 from headrace.flow.levers import State
-from headrace.runtime.events import BatchCommitted, SettingFrozen, StateNearBudget
+from headrace.runtime.events import BatchCommitted, SettingPinned, StateNearBudget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +101,7 @@ def test_what_the_first_batch_froze_is_refused_or_told(spark: SparkSession, targ
     folder.put((2, 0))
     again = run(spark, target, distinct(folder, sink, RocksDB(5)), clock)
     assert again.figures["ids"].error is None
-    assert again.of(SettingFrozen) == [SettingFrozen("ids", "shuffle partitions", declared="5", kept="2")]
+    assert again.of(SettingPinned) == [SettingPinned("ids", "shuffle partitions", declared="5", kept="2")]
     assert sink.rows() == [(1,), (2,)]
 
 

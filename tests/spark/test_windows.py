@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from headrace import Flow, FlowError, InMemory, Input, Kafka, Memory, Watermark
+from headrace import Flow, FlowError, InMemory, Input, KafkaSource, Memory, Watermark
 from headrace.testing import Arrive, EndOfInput, rehearse
-from headrace.transforms.dedup import deduplicated
+from headrace.transforms.dedup import deduplicate
 from headrace.transforms.windows import exact_distinct, sessions, sliding, tumbling, window_bounds
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def batch(spark: SparkSession, *rows: dict[str, object]) -> DataFrame:
 
 
 def stream(transform, watermark: Watermark = TEN_MINUTES) -> Flow:
-    sales = Input(Kafka("sales"), schema=SALE, watermark=watermark)
+    sales = Input(KafkaSource("sales"), schema=SALE, watermark=watermark)
     return Flow("sales", sales, transform, Memory(), state=InMemory(shuffle_partitions=1))
 
 
@@ -117,7 +117,7 @@ KEPT = [(1, 0), (2, 1), (3, 12), (4, 60), (5, 61), (1, 59)]
 
 
 def once(rows: DataFrame) -> DataFrame:
-    return deduplicated(rows, "id", within=TEN_MINUTES)
+    return deduplicate(rows, "id", within=TEN_MINUTES)
 
 
 def in_minutes(rows) -> list[tuple[int, float]]:
@@ -144,7 +144,7 @@ def test_dedup_refuses_a_stream_under_another_watermark_or_none(spark: SparkSess
         (rows.withWatermark("at", "5 minutes"), "300 seconds"),
     ):
         with pytest.raises(FlowError, match=phrase) as caught:
-            deduplicated(given, "id", within=TEN_MINUTES)
+            deduplicate(given, "id", within=TEN_MINUTES)
         assert caught.value.code == "HR-231"
     with pytest.raises(FlowError, match="key"):
-        deduplicated(rows, within=TEN_MINUTES)
+        deduplicate(rows, within=TEN_MINUTES)

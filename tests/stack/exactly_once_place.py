@@ -13,7 +13,7 @@ from headrace.clients.kafka import read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 from headrace.sinks.kafka.ledger import LedgerEntry, create_ledger, last_entries
 from headrace.sinks.kafka.transaction import Slot
 
@@ -29,7 +29,7 @@ class Place:
     def __init__(self, name: str, target: Target) -> None:
         self.name, self.target = name, target
         create_topics(target.kafka, {name: 2})
-        self.sink = KafkaExactlyOnce(name, key="city")
+        self.sink = KafkaExactlyOnceSink(name, key="city")
 
     @classmethod
     def of(cls, request: pytest.FixtureRequest, broker: Broker, folder: Path) -> Place:

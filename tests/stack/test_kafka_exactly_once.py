@@ -30,11 +30,11 @@ from headrace.flow.sink import Accountable
 from headrace.operate.run import Application
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka import transaction
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce, _send
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink, _send
 from headrace.sinks.kafka.ledger import LedgerEntry, create_ledger, last_entries
-from headrace.sinks.kafka.topic import KafkaTopic
+from headrace.sinks.kafka.topic import KafkaSink
 from headrace.sinks.kafka.transaction import publish
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +62,7 @@ def test_records_and_their_partitions_are_those_of_the_plain_sink(spark: SparkSe
         "select id, if(id = 7, null, concat('Zürich ', id)) as city, timestamp_millis(id * 1001) as at from range(40)"
     )
     create_topics(place.target.kafka, {f"{place.name}-plain": 2})
-    KafkaTopic(f"{place.name}-plain", key="city").write(made, place.batch(0))
+    KafkaSink(f"{place.name}-plain", key="city").write(made, place.batch(0))
     place.sink.write(made, place.batch(0))
 
     def records(topic: str) -> set[tuple[object, ...]]:
@@ -179,7 +179,7 @@ def test_a_later_batch_without_a_ledger_is_refused(spark: SparkSession, place: P
 
 def test_each_sink_of_a_fan_out_has_its_own_record(spark: SparkSession, place: Place):
     create_topics(place.target.kafka, {f"{place.name}-2": 1})
-    both = FanOut(place.sink, KafkaExactlyOnce(f"{place.name}-2"))
+    both = FanOut(place.sink, KafkaExactlyOnceSink(f"{place.name}-2"))
     for _ in range(2):
         both.write(rows(spark, 1, 2), place.batch(0))
     assert place.held() == [1, 2]
@@ -354,7 +354,7 @@ def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSes
 
     flow = Flow(
         name="counts",
-        inputs=Input(Kafka(events), schema=StructType([StructField("id", LongType(), nullable=False)])),
+        inputs=Input(KafkaSource(events), schema=StructType([StructField("id", LongType(), nullable=False)])),
         transform=latest,
         sink=replace(place.sink, key="id"),
         output_mode="update",

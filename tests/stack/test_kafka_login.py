@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from login_broker import CA, STORE, STORE_PASSWORD, LoginKafka
 
-from headrace import AvailableNow, Console, Flow, HeadraceError, Input, Kafka, Target
+from headrace import AvailableNow, Console, Flow, HeadraceError, Input, KafkaSource, Target
 from headrace.clients import kafka as client
 from headrace.clients.kafka import admin, list_topics, read_topic
 from headrace.clients.kafka_settings import librdkafka
@@ -125,7 +125,7 @@ def test_both_clients_get_in_and_no_plan_shows_how(
     }
     place = target(ways[way](), tmp_path)
     assert {"orders", "answers"} <= list_topics(place).keys()
-    rows = Kafka("orders").batch(spark, place, '{"orders":{"0":0}}', '{"orders":{"0":3}}')
+    rows = KafkaSource("orders").batch(spark, place, '{"orders":{"0":0}}', '{"orders":{"0":3}}')
     assert sorted(json.loads(row[0])["id"] for row in rows.select("value").collect()) == [0, 1, 2]
     rows.explain("extended")
     rows.explain("formatted")
@@ -139,7 +139,7 @@ def test_both_clients_get_in_and_no_plan_shows_how(
 FLOWS = """
 from pyspark.sql.types import LongType, StructField, StructType
 
-from headrace import Flow, Input, Kafka, KafkaExactlyOnce
+from headrace import Flow, Input, Kafka, KafkaExactlyOnceSink
 
 ORDER = StructType([StructField("id", LongType(), nullable=False)])
 
@@ -148,7 +148,7 @@ def doubled(orders):
     return orders.selectExpr("id * 2 AS id")
 
 
-orders = Flow("orders", Input(Kafka("orders"), schema=ORDER), doubled, KafkaExactlyOnce("answers", key="id"))
+orders = Flow("orders", Input(Kafka("orders"), schema=ORDER), doubled, KafkaExactlyOnceSink("answers", key="id"))
 """
 
 
@@ -210,7 +210,7 @@ def test_a_wrong_password_ends_the_flow_for_good(
     assert time.monotonic() - began < 150
     assert refused.value.code == "HR-114"
     # The flow's own client is Java's, which is refused as well when the password is changed while the flow runs.
-    flow = Flow("orders", Input(Kafka("orders")), lambda rows: rows, Console(), trigger=AvailableNow())
+    flow = Flow("orders", Input(KafkaSource("orders")), lambda rows: rows, Console(), trigger=AvailableNow())
     error = Supervisor(spark, place, [flow], EventBus()).run()["orders"]
     assert error.code == "HR-114"
     assert CANARY not in str(refused.value) + str(error)

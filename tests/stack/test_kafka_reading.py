@@ -15,13 +15,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace import (
+    AutoBatchSize,
     AvailableNow,
-    Fit,
     Flow,
     Guarantee,
     HeadraceError,
     Input,
-    Kafka,
+    KafkaSource,
     OutputMode,
     StartOffsets,
     StartTime,
@@ -95,7 +95,7 @@ class House:
                     producer.produce(self.topic(name), value, partition=partition, timestamp=at)
         assert producer.flush(30) == 0
 
-    def drain(self, spark: SparkSession, source: Kafka) -> list[str]:
+    def drain(self, spark: SparkSession, source: KafkaSource) -> list[str]:
         """Run the flow over what is there, as `headrace run` does; return the values of this start."""
         sink = Kept()
         flow = Flow("read", Input(source), lambda rows: rows, sink, trigger=AvailableNow())
@@ -104,10 +104,10 @@ class House:
         assert errors == {}
         return sorted(value for batch in sink.batches for value in batch)
 
-    def preflight(self, source: Kafka) -> None:
+    def preflight(self, source: KafkaSource) -> None:
         preflight([Flow("read", Input(source, schema=ROW), lambda rows: rows, Kept())], self.target)
 
-    def read_again(self, spark: SparkSession, source: Kafka, batch_id: int) -> DataFrame:
+    def read_again(self, spark: SparkSession, source: KafkaSource, batch_id: int) -> DataFrame:
         """Return the rows of a batch, by the offsets that Spark logged for it."""
         checkpoint = Checkpoint.of("read", self.target, files_for(self.target.checkpoints, spark))
         offsets = checkpoint.range(batch_id, 0)
@@ -124,7 +124,7 @@ def house(broker: Broker, tmp_path: Path) -> House:
 
 def test_topics_by_name_are_all_read_and_each_batch_can_be_read_again(spark: SparkSession, house: House):
     house.make(a=1, b=2, c=1)
-    source = Kafka([house.topic("a"), house.topic("b")])
+    source = KafkaSource([house.topic("a"), house.topic("b")])
     house.send({"a": {0: [("a1", 0)]}, "b": {0: [("b1", 0)], 1: [("b2", 0)]}, "c": {0: [("c1", 0)]}})
     assert house.drain(spark, source) == ["a1", "b1", "b2"]
     house.send({"b": {1: [("b3", 0)]}})
@@ -135,7 +135,7 @@ def test_topics_by_name_are_all_read_and_each_batch_can_be_read_again(spark: Spa
 
 def test_a_pattern_means_the_whole_name_and_takes_in_topics_that_appear_later(spark: SparkSession, house: House):
     house.make(rides_x=1, old_rides_x=1, rides_x_bak=1)
-    source = Kafka(TopicPattern(rf"{house.prefix}\.rides_[a-z]"), starting="latest")
+    source = KafkaSource(TopicPattern(rf"{house.prefix}\.rides_[a-z]"), starting="latest")
     house.send({"rides_x": {0: [("before", 0)]}})
     assert house.drain(spark, source) == []
     house.make(rides_y=2)
@@ -150,7 +150,7 @@ def test_a_pattern_means_the_whole_name_and_takes_in_topics_that_appear_later(sp
 
 def test_given_partitions_are_read_and_no_others(spark: SparkSession, house: House):
     house.make(a=3)
-    source = Kafka(TopicPartitions({house.topic("a"): [0, 2]}))
+    source = KafkaSource(TopicPartitions({house.topic("a"): [0, 2]}))
     house.send({"a": {number: [(f"p{number}", 0)] for number in range(3)}})
     assert house.drain(spark, source) == ["p0", "p2"]
     assert values(house.read_again(spark, source, 0)) == ["p0", "p2"]
@@ -177,10 +177,10 @@ def test_the_first_start_begins_as_declared_and_later_ones_go_on(
 ):
     house.make(a=2)
     house.send({"a": {0: [("p1", 0), ("p2", 10), ("p3", 20)], 1: [("q1", 0)]}})
-    assert house.drain(spark, Kafka(house.topic("a"), starting=start(house.topic("a")))) == expected
+    assert house.drain(spark, KafkaSource(house.topic("a"), starting=start(house.topic("a")))) == expected
     house.send({"a": {0: [("p4", 5)], 1: [("q2", 5)]}})
     # Where the first start began is past; not even a start that nothing fits to matters now.
-    later = Kafka(house.topic("a"), starting=StartOffsets({house.topic("a"): {0: 99}}))
+    later = KafkaSource(house.topic("a"), starting=StartOffsets({house.topic("a"): {0: 99}}))
     assert house.drain(spark, later) == ["p4", "q2"]
     if expected:
         assert values(house.read_again(spark, later, 0)) == expected
@@ -191,26 +191,34 @@ def test_tasks_share_a_partition_evenly(spark: SparkSession, house: House):
     house.send({"a": {0: [(f"{number:02}", 0) for number in range(12)]}})
     offsets = (f'{{"{house.topic("a")}":{{"0":0}}}}', f'{{"{house.topic("a")}":{{"0":12}}}}')
 
-    def per_task(source: Kafka) -> list[int]:
+    def per_task(source: KafkaSource) -> list[int]:
         rows = source.batch(spark, house.target, *offsets).select(F.spark_partition_id()).collect()
         return sorted(Counter(row[0] for row in rows).values())
 
-    assert per_task(Kafka(house.topic("a"))) == [12]
-    assert per_task(Kafka(house.topic("a"), min_partitions=3)) == [4, 4, 4]
-    assert per_task(Kafka(house.topic("a"), max_records_per_partition=6)) == [6, 6]
+    assert per_task(KafkaSource(house.topic("a"))) == [12]
+    assert per_task(KafkaSource(house.topic("a"), min_partitions=3)) == [4, 4, 4]
+    assert per_task(KafkaSource(house.topic("a"), max_records_per_partition=6)) == [6, 6]
 
 
 @pytest.mark.parametrize(
     ("declare", "code", "said"),
     [
-        (lambda a: Kafka([a, f"{a}b"]), "HR-501", "Did you mean"),
-        (lambda a: Kafka(TopicPattern(f"{a}b+")), "HR-211", "The topics there are"),
-        (lambda a: Kafka(TopicPartitions({a: [0, 2]})), "HR-211", "has no partition 2. It has 2"),
-        (lambda a: Kafka(a, starting=StartOffsets({a: {0: 1}})), "HR-212", "No start for: {a}[1]"),
-        (lambda a: Kafka(a, starting=StartOffsets({a: {0: 1, 1: 0, 2: 0}})), "HR-212", "Not among those that are read"),
-        (lambda a: Kafka(a, starting=StartOffsets({a: {0: 2, 1: 0}})), "HR-213", "begin at 0 and end before 1"),
-        (lambda a: Kafka(a, starting=StartTime({a: {0: NOON}})), "HR-212", "No start for: {a}[1]"),
-        (lambda a: Kafka(a, starting=StartTime(NOON)), "HR-213", "{a}[1] has no record at or after 2026-01-31T12:00"),
+        (lambda a: KafkaSource([a, f"{a}b"]), "HR-501", "Did you mean"),
+        (lambda a: KafkaSource(TopicPattern(f"{a}b+")), "HR-211", "The topics there are"),
+        (lambda a: KafkaSource(TopicPartitions({a: [0, 2]})), "HR-211", "has no partition 2. It has 2"),
+        (lambda a: KafkaSource(a, starting=StartOffsets({a: {0: 1}})), "HR-212", "No start for: {a}[1]"),
+        (
+            lambda a: KafkaSource(a, starting=StartOffsets({a: {0: 1, 1: 0, 2: 0}})),
+            "HR-212",
+            "Not among those that are read",
+        ),
+        (lambda a: KafkaSource(a, starting=StartOffsets({a: {0: 2, 1: 0}})), "HR-213", "begin at 0 and end before 1"),
+        (lambda a: KafkaSource(a, starting=StartTime({a: {0: NOON}})), "HR-212", "No start for: {a}[1]"),
+        (
+            lambda a: KafkaSource(a, starting=StartTime(NOON)),
+            "HR-213",
+            "{a}[1] has no record at or after 2026-01-31T12:00",
+        ),
     ],
 )
 def test_what_does_not_fit_the_broker_is_refused_before_the_start(house: House, declare: Any, code: str, said: str):
@@ -225,22 +233,22 @@ def test_what_does_not_fit_the_broker_is_refused_before_the_start(house: House, 
 def test_a_bound_fits_the_records_that_are_there_and_the_memory_of_the_machine(spark: SparkSession, house: House):
     house.make(rides=2, empty=1)
     house.send({"rides": {0: [("x" * 100, 0)], 1: [("y" * 400, 0), ("z" * 400, 1)]}})
-    assert Kafka(house.topic("rides")).record_bytes(house.target) == 300
-    assert Kafka(house.topic("empty")).record_bytes(house.target) is None
-    assert Kafka(house.topic("no-such-topic")).record_bytes(house.target) is None
+    assert KafkaSource(house.topic("rides")).record_bytes(house.target) == 300
+    assert KafkaSource(house.topic("empty")).record_bytes(house.target) is None
+    assert KafkaSource(house.topic("no-such-topic")).record_bytes(house.target) is None
 
     # What Spark itself says it has for data: six tenths of the heap without 300 MB.
     heap = int(spark._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
     memory = (heap - 300 * 1024 * 1024) * 0.6
     flows = [
-        Flow(name, Input(Kafka(house.topic("rides"), bound), schema=ROW), lambda rows: rows, Kept())
-        for name, bound in (("one", Fit()), ("two", Fit()), ("three", 7))
+        Flow(name, Input(KafkaSource(house.topic("rides"), bound), schema=ROW), lambda rows: rows, Kept())
+        for name, bound in (("one", AutoBatchSize()), ("two", AutoBatchSize()), ("three", 7))
     ]
     bounded, found = fitted_flows(flows, house.target, spark)
     # Two of them share the memory; a half of it is for data, and a record of 300 bytes is there twice.
     assert found["one", "rows"].records == pytest.approx(memory / 2 / 2 / 600, abs=1_000)
     assert [flow.named_inputs["rows"].source for flow in bounded] == [
-        Kafka(house.topic("rides"), found["one", "rows"].records),
-        Kafka(house.topic("rides"), found["two", "rows"].records),
-        Kafka(house.topic("rides"), 7),
+        KafkaSource(house.topic("rides"), found["one", "rows"].records),
+        KafkaSource(house.topic("rides"), found["two", "rows"].records),
+        KafkaSource(house.topic("rides"), 7),
     ]

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
-from headrace import Every, Flow, Input, Kafka, Memory, RocksDB, Target, Watermark
+from headrace import Every, Flow, Input, KafkaSource, Memory, RocksDB, Target, Watermark
 from headrace.clients.topics import create_topics
 from headrace.operate.run import Application
 from headrace.runtime.events import BatchCommitted, Event
@@ -62,7 +62,7 @@ def test_the_last_window_of_a_topic_that_goes_quiet_closes(broker: Broker, spark
     sink = Memory()
     rides = Flow(
         "quiet",
-        Input(Kafka(topic), schema=RIDE, watermark=Watermark("at", "1 minute", idle="2 seconds")),
+        Input(KafkaSource(topic), schema=RIDE, watermark=Watermark("at", "1 minute", idle="2 seconds")),
         lambda rows: rows.groupBy(F.window("at", "5 minutes")).count().select(F.minute("window.start"), "count"),
         sink,
         trigger=Every("100 ms"),

@@ -26,17 +26,17 @@ from cdc_changes import decode
 from crash.readers import rows_in
 from crash.shelf import Shelf
 from headrace import (
-    CustomExactlyOnce,
+    CustomExactlyOnceSink,
     FanOut,
+    Filtered,
     Flow,
     InMemory,
     Input,
     JdbcUpsert,
-    Kafka,
-    KafkaExactlyOnce,
-    KafkaTopic,
+    KafkaExactlyOnceSink,
+    KafkaSink,
+    KafkaSource,
     Noop,
-    Only,
     OutputMode,
     Rest,
     Severity,
@@ -153,8 +153,8 @@ class Case:
     text: Callable[[Row], str] = pair
 
 
-def topic(name: str) -> Callable[[OutputMode], KafkaTopic]:
-    return lambda mode: KafkaTopic(f"sink-modes-{mode}-{name}", key="id")
+def topic(name: str) -> Callable[[OutputMode], KafkaSink]:
+    return lambda mode: KafkaSink(f"sink-modes-{mode}-{name}", key="id")
 
 
 def table(name: str) -> Callable[[OutputMode], JdbcUpsert]:
@@ -194,9 +194,9 @@ SHORT_BY_KEY = {APPEND: "a=11 b=20", UPDATE: "a=21 b=20"}
 
 # Every sink in every mode that it takes.
 TAKEN = {
-    "KafkaTopic": Case(topic("plain"), STREAM),
-    "KafkaExactlyOnce": Case(lambda mode: KafkaExactlyOnce(f"sink-modes-{mode}-once", key="id"), STREAM),
-    "CustomExactlyOnce": Case(lambda _mode: CustomExactlyOnce("shelf", Shelf), STREAM),
+    "KafkaSink": Case(topic("plain"), STREAM),
+    "KafkaExactlyOnceSink": Case(lambda mode: KafkaExactlyOnceSink(f"sink-modes-{mode}-once", key="id"), STREAM),
+    "CustomExactlyOnce": Case(lambda _mode: CustomExactlyOnceSink("shelf", Shelf), STREAM),
     "Rest": Case(lambda _mode: Rest("crm"), {mode: STREAM[mode] for mode in (APPEND, UPDATE)}),
     "JdbcUpsert": Case(table("by_key"), BY_KEY),
     "DeltaRollUps": Case(
@@ -210,13 +210,13 @@ TAKEN = {
     ),
     "DeltaEnriched": Case(enriched, {APPEND: "a=10:Ann a=11:Ann b=20:- c=30:- c=31:-"}, text=pair_and_name),
     "DeltaCdc": Case(lambda mode: DeltaCdc(f"{mode}/mirrored", items, decode), {APPEND: "a=11 b=20 c=31"}, envelopes),
-    "Only": Case(lambda mode: Only("n < 30", topic("short")(mode)), SHORT_STREAM),
+    "Only": Case(lambda mode: Filtered("n < 30", topic("short")(mode)), SHORT_STREAM),
     "FanOut of topics": Case(
-        lambda mode: FanOut(topic("fan")(mode), Only("n < 30", topic("fan-short")(mode))),
+        lambda mode: FanOut(topic("fan")(mode), Filtered("n < 30", topic("fan-short")(mode))),
         {mode: f"{STREAM[mode]} | {SHORT_STREAM[mode]}" for mode in OutputMode},
     ),
     "FanOut of a topic and a table": Case(
-        lambda mode: FanOut(topic("fan-with-table")(mode), Only("n < 30", table("fan_short")(mode))),
+        lambda mode: FanOut(topic("fan-with-table")(mode), Filtered("n < 30", table("fan_short")(mode))),
         {mode: f"{STREAM[mode]} | {SHORT_BY_KEY[mode]}" for mode in (APPEND, UPDATE)},
     ),
 }
@@ -292,7 +292,7 @@ def read(sink: Sink, case: Case, target: Target, service: Ledger) -> str:
         else:
             rows = list(rows_in(leaf, target, settled=True))
         texts = [case.text(row) for row in rows]
-        in_order = isinstance(leaf, IntoTopic | Rest | CustomExactlyOnce)
+        in_order = isinstance(leaf, IntoTopic | Rest | CustomExactlyOnceSink)
         parts.append(" ".join(texts if in_order else sorted(texts)))
     return " | ".join(parts)
 
@@ -316,7 +316,9 @@ def seen(
 ) -> Iterator[Seen]:
     """Play all sinks in a mode by one query."""
     mode, folder = request.param, tmp_path_factory.mktemp("sink-modes")
-    levers = Flow("sink-modes", Input(Kafka("t"), schema=ROW), as_read, Noop(), state=InMemory(shuffle_partitions=1))
+    levers = Flow(
+        "sink-modes", Input(KafkaSource("t"), schema=ROW), as_read, Noop(), state=InMemory(shuffle_partitions=1)
+    )
     with serving() as service:
         target = Target(
             "sink-modes",
@@ -380,7 +382,7 @@ def test_a_sink_is_played_in_the_modes_that_it_refuses() -> None:
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_check_refuses_a_sink_in_the_modes_that_it_does_not_take(name: str, mode: OutputMode) -> None:
     sink = TAKEN[name].sink(mode)
-    flow = Flow("sink-modes", Input(Kafka("t"), schema=ROW), as_read, sink, output_mode=mode)
+    flow = Flow("sink-modes", Input(KafkaSource("t"), schema=ROW), as_read, sink, output_mode=mode)
     errors = [(finding.code, finding.place) for finding in check([flow]) if finding.severity is Severity.ERROR]
     if mode in TAKEN[name].contents:
         assert errors == []

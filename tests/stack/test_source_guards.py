@@ -28,7 +28,7 @@ from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
 from headrace.sinks.delta.append import DeltaAppend
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from headrace.sources.kafka.topics import TopicPattern
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Place:
     def flow(self, **changes: object) -> Flow:
         given: dict[str, object] = {"sink": DeltaAppend("rows"), "trigger": AvailableNow()}
         accepted = {key: changes.pop(key) for key in list(changes) if key.startswith("accept")}
-        source = changes.pop("source", None) or Kafka(self.topic, **accepted)
+        source = changes.pop("source", None) or KafkaSource(self.topic, **accepted)
         return Flow("orders", Input(source, schema=ROW), lambda rows: rows, **(given | changes))
 
     def run(self, **changes: object) -> FlowFigures:
@@ -226,7 +226,7 @@ def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(plac
 def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_later_is_read_from_its_start(
     place: Place,
 ):
-    topics = Kafka(TopicPattern(f"{place.topic}(-b)?"))
+    topics = KafkaSource(TopicPattern(f"{place.topic}(-b)?"))
     other = f"{place.topic}-b"
     create_topics(place.target.kafka, {other: 1})
     place.send(1, 2)
@@ -278,7 +278,7 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
         producer.produce(place.topic, b"{}", timestamp=now - (3_600_000 if number < 300 else 1_000))
     assert producer.flush(30) == 0
     flow = replace(place.flow(), trigger=Every("10 seconds"))
-    small = Kafka(place.topic, max_offsets_per_trigger=19)
+    small = KafkaSource(place.topic, max_offsets_per_trigger=19)
 
     # 600 records in 300 seconds; those before them are an hour old.
     assert small.arrivals(place.target) == {"records": 2.0}

@@ -22,8 +22,8 @@ from headrace import (
     Flow,
     HeadraceError,
     Input,
-    Kafka,
-    KafkaTopic,
+    KafkaSink,
+    KafkaSource,
     RealTime,
     Target,
 )
@@ -75,9 +75,9 @@ def even_by_the_long_way(rows: DataFrame) -> DataFrame:
 def flow(name: str, trigger: Trigger, **changes: object) -> Flow:
     given: dict[str, object] = {
         "name": name.replace("-", "_"),
-        "inputs": Input(Kafka(name), schema=ROW),
+        "inputs": Input(KafkaSource(name), schema=ROW),
         "transform": even,
-        "sink": KafkaTopic(f"{name}-out", key="id"),
+        "sink": KafkaSink(f"{name}-out", key="id"),
         "trigger": trigger,
         "output_mode": "update",
     }
@@ -211,7 +211,7 @@ def test_a_flow_that_died_before_its_first_epoch_begins_where_it_would_have_begu
     place = target(broker, tmp_path)
     create_topics(place.kafka, {"unbatched-late": 1, "unbatched-late-out": 1})
     send(place, "unbatched-late", range(4))
-    newest = Input(Kafka("unbatched-late", starting="latest"), schema=ROW)
+    newest = Input(KafkaSource("unbatched-late", starting="latest"), schema=ROW)
     made = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
     # The first start has noted its beginning, and died.
     note_beginning(made, place, Checkpoint.of(made.name, place, files_for(place.checkpoints)))
@@ -268,12 +268,12 @@ def test_real_time_mode_refuses_what_the_matrix_refuses_there(
         Kind.DEDUP_WITHIN,
     ]
     assert all(matrix.under_trigger_cells(kind)[1].verdict is Verdict.REFUSED for kind in kinds)
-    read = Kafka("unbatched-cells").unbatched().stream(spark, place)
+    read = KafkaSource("unbatched-cells").unbatched().stream(spark, place)
     rows = read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), F.col("timestamp").alias("at"))
     marked = rows.withWatermark("at", "1 minute")
 
     def started(kind: Kind) -> StreamingQuery:
-        native = KafkaTopic("unbatched-cells-out").native(EXAMPLES[kind](marked, marked), place)
+        native = KafkaSink("unbatched-cells-out").native(EXAMPLES[kind](marked, marked), place)
         writer = native.rows.writeStream.format(native.format).options(**native.options).outputMode("update")
         writer = writer.option("checkpointLocation", str(tmp_path / kind.name))
         return writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload,no-any-return]
@@ -295,8 +295,8 @@ def test_spark_itself_leaves_partitions_without_a_slot_unread(
     for partition in range(4):
         producer.produce("unbatched-four", json.dumps({"id": str(partition)}), partition=partition)
     assert producer.flush(30) == 0
-    native = KafkaTopic("unbatched-rest").native(
-        Kafka("unbatched-four")
+    native = KafkaSink("unbatched-rest").native(
+        KafkaSource("unbatched-four")
         .unbatched()
         .stream(spark, place)
         .select(F.get_json_object(F.col("value").cast("string"), "$.id").alias("id")),

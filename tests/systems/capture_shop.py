@@ -40,7 +40,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Trigger
 from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.operate.run import Application
-from headrace.runtime.events import CaptureTroubled, Event, FlowFailed
+from headrace.runtime.events import CaptureUnhealthy, Event, FlowFailed
 from headrace.stack.connect import secrets
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
@@ -203,7 +203,7 @@ class Shop:
         """Let the flows read what the topics hold. Returns what was told of the capture."""
         application = Application(self._spark, self.target, self.flows(AvailableNow()))
         told: list[Event] = []
-        application.bus.subscribe(lambda event: told.append(event) if isinstance(event, CaptureTroubled) else None)
+        application.bus.subscribe(lambda event: told.append(event) if isinstance(event, CaptureUnhealthy) else None)
         errors = {name: str(each.error) for name, each in application.run().items() if each.error}
         assert errors == {}, errors
         return told

@@ -19,8 +19,8 @@ from headrace import (
     DeltaUpsert,
     Flow,
     Input,
-    Kafka,
-    KafkaExactlyOnce,
+    KafkaExactlyOnceSink,
+    KafkaSource,
     OutputMode,
     Target,
     Watermark,
@@ -63,7 +63,7 @@ def per_minute(rows: DataFrame) -> DataFrame:
 
 
 def flows_for(name: str, max_offsets: int) -> list[Flow]:
-    plain = Input(Kafka(f"{name}-readings", max_offsets_per_trigger=max_offsets), schema=READING)
+    plain = Input(KafkaSource(f"{name}-readings", max_offsets_per_trigger=max_offsets), schema=READING)
     timed = Input(plain.source, schema=READING, watermark=Watermark("at", "1 hour"))
     return [
         Flow("doubled", plain, doubled, DeltaAppend("doubled")),
@@ -78,7 +78,7 @@ def flows_for(name: str, max_offsets: int) -> list[Flow]:
             "copied",
             plain,
             lambda rows: rows.select("id", "sensor"),
-            KafkaExactlyOnce(f"{name}-copy", key="sensor"),
+            KafkaExactlyOnceSink(f"{name}-copy", key="sensor"),
         ),
     ]
 

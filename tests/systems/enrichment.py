@@ -20,7 +20,7 @@ from headrace.flow.target import Target
 from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import PRODUCT, EnrichmentSettings, flows
 from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseGenerator, PurchaseTraffic
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from systems.past_traffic import NOW
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def settings_for(name: str) -> EnrichmentSettings:
 def flows_to_kill() -> list[Flow]:
     """Return both flows, that of products in batches so small that it has some to be killed in."""
     products, purchases = flows(settings_for(KILLED))
-    source = Kafka(settings_for(KILLED).products_topic, max_offsets_per_trigger=100)
+    source = KafkaSource(settings_for(KILLED).products_topic, max_offsets_per_trigger=100)
     return [replace(products, inputs=Input(source, schema=PRODUCT)), purchases]
 
 

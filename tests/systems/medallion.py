@@ -25,7 +25,7 @@ from headrace.patterns.medallion.flows import MedallionSettings, flows
 from headrace.patterns.medallion.generator import generator
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.delta.policy import TablePolicy
-from headrace.sources.delta.bronze import BronzeTable
+from headrace.sources.delta.bronze import BronzeSource
 from systems.past_traffic import NOW, Past
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def rows_of(spark: SparkSession, target: Target, path: str) -> list[Row]:
 def violations(spark: SparkSession, target: Target, settings: MedallionSettings, first: int) -> dict[str, int]:
     """Return how many rows of silver's batches, from the first to the last, break each rule."""
     checkpoint, source = silver_checkpoint(target), flows(settings)[1].named_inputs[ONLY].source
-    assert isinstance(source, BronzeTable)
+    assert isinstance(source, BronzeSource)
     end = checkpoint.entry(checkpoint.committed()[-1]).offsets[0]
     start = checkpoint.entry(first - 1).offsets[0] if first else source.beginning(end or "")
     read = {(row["partition"], row["offset"]) for row in source.batch(spark, target, start or "", end or "").collect()}

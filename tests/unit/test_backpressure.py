@@ -13,14 +13,14 @@ from pyspark.sql.types import StringType, StructField, StructType
 from headrace import (
     AsFastAsPossible,
     AvailableNow,
-    DeltaChanges,
+    DeltaChangesSource,
     DeltaSource,
     Every,
-    Files,
+    FileSink,
     FileSource,
     Flow,
     Input,
-    Kafka,
+    KafkaSource,
     Severity,
     Target,
     check,
@@ -28,7 +28,7 @@ from headrace import (
 from headrace.audit.throughput import Throughput, processed_per_second
 from headrace.flow.checks.backpressure import Measured, Room, fitted, suggested_bound
 from headrace.flow.levers import Trigger
-from headrace.flow.source import Bounded, Fit, Source
+from headrace.flow.source import AutoBatchSize, Bounded, Source
 from headrace.operate.preflight.measure import measured
 from headrace.runtime.events import BatchCommitted, EventBus
 
@@ -57,7 +57,7 @@ def test_a_bound_is_rate_times_interval_times_head_room_rounded_up(
 
 def flow(source: Source, trigger: Trigger = TEN) -> Flow:
     schema = ROW if source.carries_payload else None
-    return Flow("orders", Input(source, schema=schema), lambda rows: rows, Files("out"), trigger=trigger)
+    return Flow("orders", Input(source, schema=schema), lambda rows: rows, FileSink("out"), trigger=trigger)
 
 
 def found(source: Source, rates: Measured | None = None, trigger: Trigger = TEN) -> list[tuple[str, Severity, str]]:
@@ -66,7 +66,7 @@ def found(source: Source, rates: Measured | None = None, trigger: Trigger = TEN)
     return [(each.code, each.severity, each.remedy) for each in findings if each.code in ("HRC-110", "HRC-204")]
 
 
-OPEN = Kafka("orders", max_offsets_per_trigger=None)
+OPEN = KafkaSource("orders", max_offsets_per_trigger=None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ OPEN = Kafka("orders", max_offsets_per_trigger=None)
         (FileSource("in", "csv", ROW), Measured({}, 30_000), TEN, "Set max_files_per_trigger=100. Nothing"),
         (DeltaSource("t"), None, TEN, "Set max_files_per_trigger=100."),
         (
-            DeltaChanges("t", 0),
+            DeltaChangesSource("t", 0),
             Measured({"bytes": 2e8}),
             TEN,
             "Set max_bytes_per_trigger=4_000_000_000. Lately 2e+08 bytes",
@@ -109,10 +109,10 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
 @pytest.mark.parametrize(
     ("source", "rates", "trigger", "remedies"),
     [
-        (Kafka("t", 5_000), Measured({"records": 501}), TEN, ["Set max_offsets_per_trigger=50_000"]),
-        (Kafka("t", 5_000), Measured({"records": 500}), TEN, []),
-        (Kafka("t", 5_000), Measured({}), TEN, []),
-        (Kafka("t", 5_000), Measured({"records": 501}), AsFastAsPossible(), []),
+        (KafkaSource("t", 5_000), Measured({"records": 501}), TEN, ["Set max_offsets_per_trigger=50_000"]),
+        (KafkaSource("t", 5_000), Measured({"records": 500}), TEN, []),
+        (KafkaSource("t", 5_000), Measured({}), TEN, []),
+        (KafkaSource("t", 5_000), Measured({"records": 501}), AsFastAsPossible(), []),
         (
             FileSource("in", "csv", ROW, 1),
             Measured({"files": 1.0, "bytes": 9e9}),
@@ -162,7 +162,7 @@ def test_rows_added_to_a_table_are_counted_by_its_log_and_moved_ones_are_not(tar
     (log / "00000000000000000001.json").write_text("\n".join(map(json.dumps, lines)))
     assert DeltaSource("t", 1).arrivals(target) == {"files": 1 / 3600, "bytes": 1.0}
     (log / "00000000000000000002.json").write_text("torn")
-    assert DeltaChanges("t", 0, 1).arrivals(target) == {}
+    assert DeltaChangesSource("t", 0, 1).arrivals(target) == {}
 
 
 def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_next_check(target: Target) -> None:
@@ -202,13 +202,15 @@ def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_nex
     ],
 )
 def test_a_bound_fits_into_memory_and_into_the_freshness_target(room: Room, freshness: str, records: int) -> None:
-    assert fitted(Fit(freshness), room).records == records
+    assert fitted(AutoBatchSize(freshness), room).records == records
 
 
 def test_a_bound_says_what_it_comes_from() -> None:
-    assert fitted(Fit(), Room(1e9, 250)).reason == "So many records, 250 bytes each, fit into 500 MB."
-    assert fitted(Fit(), Room(1e9)).reason == "So many records, taken to be of 1,024 bytes, fit into 500 MB."
-    assert fitted(Fit(), Room(1e9, 250, 10_000)).reason == "At 10,000 a second a batch is done within 1 minute."
+    assert fitted(AutoBatchSize(), Room(1e9, 250)).reason == "So many records, 250 bytes each, fit into 500 MB."
+    assert fitted(AutoBatchSize(), Room(1e9)).reason == "So many records, taken to be of 1,024 bytes, fit into 500 MB."
+    assert (
+        fitted(AutoBatchSize(), Room(1e9, 250, 10_000)).reason == "At 10,000 a second a batch is done within 1 minute."
+    )
 
 
 def test_a_rate_of_small_batches_does_not_count_as_what_a_flow_can_do(target: Target) -> None:
@@ -221,7 +223,7 @@ def test_a_rate_of_small_batches_does_not_count_as_what_a_flow_can_do(target: Ta
 
 
 def test_of_a_flow_with_two_inputs_the_record_says_nothing_about_one(target: Target) -> None:
-    both = Flow("both", {"a": Input(OPEN, schema=ROW), "b": Input(OPEN, schema=ROW)}, lambda a, b: a, Files("out"))
+    both = Flow("both", {"a": Input(OPEN, schema=ROW), "b": Input(OPEN, schema=ROW)}, lambda a, b: a, FileSink("out"))
     bus = EventBus()
     throughput = Throughput(None, target, [both], bus)  # type: ignore[arg-type]
     bus.publish(BatchCommitted("both", 0, 10_000, 0, {}, 0, 1_000, None))

@@ -14,7 +14,7 @@ from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cli.flow_events import told
 from headrace.errors import DataError, HeadraceError, PartUnavailable
 from headrace.flow.target import Database, KafkaConnect, Target
-from headrace.runtime.events import CaptureTroubled
+from headrace.runtime.events import CaptureUnhealthy
 from headrace.runtime.guards.captures import CaptureGuard
 
 SHOP = Capture("shop", ("public.orders",), heartbeat="1 second")
@@ -51,14 +51,14 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return given
 
 
-def watch(heard: list[CaptureTroubled]) -> CaptureGuard:
+def watch(heard: list[CaptureUnhealthy]) -> CaptureGuard:
     connected = Target("t", "", "", databases=TARGET.databases, connect=KafkaConnect("http://127.0.0.1:1"))
     return CaptureGuard(FLOW, connected, heard.append)
 
 
 def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Callable[..., None]) -> None:
     answers(SILENT, SILENT, BROKEN, WELL, WELL, BROKEN)
-    heard: list[CaptureTroubled] = []
+    heard: list[CaptureUnhealthy] = []
     watching = watch(heard)
     for _ in range(6):
         watching.begin()
@@ -72,7 +72,7 @@ def test_log_that_is_held_back_is_told_once_until_it_is_less_whether_the_connect
 ) -> None:
     pressed = Captured(WELL.position, in_snapshot=False, retained_bytes=6, warning="The source keeps 6 GB of log.")
     answers(WELL, pressed, pressed, WELL, pressed, down=down)
-    heard: list[CaptureTroubled] = []
+    heard: list[CaptureUnhealthy] = []
     watching = watch(heard)
     for _ in range(5):
         watching.begin()
@@ -114,6 +114,6 @@ def test_a_target_without_connect_is_not_watched(answers: Callable[..., None]) -
 
 
 def test_a_capture_in_trouble_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    told(CaptureTroubled("cdc_shop", "shop", SILENT))
+    told(CaptureUnhealthy("cdc_shop", "shop", SILENT))
     said = " ".join(capsys.readouterr().err.split())
     assert said == "cdc_shop HR-613 Connect is silent. What the topics hold is read meanwhile. why w. do r."

@@ -16,8 +16,8 @@ from headrace import (
     Flow,
     FlowError,
     Input,
-    Kafka,
-    KafkaTopic,
+    KafkaSink,
+    KafkaSource,
     RealTime,
     Severity,
     TopicPattern,
@@ -38,7 +38,7 @@ SCHEMA = StructType(
 AT = Watermark("at", "1 minute")
 
 
-class Table(Kafka):
+class Table(KafkaSource):
     """A source with a schema of its own."""
 
     @property
@@ -57,7 +57,7 @@ def join(left: object, right: object, how: str = "inner") -> object:
 def flow(**changes: object) -> Flow:
     given: dict[str, object] = {
         "name": "rides",
-        "inputs": Input(Kafka("t"), schema=SCHEMA, watermark=AT),
+        "inputs": Input(KafkaSource("t"), schema=SCHEMA, watermark=AT),
         "transform": same,
         "sink": DeltaAppend("rides"),
     }
@@ -65,11 +65,11 @@ def flow(**changes: object) -> Flow:
 
 
 def on(column: str) -> Input:
-    return Input(Kafka("t"), schema=SCHEMA, watermark=Watermark(column, "1 minute"))
+    return Input(KafkaSource("t"), schema=SCHEMA, watermark=Watermark(column, "1 minute"))
 
 
-BARE = Input(Kafka("t"), schema=SCHEMA)
-MARKED = Input(Kafka("t"), schema=SCHEMA, watermark=AT)
+BARE = Input(KafkaSource("t"), schema=SCHEMA)
+MARKED = Input(KafkaSource("t"), schema=SCHEMA, watermark=AT)
 
 
 def codes(flows: Iterable[Flow]) -> list[str]:
@@ -87,9 +87,9 @@ def codes(flows: Iterable[Flow]) -> list[str]:
         (flow(name="r" * 64), "HRC-101", Severity.ERROR),
         (flow(inputs={}, transform=lambda: None), "HRC-103", Severity.ERROR),
         (flow(output_mode="update"), "HRC-104", Severity.ERROR),
-        (flow(inputs=Input(Kafka("t"))), "HRC-105", Severity.ERROR),
+        (flow(inputs=Input(KafkaSource("t"))), "HRC-105", Severity.ERROR),
         (flow(inputs=Input(Table("t"), schema=SCHEMA)), "HRC-105", Severity.ERROR),
-        (flow(inputs=Input(Kafka("t"), schema=SCHEMA, keep=("value",))), "HRC-124", Severity.ERROR),
+        (flow(inputs=Input(KafkaSource("t"), schema=SCHEMA, keep=("value",))), "HRC-124", Severity.ERROR),
         (flow(inputs=Input(Table("t"), keep=("offset",))), "HRC-124", Severity.ERROR),
         (flow(inputs=on("absent")), "HRC-106", Severity.ERROR),
         (flow(inputs=on("id")), "HRC-106", Severity.ERROR),
@@ -99,12 +99,16 @@ def codes(flows: Iterable[Flow]) -> list[str]:
         (flow(inputs={"left": MARKED, "wrong": MARKED}, transform=join), "HRC-107", Severity.ERROR),
         (flow(trigger=Continuous()), "HRC-108", Severity.ERROR),
         (flow(trigger=RealTime()), "HRC-108", Severity.ERROR),
-        (flow(sink=FanOut(Console(), KafkaTopic("t"))), "HRC-109", Severity.ERROR),
-        (flow(inputs=Input(Kafka(TopicPattern(".*")), schema=SCHEMA), sink=KafkaTopic("o")), "HRC-109", Severity.ERROR),
+        (flow(sink=FanOut(Console(), KafkaSink("t"))), "HRC-109", Severity.ERROR),
+        (
+            flow(inputs=Input(KafkaSource(TopicPattern(".*")), schema=SCHEMA), sink=KafkaSink("o")),
+            "HRC-109",
+            Severity.ERROR,
+        ),
         (flow(inputs=BARE, output_mode="update", sink=FanOut(Console())), "HRC-201", Severity.WARNING),
         (flow(inputs=on("maybe_at")), "HRC-202", Severity.WARNING),
         (flow(inputs={"left": MARKED, "right": BARE}, transform=join), "HRC-203", Severity.WARNING),
-        (flow(sink=KafkaTopic("out")), "HRC-301", Severity.INFO),
+        (flow(sink=KafkaSink("out")), "HRC-301", Severity.INFO),
         (flow(sink=FanOut(DeltaAppend("rides"), Console())), "HRC-301", Severity.INFO),
     ],
 )
@@ -137,7 +141,7 @@ def test_two_flows_of_one_name_are_found_once_and_flows_of_other_names_are_not()
 
 
 def test_errors_come_before_warnings_and_warnings_before_remarks() -> None:
-    findings = check([flow(sink=KafkaTopic("out"), inputs=on("maybe_at")), flow(name="Bad")])
+    findings = check([flow(sink=KafkaSink("out"), inputs=on("maybe_at")), flow(name="Bad")])
     assert [found.code for found in findings] == ["HRC-101", "HRC-202", "HRC-301"]
 
 

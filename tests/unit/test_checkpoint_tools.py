@@ -35,7 +35,7 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import require_intact
 from headrace.runtime.checkpoint.lease import lease
 from headrace.runtime.checkpoint.manifest import Manifest
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{}}'
 OPERATOR = (
@@ -409,7 +409,7 @@ class Silent:
 
 
 def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(made: Made, tmp_path: Path) -> None:
-    flow = Flow("rides", Input(Kafka("rides")), lambda rows: rows, Silent())
+    flow = Flow("rides", Input(KafkaSource("rides")), lambda rows: rows, Silent())
     folder, _ = back_up(made.checkpoint, tmp_path / "backups")
     plan_restore(made.checkpoint, folder, flow)
     made.batch(3)

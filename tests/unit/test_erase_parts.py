@@ -30,7 +30,7 @@ from headrace.operate.erase.scan import Signs, Traces, texts_of, traces
 from headrace.operate.erase.subject import Subject, Texts, singular, telling
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
-from headrace.sources.rate import Rate
+from headrace.sources.rate import RateSource
 
 CUSTOMER = Subject("customers", {"id": "42"}, {"gold/vip": "member"})
 
@@ -200,14 +200,14 @@ def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
 def test_flows_that_write_read_or_file_must_not_run_and_others_may():
     target = Target("dev", lake="/lake", checkpoints="unused")
 
-    def flow(name: str, source: Rate | DeltaSource, path: str) -> Flow:
+    def flow(name: str, source: RateSource | DeltaSource, path: str) -> Flow:
         return Flow(name, Input(source), lambda rows: rows, DeltaAppend(path))
 
     flows = [
-        flow("writes", Rate(1), "silver/customers"),
+        flow("writes", RateSource(1), "silver/customers"),
         flow("reads", DeltaSource("silver/customers", 1), "gold/apart"),
-        flow("files", Rate(1), "gold/more"),
-        flow("apart", Rate(1), "gold/customers_else"),
+        flow("files", RateSource(1), "gold/more"),
+        flow("apart", RateSource(1), "gold/customers_else"),
     ]
     tables = [table("silver/customers", "id"), table("gold/customers_else", "id"), table("_headrace/files/late", "row")]
 

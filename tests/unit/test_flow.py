@@ -15,7 +15,7 @@ from headrace import (
     Flow,
     FlowError,
     Input,
-    Kafka,
+    KafkaSource,
     OutputMode,
     RealTime,
     RocksDB,
@@ -24,7 +24,7 @@ from headrace import (
 )
 from headrace.flow.sink import Batch
 
-RIDES = Input(Kafka("rides"))
+RIDES = Input(KafkaSource("rides"))
 
 
 def same(rows: object) -> object:
@@ -55,7 +55,8 @@ def test_an_input_may_have_any_single_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "field"), [(flow(), "name"), (RIDES, "schema"), (Kafka("rides"), "topics"), (Every("1 s"), "interval")]
+    ("value", "field"),
+    [(flow(), "name"), (RIDES, "schema"), (KafkaSource("rides"), "topics"), (Every("1 s"), "interval")],
 )
 def test_a_declaration_cannot_be_changed(value: object, field: str) -> None:
     with pytest.raises(FrozenInstanceError):

@@ -26,7 +26,7 @@ from headrace.runtime.guards.idle import Heart, Seen
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from headrace.testing import Drive
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
@@ -65,7 +65,7 @@ def test_the_pattern_has_the_numbers_that_it_is_known_by() -> None:
     metrics, silent = flows()
     assert [flow.trigger for flow in (metrics, silent)] == [Every("30 seconds")] * 2
     for each in (*metrics.named_inputs.values(), *silent.named_inputs.values()):
-        assert isinstance(each.source, Kafka)
+        assert isinstance(each.source, KafkaSource)
         assert (each.source.topics, each.source.max_offsets_per_trigger) == ("iot-telemetry", 100_000)
         assert each.watermark is not None
         assert (each.watermark.column, each.watermark.delay) == ("ts", "2 minutes")

@@ -20,9 +20,9 @@ from headrace import (
     FileSource,
     Flow,
     Input,
-    Kafka,
-    KafkaExactlyOnce,
-    KafkaTopic,
+    KafkaExactlyOnceSink,
+    KafkaSink,
+    KafkaSource,
     Memory,
     Once,
     OutputMode,
@@ -36,7 +36,7 @@ from headrace.flow.checks import compatibility, matrix
 from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
 from headrace.operate.preflight import plans
 from headrace.operate.run import until_done_of
-from headrace.sinks.kafka.topic import KafkaSink
+from headrace.sinks.kafka.topic import KafkaTopicSink
 from matrix_page import SINKS, drawn
 
 LEVERS = Path(__file__).parents[2] / "docs" / "levers"
@@ -46,9 +46,9 @@ ROW = StructType([StructField("id", StringType())])
 def flow(**changes: object) -> Flow:
     given: dict[str, object] = {
         "name": "judged",
-        "inputs": Input(Kafka("t"), schema=ROW),
+        "inputs": Input(KafkaSource("t"), schema=ROW),
         "transform": lambda rows: rows,
-        "sink": KafkaTopic("out"),
+        "sink": KafkaSink("out"),
         "output_mode": "update",
         "trigger": RealTime(),
     }
@@ -70,11 +70,11 @@ def codes(made: Flow, *kinds: Kind) -> list[str]:
         (flow(trigger=Continuous(), output_mode="complete"), ["HRC-114"]),
         (flow(trigger=RealTime("4 seconds")), ["HRC-115"]),
         (flow(trigger=RealTime("5 seconds")), []),
-        (flow(sink=KafkaExactlyOnce("out")), ["HRC-108"]),
-        (flow(sink=FanOut(KafkaTopic("out"), KafkaTopic("other"))), ["HRC-108"]),
+        (flow(sink=KafkaExactlyOnceSink("out")), ["HRC-108"]),
+        (flow(sink=FanOut(KafkaSink("out"), KafkaSink("other"))), ["HRC-108"]),
         (flow(sink=Memory(), trigger=Continuous()), ["HRC-108"]),
-        (flow(inputs=Input(Kafka("t", accept_loss="a test"), schema=ROW)), ["HRC-108"]),
-        (flow(inputs=Input(Kafka("t", max_offsets_per_trigger=None), schema=ROW)), []),
+        (flow(inputs=Input(KafkaSource("t", accept_loss="a test"), schema=ROW)), ["HRC-108"]),
+        (flow(inputs=Input(KafkaSource("t", max_offsets_per_trigger=None), schema=ROW)), []),
     ],
 )
 def test_a_trigger_without_batches_takes_kafka_to_kafka_in_its_own_mode(made: Flow, found: list[str]) -> None:
@@ -179,9 +179,9 @@ def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
     found = pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")
     modules = [*(importlib.import_module(each.name) for each in found), cdc_sink]
     classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
-    # Those that wrap others have the modes as a property. A `KafkaSink` is what the two for topics have in common.
+    # Those that wrap others have the modes as a property. A `KafkaTopicSink` is what the two for topics have in common.
     ends = {each for each in classes if isinstance(getattr(each, "output_modes", None), frozenset)}
-    assert {each for each in ends if not each.__name__.startswith("_")} - {KafkaSink} == set(SINKS)
+    assert {each for each in ends if not each.__name__.startswith("_")} - {KafkaTopicSink} == set(SINKS)
 
 
 def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:

@@ -10,7 +10,7 @@ import threading
 import pytest
 from confluent_kafka import KafkaError
 
-from headrace import Kafka, KafkaExactlyOnce, KafkaTopic, Target
+from headrace import KafkaExactlyOnceSink, KafkaSink, KafkaSource, Target
 from headrace.clients import kafka as client
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.secret import Secret
@@ -27,10 +27,10 @@ def target(**kafka: str | Secret) -> Target:
     return Target("prod", lake="lake", checkpoints="checkpoints", kafka=kafka)
 
 
-@pytest.mark.parametrize("part", [Kafka("rides"), KafkaTopic("rides")])
+@pytest.mark.parametrize("part", [KafkaSource("rides"), KafkaSink("rides")])
 @pytest.mark.parametrize("kafka", [{}, {"bootstrap.servers": ""}])
 def test_a_target_that_does_not_say_where_kafka_is_is_refused(
-    part: Kafka | KafkaTopic, kafka: dict[str, str | Secret]
+    part: KafkaSource | KafkaSink, kafka: dict[str, str | Secret]
 ) -> None:
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers") as refused:
         part.preflight(target(**kafka))
@@ -40,13 +40,13 @@ def test_a_target_that_does_not_say_where_kafka_is_is_refused(
 
 def test_a_batch_cannot_be_written_in_no_slots() -> None:
     with pytest.raises(RecoveryError) as refused:
-        KafkaExactlyOnce("rides", slots=0).preflight(target())
+        KafkaExactlyOnceSink("rides", slots=0).preflight(target())
     assert refused.value.code == "HR-340"
 
 
 def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:
     with pytest.raises(RecoveryError) as refused:
-        KafkaExactlyOnce("rides", slots=0).preflight(target())
+        KafkaExactlyOnceSink("rides", slots=0).preflight(target())
     there = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own bytes
     assert (type(there), str(there), there.as_dict()) == (RecoveryError, str(refused.value), refused.value.as_dict())
 

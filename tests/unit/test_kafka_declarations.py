@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace import FlowError, Kafka, StartOffsets, StartTime, Target, TopicPartitions, TopicPattern
+from headrace import FlowError, KafkaSource, StartOffsets, StartTime, Target, TopicPartitions, TopicPattern
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NOON_MS = 1_769_860_800_000
@@ -20,23 +20,23 @@ NOBODY = Target("test", lake="lake", checkpoints="checkpoints")
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        (Kafka("rides"), "kafka:rides"),
-        (Kafka(["rides", "orders"]), "kafka:rides,orders"),
-        (Kafka(TopicPattern(r"rides-\w+")), r"kafka:/rides-\w+/"),
-        (Kafka(TopicPartitions({"rides": [1, 0], "orders": [2]})), "kafka:orders[2],rides[0,1]"),
+        (KafkaSource("rides"), "kafka:rides"),
+        (KafkaSource(["rides", "orders"]), "kafka:rides,orders"),
+        (KafkaSource(TopicPattern(r"rides-\w+")), r"kafka:/rides-\w+/"),
+        (KafkaSource(TopicPartitions({"rides": [1, 0], "orders": [2]})), "kafka:orders[2],rides[0,1]"),
     ],
 )
-def test_a_source_is_named_after_what_it_reads(source: Kafka, name: str) -> None:
+def test_a_source_is_named_after_what_it_reads(source: KafkaSource, name: str) -> None:
     assert source.name == name
 
 
 @pytest.mark.parametrize(
     "declare",
     [
-        pytest.param(lambda: Kafka(""), id="an empty name"),
-        pytest.param(lambda: Kafka("rides,orders"), id="a comma"),
-        pytest.param(lambda: Kafka([]), id="no topic"),
-        pytest.param(lambda: Kafka(["rides", "rides"]), id="a topic twice"),
+        pytest.param(lambda: KafkaSource(""), id="an empty name"),
+        pytest.param(lambda: KafkaSource("rides,orders"), id="a comma"),
+        pytest.param(lambda: KafkaSource([]), id="no topic"),
+        pytest.param(lambda: KafkaSource(["rides", "rides"]), id="a topic twice"),
         pytest.param(lambda: TopicPattern(""), id="an empty pattern"),
         pytest.param(lambda: TopicPattern("rides-("), id="a group without an end"),
         pytest.param(lambda: TopicPattern("*"), id="nothing to repeat"),
@@ -49,7 +49,7 @@ def test_a_source_is_named_after_what_it_reads(source: Kafka, name: str) -> None
         pytest.param(lambda: TopicPartitions({"rides": [-1]}), id="a partition below 0"),
         pytest.param(lambda: TopicPartitions({"rides": [0, 0]}), id="a partition twice"),
         pytest.param(lambda: TopicPartitions({"rides": cast(Any, ["0"])}), id="a partition that is a text"),
-        pytest.param(lambda: Kafka("rides", starting=cast(Any, "earlier")), id="an unknown edge"),
+        pytest.param(lambda: KafkaSource("rides", starting=cast(Any, "earlier")), id="an unknown edge"),
         pytest.param(lambda: StartOffsets({}), id="no offsets"),
         pytest.param(lambda: StartOffsets({"rides": {}}), id="a topic without offsets"),
         pytest.param(lambda: StartOffsets({"rides": {0: -1}}), id="an offset below 0"),
@@ -59,8 +59,8 @@ def test_a_source_is_named_after_what_it_reads(source: Kafka, name: str) -> None
         pytest.param(lambda: StartTime({"rides": {0: datetime(2026, 1, 31)}}), id="a naive one"),  # noqa: DTZ001
         pytest.param(lambda: StartTime(cast(Any, "2026-01-31")), id="a time that is a text"),
         pytest.param(lambda: StartTime(NOON, if_none=cast(Any, "earliest")), id="an unknown way out"),
-        pytest.param(lambda: Kafka("rides", min_partitions=0), id="no task"),
-        pytest.param(lambda: Kafka("rides", max_records_per_partition=0), id="tasks without records"),
+        pytest.param(lambda: KafkaSource("rides", min_partitions=0), id="no task"),
+        pytest.param(lambda: KafkaSource("rides", max_records_per_partition=0), id="tasks without records"),
     ],
 )
 def test_a_declaration_that_cannot_be_read_fails_where_it_is_made(declare: Callable[[], object]) -> None:
@@ -86,7 +86,7 @@ def test_what_is_declared_cannot_be_changed_later() -> None:
 
 
 def test_starts_become_the_options_of_sparks_connector() -> None:
-    read = Kafka("rides").selection
+    read = KafkaSource("rides").selection
     offsets = StartOffsets({"rides": {0: 7, 1: "earliest", 2: "latest"}}).options(read, NOBODY)
     assert json.loads(offsets["startingOffsets"]) == {"rides": {"0": 7, "1": -2, "2": -1}}
     strategy = {"startingOffsetsByTimestampStrategy": "error"}

@@ -33,7 +33,7 @@ from headrace import FlowError
 from headrace.testing import Drive
 from headrace.transforms.keyed.in_memory import replayed
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
-from headrace.transforms.keyed.state import Kept, ListOf, MapOf, Timers
+from headrace.transforms.keyed.state import ListOf, MapOf, Timers, ValueState
 from headrace.transforms.keyed.state_types import Digits, record
 from keyed_cases import GAP, NOON, Brief, Counter, Place, Total, Visits, Wide, click
 
@@ -128,13 +128,13 @@ class Alarm(KeyedState[Nothing, Rang]):
 
     clock = EventTime("ts")
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Nothing], timers: Timers) -> Iterator[Rang]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
         if state.value is None:
             state.value = Nothing(0)
             timers.at(rows[0].ts + timedelta(minutes=10))
         yield from ()
 
-    def on_timer(self, key: Row, at: datetime, state: Kept[Nothing], timers: Timers) -> Iterator[Rang]:
+    def on_timer(self, key: Row, at: datetime, state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
         yield Rang((at - NOON) / timedelta(minutes=1))
         timers.at(at + timedelta(minutes=10))
 
@@ -167,7 +167,7 @@ class Deaf(KeyedState[Nothing, Rang]):
 
     clock = EventTime("ts")
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Nothing], timers: Timers) -> Iterator[Rang]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
         timers.at(rows[0].ts)
         yield from ()
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from headrace import Flow, Input, Kafka, Noop, Target, Watermark
+from headrace import Flow, Input, KafkaSource, Noop, Target, Watermark
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.operate.late.summary import repaired_table, summarise_late
 from headrace.operate.quarantine.listing import list_quarantine, redriven_table, safe
@@ -87,7 +87,7 @@ def test_a_summary_counts_rows_once_and_says_which_delay_would_have_kept_them(tm
     write_deltalake(late_table(target, "totals"), pa.Table.from_pylist(entries, schema))
     marks = {"query_id": ["q"], "window_start": [at(20)], "window_end": [at(30)], "up_to": [5]}
     write_deltalake(repaired_table(target, "totals"), pa.table(marks))
-    given = Input(Kafka("orders"), watermark=Watermark("at", "10 minutes"))
+    given = Input(KafkaSource("orders"), watermark=Watermark("at", "10 minutes"))
     found = summarise_late("totals", target, Flow("totals", given, lambda rows: rows, Noop()), "q", no_spark)  # type: ignore[arg-type]
 
     assert (found.rows, found.entries, found.repaired) == (10, 11, 8)

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from headrace import FlowError, Input, Kafka
+from headrace import FlowError, Input, KafkaSource
 from headrace.flow.rules import Rule
 from headrace.sinks.delta.policy import TablePolicy
 
@@ -27,7 +27,7 @@ def test_a_rule_that_cannot_be_is_refused(name: str, condition: str, action: str
 
 def test_two_rules_of_one_name_cannot_be_told_apart() -> None:
     with pytest.raises(FlowError) as refused:
-        Input(Kafka("orders"), rules=(Rule("one", "a > 0"), Rule("one", "b > 0")))
+        Input(KafkaSource("orders"), rules=(Rule("one", "a > 0"), Rule("one", "b > 0")))
     assert refused.value.code == "HR-570"
 
 

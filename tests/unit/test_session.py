@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import Console, Flow, InMemory, Input, Kafka, RocksDB
+from headrace import Console, Flow, InMemory, Input, KafkaSource, RocksDB
 from headrace.flow.levers import State
 from headrace.runtime.session import _stderr_into, flow_settings
 
@@ -14,7 +14,7 @@ STORES = "org.apache.spark.sql.execution.streaming.state"
 
 
 def settings(state: State, cores: int = 2) -> dict[str, str]:
-    flow = Flow("rides", Input(Kafka("t")), lambda rows: rows, Console(), state=state)
+    flow = Flow("rides", Input(KafkaSource("t")), lambda rows: rows, Console(), state=state)
     return flow_settings(flow, cores)
 
 

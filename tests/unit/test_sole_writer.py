@@ -14,9 +14,9 @@ from headrace.flow.inputs import Input
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.folder_lock import sole_writer, writing
 from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.fan_out import FanOut, Only
-from headrace.sinks.files import Files
-from headrace.sources.rate import Rate
+from headrace.sinks.fan_out import FanOut, Filtered
+from headrace.sinks.files import FileSink
+from headrace.sources.rate import RateSource
 
 HOLDER = """
 import sys
@@ -28,16 +28,20 @@ with writing(sys.argv[1]):
 """
 
 
-def flow(*sinks: DeltaAppend | Files | Only) -> Flow:
-    return Flow("rides", Input(Rate(1)), lambda rows: rows, FanOut(*sinks))
+def flow(*sinks: DeltaAppend | FileSink | Filtered) -> Flow:
+    return Flow("rides", Input(RateSource(1)), lambda rows: rows, FanOut(*sinks))
 
 
 def target(root: Path, **more: Lease) -> Target:
     return Target("dev", lake=str(root), checkpoints="unused", **more)
 
 
-@pytest.mark.parametrize("sink", [DeltaAppend("gold/rides"), Files("gold/rides"), Only("true", Files("gold/rides"))])
-def test_a_second_process_is_refused_until_the_first_one_ends(tmp_path: Path, sink: DeltaAppend | Files | Only) -> None:
+@pytest.mark.parametrize(
+    "sink", [DeltaAppend("gold/rides"), FileSink("gold/rides"), Filtered("true", FileSink("gold/rides"))]
+)
+def test_a_second_process_is_refused_until_the_first_one_ends(
+    tmp_path: Path, sink: DeltaAppend | FileSink | Filtered
+) -> None:
     command = [sys.executable, "-c", HOLDER, f"file:{tmp_path}/gold/rides"]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

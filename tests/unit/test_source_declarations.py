@@ -13,16 +13,16 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from headrace import (
     Console,
     DataError,
-    DeltaChanges,
+    DeltaChangesSource,
     DeltaSource,
     FileSource,
     Flow,
     FlowError,
     Input,
-    Kafka,
+    KafkaSource,
     PartUnavailable,
-    Rate,
-    Socket,
+    RateSource,
+    SocketSource,
     Target,
     Watermark,
     check,
@@ -35,9 +35,9 @@ NO_SPARK = cast(Any, None)
 SOURCES = [
     FileSource("landing", "csv", ROW, max_files_per_trigger=1),
     DeltaSource("rides", max_files_per_trigger=1, max_bytes_per_trigger=1),
-    DeltaChanges("rides", 0, max_bytes_per_trigger=1),
-    Rate(1),
-    Socket("localhost", 9999),
+    DeltaChangesSource("rides", 0, max_bytes_per_trigger=1),
+    RateSource(1),
+    SocketSource("localhost", 9999),
 ]
 
 
@@ -66,14 +66,14 @@ def test_every_source_has_columns_of_its_own_and_passes_the_check(source: Source
         ),
         pytest.param(lambda: DeltaSource("t", max_bytes_per_trigger=-1), id="a table with a bound below 0"),
         pytest.param(lambda: DeltaSource("t", 1, starting_version=-1), id="a table before its first version"),
-        pytest.param(lambda: Kafka("t", 0), id="a topic with a bound of 0"),
-        pytest.param(lambda: DeltaChanges("t", -1, 1), id="changes before the first version"),
-        pytest.param(lambda: Kafka("t", accept_loss=" "), id="loss accepted without a word"),
-        pytest.param(lambda: Kafka("t", accept_topics=("id",)), id="a new topic accepted and no loss"),
-        pytest.param(lambda: Kafka("t", accept_loss="why", accept_topics=cast(Any, "id")), id="a text as ids"),
-        pytest.param(lambda: Rate(0), id="a rate of 0"),
-        pytest.param(lambda: Rate(1, partitions=0), id="a rate without partitions"),
-        pytest.param(lambda: Socket("localhost", 0), id="a socket without a port"),
+        pytest.param(lambda: KafkaSource("t", 0), id="a topic with a bound of 0"),
+        pytest.param(lambda: DeltaChangesSource("t", -1, 1), id="changes before the first version"),
+        pytest.param(lambda: KafkaSource("t", accept_loss=" "), id="loss accepted without a word"),
+        pytest.param(lambda: KafkaSource("t", accept_topics=("id",)), id="a new topic accepted and no loss"),
+        pytest.param(lambda: KafkaSource("t", accept_loss="why", accept_topics=cast(Any, "id")), id="a text as ids"),
+        pytest.param(lambda: RateSource(0), id="a rate of 0"),
+        pytest.param(lambda: RateSource(1, partitions=0), id="a rate without partitions"),
+        pytest.param(lambda: SocketSource("localhost", 0), id="a socket without a port"),
     ],
 )
 def test_a_declaration_that_cannot_be_read_fails_where_it_is_made(declare: Callable[[], Source]):
@@ -110,7 +110,7 @@ def test_a_folder_elsewhere_and_a_pattern_are_left_to_spark(path: str, target: T
 
 def test_a_port_is_asked_before_the_start(target: Target):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        source = Socket("127.0.0.1", server.getsockname()[1])
+        source = SocketSource("127.0.0.1", server.getsockname()[1])
         source.preflight(target)
 
     with pytest.raises(PartUnavailable) as caught:

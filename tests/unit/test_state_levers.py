@@ -21,9 +21,9 @@ from headrace import (
     FlowError,
     InMemory,
     Input,
-    Kafka,
+    KafkaSource,
     RocksDB,
-    Socket,
+    SocketSource,
     StateBudget,
     Target,
     Watermark,
@@ -44,7 +44,7 @@ from headrace.operate.run import FlowFigures
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.pinned_settings import require_same_store
 from headrace.runtime.checkpoint.source_order import recorded_order, require_order, source_index
-from headrace.runtime.events import SettingFrozen, StateNearBudget
+from headrace.runtime.events import SettingPinned, StateNearBudget
 from headrace.runtime.guards.state_budget import StateWatch
 from headrace.runtime.session import cores_of, flow_settings
 from headrace.runtime.state.memory import _megabytes, machine_bytes
@@ -56,7 +56,7 @@ AT = Watermark("at", "10 minutes")
 
 
 def flow(state: State | None = None, watermark: Watermark = AT, name: str = "rides", **changes: object) -> Flow:
-    given = Input(Kafka("t"), schema=SCHEMA, watermark=watermark)
+    given = Input(KafkaSource("t"), schema=SCHEMA, watermark=watermark)
     made: dict[str, object] = {
         "name": name,
         "inputs": given,
@@ -141,7 +141,7 @@ def test_an_idle_that_nobody_waits_for_is_found() -> None:
 
 
 def test_rows_from_the_future_of_a_source_that_is_read_once_are_said_not_to_be_filed() -> None:
-    socket = Socket("127.0.0.1", 9999)
+    socket = SocketSource("127.0.0.1", 9999)
     (found,) = check([flow(inputs=Input(socket, watermark=AT))])
     assert (found.code, found.severity) == ("HRC-212", "info")
     assert check([flow(inputs=Input(socket))]) == []
@@ -158,7 +158,7 @@ def test_a_budget_is_compared_with_what_arrives_within_the_delay(rows: int, code
 
 
 def test_a_join_without_end_is_told_with_what_it_costs_in_an_hour() -> None:
-    two = flow(inputs={name: Input(Kafka(name), schema=SCHEMA) for name in ("a", "b")})
+    two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
     plans = {two.name: Plan((Operator(Kind.INNER_JOIN_UNBOUNDED),))}
     measured = {(two.name, "a"): Measured({"records": 10.0}), (two.name, "b"): Measured({"records": 5.0})}
     (found,) = (each for each in check([two], measured, plans) if each.code == "HRC-216")
@@ -250,7 +250,7 @@ def test_the_state_of_the_last_run_is_compared_with_the_budget(target: Target, r
 
 def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Target) -> None:
     checkpoint = stateful(target)
-    two = flow(inputs={name: Input(Kafka(name), schema=SCHEMA) for name in ("a", "b")})
+    two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
     assert [source_index(checkpoint, two, name) for name in ("a", "b")] == [0, 1]
     require_order(Checkpoint.of("new", target, LocalFiles()), [Place("b", "kafka:b"), Place("a", "kafka:a")])
     fresh = Checkpoint.of("new", target, LocalFiles())
@@ -369,13 +369,13 @@ def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_pat
             "batch 7: state has 1.5 KB of a budget of 2.0 KB. Most is in operator 1 (symmetricHashJoin)",
         ),
         (
-            SettingFrozen("rides", "shuffle partitions", "8", "2"),
+            SettingPinned("rides", "shuffle partitions", "8", "2"),
             "goes on with 2 shuffle partitions, as its checkpoint has; 8 would be new",
         ),
     ],
 )
 def test_what_happens_to_state_is_told_in_words(
-    event: StateNearBudget | SettingFrozen, words: str, capsys: pytest.CaptureFixture[str]
+    event: StateNearBudget | SettingPinned, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told(event)
     assert words in " ".join(capsys.readouterr().err.split())

@@ -23,7 +23,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger
 from headrace.flow.target import Target
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from headrace.sources.kafka.topics import TopicPattern
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ def mirror(settings: CdcSettings) -> Flow:
     log = isinstance(settings.keep, ChangeLog)
     decode = partial(changes, before=log, cleared=not log)
     changed = Input(
-        Kafka(TopicPattern(capture.topics)),
+        KafkaSource(TopicPattern(capture.topics)),
         schema=ENVELOPE,
         keep=_KEPT,
         null_values="skip",
         max_bytes=_ANY_SIZE,
     )
-    ends = Input(Kafka(TopicPattern(re.escape(capture.transactions))), schema=TRANSACTION, keep=_KEPT)
+    ends = Input(KafkaSource(TopicPattern(re.escape(capture.transactions))), schema=TRANSACTION, keep=_KEPT)
     return Flow(
         name=settings.name or f"cdc_{capture.prefix}",
         inputs={"changes": changed, "transactions": ends} if settings.together else changed,

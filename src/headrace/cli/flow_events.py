@@ -13,16 +13,16 @@ from headrace.operate.run import FlowFigures
 from headrace.runtime.events import (
     AuditFailed,
     BatchCommitted,
-    BoundFitted,
-    CaptureTroubled,
+    BatchSizeChosen,
+    CaptureUnhealthy,
     Event,
     FlowFailed,
     FlowStarted,
     FlowStopped,
     LateUnexplained,
     OffsetsLost,
-    RowsSetAside,
-    SettingFrozen,
+    RowsQuarantined,
+    SettingPinned,
     StateNearBudget,
 )
 from headrace.runtime.state.size import total
@@ -35,26 +35,26 @@ _RARE = ("set aside", "lost ranges", "state rows")
 def told(event: Event) -> None:
     """Print one event."""
     match event:
-        case BoundFitted():
+        case BatchSizeChosen():
             most = f" batches of '{event.input}' have at most {event.bound.records:,} records. {event.bound.reason}"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (most, "dim")))
         case FlowStarted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
         case BatchCommitted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " ", _figures(event)))
-        case RowsSetAside():
+        case RowsQuarantined():
             rows = f" batch {event.batch_id}: {event.aside.rows:,} rows set aside by {event.aside.sink}"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (rows, "yellow")))
             err.print(Text.assemble(("  why  ", "dim"), event.aside.why, "\n", ("  data ", "dim"), event.aside.place))
         case OffsetsLost():
             for each in event.lost:
                 err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {each}", "yellow")))
-        case SettingFrozen():
+        case SettingPinned():
             frozen = f" goes on with {event.kept} {event.setting}, as its checkpoint has; {event.declared} would be new"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (frozen, "yellow")))
         case StateNearBudget():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {_near_budget(event)}", "yellow")))
-        case CaptureTroubled():
+        case CaptureUnhealthy():
             error = event.error
             line = f" {error.code} {error.what} What the topics hold is read meanwhile."
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))

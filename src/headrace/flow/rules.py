@@ -1,7 +1,7 @@
 """Rules on the rows of an input: what has to be true of each, and what happens to a row of which it is not.
 
 Input(
-    Kafka("web-orders"),
+    KafkaSource("web-orders"),
     schema=ORDER,
     rules=(
         Rule("positive_amount", "amount > 0", "quarantine"),

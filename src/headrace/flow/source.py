@@ -185,7 +185,7 @@ class Unbatched(Protocol):
 
 
 @dataclass(frozen=True)
-class Fit:
+class AutoBatchSize:
     """Let a bound fit the machine: as many records as memory holds and as are done within the freshness target.
 
     `freshness` is how old results may become while the flow catches up: no batch should take longer.
@@ -210,13 +210,13 @@ class Bound:
     |-------|------------------------------------------------------|
     | name  | the field, such as `max_offsets_per_trigger`         |
     | unit  | what it counts: records, files or bytes              |
-    | value | what it is set to, `Fit` by the machine, or None     |
+    | value | what it is set to, `AutoBatchSize` by the machine, or None     |
     | usual | what to set it to where nothing is known             |
     """
 
     name: str
     unit: str
-    value: int | Fit | None
+    value: int | AutoBatchSize | None
     usual: int
 
 
@@ -242,7 +242,7 @@ class Fitting(Protocol):
     """A source whose bound can be left to the machine. It is fitted once per run of an application."""
 
     @property
-    def fit(self) -> Fit | None:
+    def fit(self) -> AutoBatchSize | None:
         """How the bound is to fit, or None when it is a number."""
         ...
 

@@ -23,7 +23,7 @@ from headrace.operate.preflight.batch_size import fitted_flows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import Lost
 from headrace.runtime.clock import Clock, now_ms
-from headrace.runtime.events import BatchCommitted, BoundFitted, Event, EventBus, OffsetsLost, RowsSetAside
+from headrace.runtime.events import BatchCommitted, BatchSizeChosen, Event, EventBus, OffsetsLost, RowsQuarantined
 from headrace.runtime.session import open_session
 from headrace.runtime.state.size import OperatorState, gone
 from headrace.runtime.supervisor import Backoff, Supervisor
@@ -152,7 +152,7 @@ class Application:
     def run(self) -> Mapping[str, FlowFigures]:
         """Run every flow to its end, file what is bad or late, and return the figures."""
         for (flow, name), bound in self._fitted.items():
-            self.bus.publish(BoundFitted(flow, name, bound))
+            self.bus.publish(BatchSizeChosen(flow, name, bound))
         try:
             errors = self._supervisor.run()
         finally:
@@ -185,7 +185,7 @@ class Application:
                 for rule, rows in broken.items():
                     name = rule if given == ONLY else f"{given}.{rule}"
                     figures.rules[name] = figures.rules.get(name, 0) + rows
-        elif isinstance(event, RowsSetAside):
+        elif isinstance(event, RowsQuarantined):
             self._figures[event.flow].set_aside += event.aside.rows
         elif isinstance(event, OffsetsLost):
             self._figures[event.flow].lost.extend(event.lost)

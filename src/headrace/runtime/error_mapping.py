@@ -78,7 +78,7 @@ _KNOWN = (
         DataError,
         "HR-512",
         "Rows of the Delta table that the flow reads were updated or deleted.",
-        "Read the table with `DeltaChanges`, or start the flow under a new name to read the table as it is now.",
+        "Read the table with `DeltaChangesSource`, or start the flow under a new name to read the table as it is now.",
     ),
     _Known(
         ("DELTA_MISSING_CHANGE_DATA",),

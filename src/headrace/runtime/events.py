@@ -15,7 +15,7 @@ from headrace.runtime.state.size import OperatorState
 
 
 @dataclass(frozen=True)
-class BoundFitted:
+class BatchSizeChosen:
     """The bound of an input was left to the machine, and this is what it came to. Before the flow is first started."""
 
     flow: str
@@ -67,7 +67,7 @@ class BatchCommitted:
 
 
 @dataclass(frozen=True)
-class RowsSetAside:
+class RowsQuarantined:
     """A sink could not deliver rows of a batch and has kept them. An attempt that fails later tells of them again."""
 
     flow: str
@@ -85,7 +85,7 @@ class OffsetsLost:
 
 
 @dataclass(frozen=True)
-class SettingFrozen:
+class SettingPinned:
     """A flow goes on with a setting of its checkpoint, which is not what is declared or what the machine has."""
 
     flow: str
@@ -112,7 +112,7 @@ class StateNearBudget:
 
 
 @dataclass(frozen=True)
-class CaptureTroubled:
+class CaptureUnhealthy:
     """A capture that a flow reads is not well, and the flow goes on. Told once, until it is well or something else.
 
     `capture` is its prefix.
@@ -158,14 +158,14 @@ class LateUnexplained:
 
 
 Event = (
-    BoundFitted
+    BatchSizeChosen
     | FlowStarted
     | BatchCommitted
-    | RowsSetAside
+    | RowsQuarantined
     | OffsetsLost
-    | SettingFrozen
+    | SettingPinned
     | StateNearBudget
-    | CaptureTroubled
+    | CaptureUnhealthy
     | FlowFailed
     | FlowStopped
     | AuditFailed

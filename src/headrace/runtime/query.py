@@ -47,7 +47,7 @@ from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.continuous import Epochs, ends, is_unbatched, note_beginning, require_continuable
 from headrace.runtime.counters import as_event, count_results
 from headrace.runtime.error_mapping import mapped
-from headrace.runtime.events import BatchCommitted, Event, RowsSetAside, SettingFrozen
+from headrace.runtime.events import BatchCommitted, Event, RowsQuarantined, SettingPinned
 from headrace.runtime.guards.captures import CaptureGuard
 from headrace.runtime.guards.idle_inputs import Heartbeats
 from headrace.runtime.guards.sources import SourceGuard
@@ -123,7 +123,7 @@ class RunningQuery:
         session = flow_session(application, self.flow, self._memory_mb)
         declared = session.conf.get(PARTITIONS)
         if kept is not None and str(kept.partitions) != declared:
-            self._hear(SettingFrozen(self.flow.name, "shuffle partitions", str(declared), str(kept.partitions)))
+            self._hear(SettingPinned(self.flow.name, "shuffle partitions", str(declared), str(kept.partitions)))
         # Queries inherit the pool of the thread that starts them.
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.flow.name)
         session.streams.addListener(_Listener(self._on_progress, self._beats.on_nothing))
@@ -216,7 +216,7 @@ class RunningQuery:
             offsets=digest,
             mode=self.flow.mode,
             fence=self._holding.token,
-            tell=lambda aside: self._hear(RowsSetAside(self.flow.name, batch_id, aside)),
+            tell=lambda aside: self._hear(RowsQuarantined(self.flow.name, batch_id, aside)),
         )
         try:
             self._require_within_budget()

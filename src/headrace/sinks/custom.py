@@ -103,7 +103,7 @@ class CustomSink(_Custom):
 
 
 @dataclass(frozen=True)
-class CustomExactlyOnce(_Custom):
+class CustomExactlyOnceSink(_Custom):
     """Write each batch in a transaction of a store of one's own that also records the batch.
 
     `begin(target)` opens a `Transaction`. It is called once per attempt, on the driver.

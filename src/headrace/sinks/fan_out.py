@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Only:
+class Filtered:
     """Pass on the rows that meet a condition, written in Spark SQL. The guarantee is that of the sink behind it."""
 
     condition: str
@@ -69,7 +69,7 @@ class FanOut:
                 "A fan-out has no sinks.",
                 why="FanOut() was called without any.",
                 state="Nothing was started.",
-                remedy="Name at least one sink: FanOut(KafkaTopic(...), DeltaAppend(...)).",
+                remedy="Name at least one sink: FanOut(KafkaSink(...), DeltaAppend(...)).",
                 code="HR-204",
             )
         object.__setattr__(self, "sinks", sinks)

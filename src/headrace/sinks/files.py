@@ -44,7 +44,7 @@ _WRITERS = {
 
 
 @dataclass(frozen=True)
-class Files:
+class FileSink:
     """Append each micro-batch to a folder of files, below the lake unless `path` is absolute.
 
     Exactly once, while:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rate:
+class RateSource:
     """Make rows at a rate, for load and for trying things out.
 
     Rows carry `value`, which counts from 0 without gaps, and `timestamp`, when the row was due. A batch holds the rows

@@ -19,7 +19,7 @@ _ANSWER_WITHIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Socket:
+class SocketSource:
     """Read lines of text from a TCP port. Best effort, for demonstrations only.
 
     Nothing is kept: a line that was sent and not yet committed when the flow stops is lost, a line that is sent while

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 from headrace.errors import FlowError
 from headrace.transforms.keyed.in_memory import MemoryStore, fired, in_time_order
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, called
-from headrace.transforms.keyed.state import Kept, in_ms, moment
+from headrace.transforms.keyed.state import ValueState, in_ms, moment
 
 S = TypeVar("S")
 Out = TypeVar("Out")
@@ -71,7 +71,7 @@ class Drive(Generic[S, Out]):
     def state(self, *key: object) -> S | None:
         """Return what is kept for a key, or None."""
         store = self._stores.get(self._named(key))
-        return None if store is None else Kept[S](store, type(self._processor).shape).value
+        return None if store is None else ValueState[S](store, type(self._processor).shape).value
 
     def timers(self, *key: object) -> list[datetime]:
         """Return the moments that a key has asked for, earliest first."""

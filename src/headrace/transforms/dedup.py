@@ -20,7 +20,7 @@ from headrace.flow.levers import Watermark
 _DELAY_MARK = "spark.watermarkDelayMs"
 
 
-def deduplicated(rows: DataFrame, *key: str, within: Watermark) -> DataFrame:
+def deduplicate(rows: DataFrame, *key: str, within: Watermark) -> DataFrame:
     """Keep the first row of each key within the watermark's delay.
 
     `within` is the watermark of the flow's input: the same value goes to `Input(watermark=...)`. A stream under another

@@ -7,7 +7,7 @@ capture is asked:
 |--------------------------------------------------|-----------------------------------------------------------|
 | changes are missing in the source's log (HR-522) | ends behind the batch under way, and is not started again |
 | anything else: Kafka Connect or the source does  | goes on: what is in the topics can be read. It is told    |
-| not answer, the connector failed or is not there | (CaptureTroubled), once until it is well or another thing |
+| not answer, the connector failed or is not there | (CaptureUnhealthy), once until it is well or another thing |
 | the source holds back more log than the capture  | goes on. It is told (HR-616), once until it is less:      |
 | may keep, or is about to remove it               | whether the connector runs or not                         |
 

@@ -13,7 +13,7 @@ make it slower to catch up after the flow was down.
 A trigger without an interval starts a batch when the last one is done. Ten seconds stand for it: long enough that the
 fixed cost of a batch, a few hundred milliseconds, does not matter, and short enough to be held in memory.
 
-A bound that is left to the machine (`Fit`) is worked out when the flow starts, as the smaller of two:
+A bound that is left to the machine (`AutoBatchSize`) is worked out when the flow starts, as the smaller of two:
 
     by memory      half of what the executors have for data, shared by the flows, / (bytes of a record x 2)
     by freshness   the flow's own rate x freshness x 0.8
@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.flow.levers import Every, Trigger
-from headrace.flow.source import Bound, Fit
+from headrace.flow.source import AutoBatchSize, Bound
 
 OWN_HEAD_ROOM = 0.8
 ARRIVAL_HEAD_ROOM = 2.0
@@ -132,7 +132,7 @@ class Fitted:
     reason: str
 
 
-def fitted(fit: Fit, room: Room) -> Fitted:
+def fitted(fit: AutoBatchSize, room: Room) -> Fitted:
     """Return the largest batch that fits into memory and is done within the freshness target."""
     size = room.record_bytes or UNKNOWN_RECORD_BYTES
     by_memory = room.memory * DATA_SHARE / (size * COPIES)

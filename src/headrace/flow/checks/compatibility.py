@@ -77,7 +77,7 @@ def _ends(flow: Flow, place: str) -> Iterator[Finding]:
             Severity.ERROR,
             place,
             f"{flow.sink.name} commits in micro-batches, and this trigger has none.",
-            "Write to a KafkaTopic, or use Every, AvailableNow or AsFastAsPossible.",
+            "Write to a KafkaSink, or use Every, AvailableNow or AsFastAsPossible.",
         )
     for name, given in flow.named_inputs.items():
         if not isinstance(given.source, Unbatched):

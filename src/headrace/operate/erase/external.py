@@ -25,7 +25,7 @@ from headrace.operate.checkpoint.state import DEFAULT, stores
 from headrace.operate.erase.places import captures
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -153,7 +153,7 @@ def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:
 
 def _topics(target: Target, flows: Sequence[Flow]) -> Iterator[Beyond]:
     read = [each.source for flow in flows for each in flow.named_inputs.values()]
-    patterns = [source.selection for source in read if isinstance(source, Kafka)]
+    patterns = [source.selection for source in read if isinstance(source, KafkaSource)]
     written = {sink.topic for flow in flows for _, sink in leaves(flow.sink) if isinstance(sink, IntoTopic)}
     if not patterns and not written:
         return

@@ -78,7 +78,7 @@ class RepairPlan:
             yield f"{windows} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
             if self.changes:
                 yield f"{self.changed} row(s) of {self.place} change, {self.added} are added, {self.removed} removed."
-                yield "A flow that reads this table as a stream of appends stops at the change: DeltaChanges reads it."
+                yield "A flow that reads this table as appends stops at the change: DeltaChangesSource reads it."
             else:
                 yield f"No row changes: {self.place} holds those results already. Only the mark is missing."
         for left in self.left:

@@ -14,12 +14,12 @@ from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField,
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
-from headrace.flow.source import Fit
+from headrace.flow.source import AutoBatchSize
 from headrace.sinks.delta.dimension import AsOf, Dimension, OnNewVersion, Refresh
 from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 
 # A field that is not nullable is required: a record without it goes to quarantine.
 PURCHASE = StructType(
@@ -83,7 +83,7 @@ class EnrichmentSettings:
     idle: str | None = "1 minute"
     products_topic: str = "products"
     products_trigger: Trigger = field(default_factory=lambda: Every("10 seconds"))
-    max_offsets: int | Fit = field(default_factory=Fit)
+    max_offsets: int | AutoBatchSize = field(default_factory=AutoBatchSize)
     table: str = "silver/purchases"
     policy: TablePolicy | None = field(default_factory=TablePolicy)
 
@@ -105,7 +105,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
         name="purchases",
         description="Purchases beside their products",
         inputs=Input(
-            Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets),
+            KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets),
             schema=PURCHASE,
             # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
             watermark=Watermark("ts", "0 seconds", idle=settings.idle),
@@ -132,7 +132,9 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
     products = Flow(
         name="products",
         description="The newest state of each product",
-        inputs=Input(Kafka(settings.products_topic, max_offsets_per_trigger=settings.max_offsets), schema=PRODUCT),
+        inputs=Input(
+            KafkaSource(settings.products_topic, max_offsets_per_trigger=settings.max_offsets), schema=PRODUCT
+        ),
         transform=as_they_are,
         sink=DeltaUpsert(settings.dimension, key=("product_id",), sequence="updated_at", policy=settings.policy),
         output_mode=OutputMode.UPDATE,

@@ -18,14 +18,14 @@ from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
-from headrace.flow.source import Fit
+from headrace.flow.source import AutoBatchSize
 from headrace.patterns.iot.silence import Silence
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sinks.fan_out import FanOut, Only
-from headrace.sinks.kafka.exactly_once import KafkaExactlyOnce
-from headrace.sinks.kafka.topic import KafkaTopic
-from headrace.sources.kafka.source import Kafka
+from headrace.sinks.fan_out import FanOut, Filtered
+from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
+from headrace.sinks.kafka.topic import KafkaSink
+from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.averages import exact_average
 from headrace.transforms.keyed.on_spark import per_key
 from headrace.transforms.windows import tumbling, window_bounds
@@ -66,7 +66,7 @@ class IotSettings:
     """
 
     topic: str = "iot-telemetry"
-    max_offsets: int | Fit = 100_000
+    max_offsets: int | AutoBatchSize = 100_000
     watermark: str = "2 minutes"
     window: str = "5 minutes"
     high_temp: int | Decimal = 80
@@ -120,7 +120,7 @@ def silent_devices(readings: DataFrame, silence: timedelta, forget: timedelta) -
 def flows(settings: IotSettings | None = None) -> list[Flow]:
     """Return the two flows of the IoT pattern."""
     settings = settings or IotSettings()
-    source = Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets)
+    source = KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets)
     silence, forget = (timedelta(milliseconds=Duration.parse(each).ms) for each in (settings.silence, settings.forget))
 
     def readings(idle: str | None = None) -> Input:
@@ -147,7 +147,7 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
                     prune_by="window_start",
                     policy=settings.policy,
                 ),
-                Only("alert IS NOT NULL", KafkaTopic(settings.alerts_topic, key="device_id")),
+                Filtered("alert IS NOT NULL", KafkaSink(settings.alerts_topic, key="device_id")),
             ),
             output_mode=OutputMode.UPDATE,
             trigger=settings.trigger,
@@ -158,7 +158,7 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
             # When all of them are silent nothing moves the watermark. Then the clock does: see `Watermark.idle`.
             inputs=readings(idle=settings.idle),
             transform=partial(silent_devices, silence=silence, forget=forget),
-            sink=KafkaExactlyOnce(
+            sink=KafkaExactlyOnceSink(
                 settings.status_topic,
                 key="device_id",
                 order=("at",),

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState
-from headrace.transforms.keyed.state import Kept, Timers
+from headrace.transforms.keyed.state import Timers, ValueState
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -61,7 +61,7 @@ class Silence(KeyedState[Heard, DeviceStatus]):
     def __init__(self, silence: timedelta, forget: timedelta) -> None:
         self.silence, self.forget = silence, forget
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[Heard], timers: Timers) -> Iterator[DeviceStatus]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[Heard], timers: Timers) -> Iterator[DeviceStatus]:
         """Add readings to the stretches, and ask for the moment at which something is to be told. Tells nothing."""
         heard = state.value or Heard()
         heard.stretches = self._joined([*heard.stretches, *(Stretch(row.ts, row.ts) for row in rows)])
@@ -69,7 +69,7 @@ class Silence(KeyedState[Heard, DeviceStatus]):
         timers.only(self._next(heard))
         return iter(())
 
-    def on_timer(self, key: Row, at: datetime, state: Kept[Heard], timers: Timers) -> Iterator[DeviceStatus]:
+    def on_timer(self, key: Row, at: datetime, state: ValueState[Heard], timers: Timers) -> Iterator[DeviceStatus]:
         """Tell all that is certain by now: no reading that is still to come can be before the watermark."""
         heard = state.value
         if heard is None:

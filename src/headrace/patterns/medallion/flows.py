@@ -18,15 +18,15 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.rules import Rule
-from headrace.flow.source import Fit
+from headrace.flow.source import AutoBatchSize
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sources.delta.bronze import BronzeTable
+from headrace.sources.delta.bronze import BronzeSource
 from headrace.sources.delta.source import DeltaSource
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.averages import exact_average
-from headrace.transforms.dedup import deduplicated
+from headrace.transforms.dedup import deduplicate
 
 # A field that is not nullable is required: a record without it goes to quarantine.
 ORDER = StructType(
@@ -91,7 +91,7 @@ class MedallionSettings:
     """
 
     topic: str = "web-orders"
-    max_offsets: int | Fit = field(default_factory=Fit)
+    max_offsets: int | AutoBatchSize = field(default_factory=AutoBatchSize)
     max_files: int = 200
     bronze_trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
     silver_trigger: Trigger = field(default_factory=lambda: Every("1 minute"))
@@ -122,7 +122,7 @@ def as_it_came(records: DataFrame) -> DataFrame:
 
 def each_order_once(orders: DataFrame, arrival: Watermark) -> DataFrame:
     """Keep the first of the records of an order, by the time of its arrival in bronze, whatever its event time says."""
-    once = deduplicated(orders, "order_id", within=arrival)
+    once = deduplicate(orders, "order_id", within=arrival)
     return once.select(*ORDER.names, F.to_date("ordered_at").alias("order_date"))
 
 
@@ -145,7 +145,7 @@ def flows(settings: MedallionSettings | None = None) -> list[Flow]:
         Flow(
             name="bronze",
             description="Everything as it came",
-            inputs=Input(Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets, raw=True)),
+            inputs=Input(KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets, raw=True)),
             transform=as_it_came,
             sink=DeltaAppend(settings.bronze_table, policy=settings.bronze_policy),
             trigger=settings.bronze_trigger,
@@ -154,7 +154,7 @@ def flows(settings: MedallionSettings | None = None) -> list[Flow]:
             name="silver",
             description="Parsed, ruled, each order once",
             inputs=Input(
-                BronzeTable(
+                BronzeSource(
                     settings.bronze_table,
                     max_files_per_trigger=settings.max_files,
                     redriven="_headrace/silver/redriven",

@@ -19,9 +19,9 @@ from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger, Watermark
-from headrace.flow.source import Fit
+from headrace.flow.source import AutoBatchSize
 from headrace.sinks.delta.append import DeltaAppend
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.windows import tumbling, window_bounds
 
 Join = Literal["inner", "left", "right", "full"]
@@ -76,7 +76,7 @@ class OrderSettings:
     outer_watermark: str = "30 minutes"
     idle: str | None = None
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
-    max_offsets: int | Fit = field(default_factory=Fit)
+    max_offsets: int | AutoBatchSize = field(default_factory=AutoBatchSize)
     folder: str = "silver"
     joins: tuple[Join, ...] = ("inner", "left", "right", "full")
 
@@ -118,7 +118,7 @@ class OrderSettings:
             "orders": (self.orders_topic, ORDER, "order_time"),
             "payments": (self.payments_topic, PAYMENT, "pay_time"),
         }[side]
-        source = Kafka(topic, max_offsets_per_trigger=self.max_offsets)
+        source = KafkaSource(topic, max_offsets_per_trigger=self.max_offsets)
         watermark = Watermark(column, self.delay(how), idle=self.idle)
         return Input(source, schema=schema, watermark=watermark, key_required=True)
 

@@ -22,13 +22,13 @@ from pyspark.sql.types import (
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
-from headrace.flow.source import Fit
+from headrace.flow.source import AutoBatchSize
 from headrace.sinks.console import Console
 from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.fan_out import FanOut, Only
-from headrace.sinks.files import Files
-from headrace.sinks.kafka.topic import KafkaTopic
-from headrace.sources.kafka.source import Kafka
+from headrace.sinks.fan_out import FanOut, Filtered
+from headrace.sinks.files import FileSink
+from headrace.sinks.kafka.topic import KafkaSink
+from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.averages import exact_average
 from headrace.transforms.windows import exact_distinct, tumbling, window_bounds
 
@@ -80,7 +80,7 @@ class RideSettings:
     driver_window: str = "15 minutes"
     driver_watermark: str = "30 minutes"
     driver_trigger: Trigger = field(default_factory=lambda: Every("5 minutes"))
-    max_offsets: int | Fit = field(default_factory=Fit)
+    max_offsets: int | AutoBatchSize = field(default_factory=AutoBatchSize)
     city_topic: str = "city-ride-metrics"
     surge_topic: str = "city-surge"
     alerts_topic: str = "surge-alerts"
@@ -173,7 +173,7 @@ def driver_metrics(rides: DataFrame, window: str) -> DataFrame:
 def flows(settings: RideSettings | None = None) -> list[Flow]:
     """Return the three flows of ride analytics."""
     settings = settings or RideSettings()
-    source = Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets)
+    source = KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets)
 
     def rides(delay: str) -> Input:
         return Input(source, schema=RIDE, watermark=Watermark("event_time", delay), key_required=True)
@@ -185,7 +185,7 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             description="Rides, fares and drivers per city",
             inputs=rides(settings.city_watermark),
             transform=partial(city_rides, window=settings.city_window),
-            sink=KafkaTopic(settings.city_topic, key="city"),
+            sink=KafkaSink(settings.city_topic, key="city"),
             output_mode=OutputMode.UPDATE,
             trigger=settings.city_trigger,
         ),
@@ -195,9 +195,9 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             inputs=rides(settings.city_watermark),
             transform=partial(surge, window=settings.city_window),
             sink=FanOut(
-                KafkaTopic(settings.surge_topic, key="city"),
-                Only(surging, KafkaTopic(settings.alerts_topic, key="city")),
-                Only(surging, Console(rows=5)),
+                KafkaSink(settings.surge_topic, key="city"),
+                Filtered(surging, KafkaSink(settings.alerts_topic, key="city")),
+                Filtered(surging, Console(rows=5)),
             ),
             output_mode=OutputMode.UPDATE,
             trigger=settings.city_trigger,
@@ -207,7 +207,7 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             description="Completed rides, fares and riders per driver",
             inputs=rides(settings.driver_watermark),
             transform=partial(driver_metrics, window=settings.driver_window),
-            sink=FanOut(DeltaAppend(settings.driver_table), Files(settings.driver_files)),
+            sink=FanOut(DeltaAppend(settings.driver_table), FileSink(settings.driver_files)),
             output_mode=OutputMode.APPEND,
             trigger=settings.driver_trigger,
         ),

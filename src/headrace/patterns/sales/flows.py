@@ -18,11 +18,11 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType, 
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
-from headrace.flow.source import Fit
+from headrace.flow.source import AutoBatchSize
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.sources.kafka.source import Kafka
+from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.windows import sliding, tumbling, window_bounds
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SalesSettings:
     rolling_every: str = "2 minutes"
     rolling_watermark: str = "2 minutes"
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
-    max_offsets: int | Fit = field(default_factory=Fit)
+    max_offsets: int | AutoBatchSize = field(default_factory=AutoBatchSize)
     gold_table: str = "gold/sales"
     rolling_table: str = "gold/rolling_revenue"
     policy: TablePolicy | None = field(default_factory=TablePolicy)
@@ -138,7 +138,7 @@ def rolling_revenue(sales: DataFrame, window: str, every: str) -> DataFrame:
 def flows(settings: SalesSettings | None = None) -> list[Flow]:
     """Return the two flows of real-time aggregates."""
     settings = settings or SalesSettings()
-    source = Kafka(settings.topic, max_offsets_per_trigger=settings.max_offsets)
+    source = KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets)
 
     def sales(delay: str) -> Input:
         return Input(source, schema=SALE, watermark=Watermark("ts", delay))

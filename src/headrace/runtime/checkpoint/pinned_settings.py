@@ -6,7 +6,7 @@ session says. It does so without a word, so a changed declaration would be belie
 | setting            | a declaration that differs                                                                    |
 |--------------------|-----------------------------------------------------------------------------------------------|
 | state store        | is refused (HR-344): the flow would go on in memory though RocksDB is declared, or the reverse |
-| shuffle partitions | is told (SettingFrozen): the flow goes on with the number of its checkpoint                    |
+| shuffle partitions | is told (SettingPinned): the flow goes on with the number of its checkpoint                    |
 """
 
 from __future__ import annotations

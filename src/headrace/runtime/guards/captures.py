@@ -8,15 +8,15 @@ from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import WatchesCapture, leaves
 from headrace.flow.target import Target
-from headrace.runtime.events import CaptureTroubled
+from headrace.runtime.events import CaptureUnhealthy
 
 
 class CaptureGuard:
     """The watches of one run of a flow. `begin` before it, `start` when it runs, `close` when it has ended."""
 
-    def __init__(self, flow: Flow, target: Target, hear: Callable[[CaptureTroubled], None]) -> None:
+    def __init__(self, flow: Flow, target: Target, hear: Callable[[CaptureUnhealthy], None]) -> None:
         def troubled(capture: str, error: HeadraceError) -> None:
-            hear(CaptureTroubled(flow.name, capture, error))
+            hear(CaptureUnhealthy(flow.name, capture, error))
 
         sinks = [sink for _, sink in leaves(flow.sink) if isinstance(sink, WatchesCapture)]
         self._watches = [sink.watch_capture(flow.name, target, troubled) for sink in sinks]

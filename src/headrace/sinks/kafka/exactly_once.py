@@ -19,7 +19,7 @@ from headrace.sinks.kafka import errors as failures
 from headrace.sinks.kafka.arrow_records import arrow_pieces, decoded, gathered
 from headrace.sinks.kafka.ledger import create_ledger, held_entries, last_whole
 from headrace.sinks.kafka.outbox import Outbox
-from headrace.sinks.kafka.topic import KafkaSink, as_records
+from headrace.sinks.kafka.topic import KafkaTopicSink, as_records
 from headrace.sinks.kafka.transaction import Slot, fenced, is_due, publish, sink_identity
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class KafkaExactlyOnce(KafkaSink):
+class KafkaExactlyOnceSink(KafkaTopicSink):
     """Send each row as a JSON object, keyed by one column, each batch in one transaction, or in one per slot.
 
     | field  | meaning                                                                                                |

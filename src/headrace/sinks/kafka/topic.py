@@ -21,7 +21,7 @@ _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "ignoreNullFields": 
 
 
 @dataclass(frozen=True)
-class KafkaSink:
+class KafkaTopicSink:
     """What every sink that ends in a Kafka topic has in common: where rows go, and the column that keys them."""
 
     topic: str
@@ -39,7 +39,7 @@ class KafkaSink:
 
 
 @dataclass(frozen=True)
-class KafkaTopic(KafkaSink):
+class KafkaSink(KafkaTopicSink):
     """Send each row as a JSON object, keyed by one column.
 
     At least once: Spark's Kafka writer has no transactions, so a batch that is run again after a crash sends its rows

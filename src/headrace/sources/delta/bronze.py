@@ -31,7 +31,7 @@ _IDENTITY = {"topic": "topic", "partition": "partition", "offset": "offset", "ti
 
 
 @dataclass(frozen=True)
-class BronzeTable(DeltaSource):
+class BronzeSource(DeltaSource):
     """Read what is appended to a table of records, as `DeltaSource` does, and give it to the judge as Kafka would.
 
     The table has the columns `payload`, `key`, `topic`, `partition`, `offset` and `ingested_at`; others are passed

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DeltaChanges(DeltaTableSource):
+class DeltaChangesSource(DeltaTableSource):
     """Read what each version of a Delta table changed, below the lake unless `path` is absolute.
 
     Each change is read exactly once, while:

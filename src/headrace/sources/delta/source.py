@@ -25,7 +25,7 @@ class DeltaSource(DeltaTableSource):
     """Read a Delta table, then what is appended to it, below the lake unless `path` is absolute.
 
     Each row is read exactly once, while:
-      1. the table is only appended to. An update or a delete stops the flow; `DeltaChanges` reads such tables.
+      1. the table is only appended to. An update or a delete stops the flow; `DeltaChangesSource` reads such tables.
          OPTIMIZE moves rows and changes none: it is passed over;
       2. the table keeps its log and its files for longer than the flow is ever down (by default 30 days and 7). What is
          gone stops the flow: rows are never skipped unsaid.

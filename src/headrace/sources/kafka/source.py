@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from headrace.clients.kafka import connector_options, mean_record_bytes
 from headrace.clients.topic_watch import ANSWER_WITHIN_SECONDS, TopicWatch
 from headrace.errors import HeadraceError
-from headrace.flow.source import Bound, Fit
+from headrace.flow.source import AutoBatchSize, Bound
 from headrace.flow.target import Target
 from headrace.sources.bounds import require_bounds, require_ids, require_positive, require_words
 from headrace.sources.kafka.start import Start, StartOffsets, StartTime, require_edge, resolved
@@ -41,7 +41,7 @@ _MEASURE_WITHIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Kafka:
+class KafkaSource:
     """Read topics, and never past a loss in silence.
 
     Rows carry key, value, topic, partition, offset and the broker's timestamp. Aborted transactions are not read.
@@ -50,8 +50,8 @@ class Kafka:
     | field                     | meaning                                                                      |
     |---------------------------|------------------------------------------------------------------------------|
     | topics                    | a name, a list of names, a `TopicPattern` or `TopicPartitions`               |
-    | max_offsets_per_trigger   | the most records of one batch; bounds memory and the time of a batch. `Fit`  |
-    |                           | works it out when the flow starts. None is refused by the check (HRC-110)    |
+    | max_offsets_per_trigger   | the most records of one batch; bounds memory and the time of a batch.        |
+    |                           | `AutoBatchSize` computes it at the start. The check refuses None (HRC-110)   |
     | starting                  | `earliest`, `latest`, `StartOffsets` or `StartTime`. Only the first start    |
     |                           | reads it, a checkpoint goes before. A topic or a partition that is added     |
     |                           | later is always read from its start                                          |
@@ -71,7 +71,7 @@ class Kafka:
     """
 
     topics: str | Sequence[str] | TopicPattern | TopicPartitions
-    max_offsets_per_trigger: int | Fit | None = field(default_factory=Fit)
+    max_offsets_per_trigger: int | AutoBatchSize | None = field(default_factory=AutoBatchSize)
     starting: Start = "earliest"
     accept_loss: str | None = None
     accept_topics: tuple[str, ...] = ()
@@ -116,11 +116,11 @@ class Kafka:
         return (Bound("max_offsets_per_trigger", "records", self.max_offsets_per_trigger, USUAL_OFFSETS),)
 
     @property
-    def fit(self) -> Fit | None:
+    def fit(self) -> AutoBatchSize | None:
         """How the bound is to fit, unless it is a number."""
-        return self.max_offsets_per_trigger if isinstance(self.max_offsets_per_trigger, Fit) else None
+        return self.max_offsets_per_trigger if isinstance(self.max_offsets_per_trigger, AutoBatchSize) else None
 
-    def bounded(self, records: int) -> Kafka:
+    def bounded(self, records: int) -> KafkaSource:
         """Return the same source with at most so many records in a batch."""
         return replace(self, max_offsets_per_trigger=records)
 
@@ -153,7 +153,7 @@ class Kafka:
         if isinstance(self.starting, StartOffsets | StartTime):
             self.starting.require(self.selection, target)
 
-    def unbatched(self, start: str | None = None) -> Kafka:
+    def unbatched(self, start: str | None = None) -> KafkaSource:
         """Return the source without bounds of a batch, which continuous and real-time processing do not know."""
         starting: Start = self.starting if start is None else _at_offsets(start)
         return replace(

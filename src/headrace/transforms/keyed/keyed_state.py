@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.transforms.keyed.state import VALUE, Kept, ListOf, MapOf, Shape, Store, Timers, moment
+from headrace.transforms.keyed.state import VALUE, ListOf, MapOf, Shape, Store, Timers, ValueState, moment
 from headrace.transforms.keyed.state_types import Record, record, undeclarable, value_or_record
 
 if typing.TYPE_CHECKING:
@@ -87,7 +87,7 @@ class KeyedState(Generic[S, Out]):
                 f"Write class {cls.__name__}(KeyedState[STATE, OUTPUT]), with two dataclasses.",
             )
 
-    def handle(self, key: Row, rows: list[Row], state: Kept[S], timers: Timers) -> Iterable[Out]:
+    def handle(self, key: Row, rows: list[Row], state: ValueState[S], timers: Timers) -> Iterable[Out]:
         """Return what follows from the rows of one key. Called once per key that a batch has rows of.
 
         How rows are spread over batches is chance: a call may have one row or all of them. Decide by the times in the
@@ -95,7 +95,7 @@ class KeyedState(Generic[S, Out]):
         """
         raise _lacks(self, "handle", "rows have come")
 
-    def on_timer(self, key: Row, at: datetime, state: Kept[S], timers: Timers) -> Iterable[Out]:
+    def on_timer(self, key: Row, at: datetime, state: ValueState[S], timers: Timers) -> Iterable[Out]:
         """Return what follows from a moment that has come. Called once per moment, after the rows of a batch.
 
         A moment that is asked for here, and has passed already, comes with the next batch.
@@ -118,7 +118,7 @@ def called(
 ) -> Iterator[Out]:
     """Call `handle` with rows, or `on_timer` without, and keep the state afterwards."""
     shape = type(processor).shape
-    state: Kept[Any] = Kept(store, shape)
+    state: ValueState[Any] = ValueState(store, shape)
     timers = Timers(store, ticking=type(processor).clock is not None)
     if rows is not None:
         yield from processor.handle(key, rows, state, timers) or ()

@@ -122,7 +122,7 @@ class Shape:
     ttl_ms: int | None
 
 
-class KeptList(Generic[T]):
+class ListState(Generic[T]):
     """A list of one key."""
 
     def __init__(self, store: Store, name: str, kind: Kind) -> None:
@@ -140,7 +140,7 @@ class KeptList(Generic[T]):
         self._store.put_elements(self._name, [_wrapped(self._kind, each, self._name) for each in elements])
 
 
-class KeptMap(Generic[K, V]):
+class MapState(Generic[K, V]):
     """A map of one key."""
 
     def __init__(self, store: Store, name: str, key: Kind, value: Kind) -> None:
@@ -169,7 +169,7 @@ class KeptMap(Generic[K, V]):
         self._store.clear_entries(self._name)
 
 
-class Kept(Generic[S]):
+class ValueState(Generic[S]):
     """What is kept for the key that is being handled. Handed to `handle` and `on_timer`, and of no use after them.
 
     What `value` holds when the call is over is kept, whether it was assigned or changed in place. None removes it.
@@ -197,14 +197,14 @@ class Kept(Generic[S]):
         self._value, self._read, self._assigned = value, True, True
 
     @overload
-    def __getitem__(self, declared: ListOf[T]) -> KeptList[T]: ...
+    def __getitem__(self, declared: ListOf[T]) -> ListState[T]: ...
     @overload
-    def __getitem__(self, declared: MapOf[K, V]) -> KeptMap[K, V]: ...
-    def __getitem__(self, declared: ListOf[T] | MapOf[K, V]) -> KeptList[T] | KeptMap[K, V]:
+    def __getitem__(self, declared: MapOf[K, V]) -> MapState[K, V]: ...
+    def __getitem__(self, declared: ListOf[T] | MapOf[K, V]) -> ListState[T] | MapState[K, V]:
         if isinstance(declared, ListOf):
-            return KeptList(self._store, declared.name, self._shape.lists[declared.name][0])
+            return ListState(self._store, declared.name, self._shape.lists[declared.name][0])
         key, value, _ = self._shape.maps[declared.name]
-        return KeptMap(self._store, declared.name, key, value)
+        return MapState(self._store, declared.name, key, value)
 
     def clear(self) -> None:
         """Remove the value, the lists and the maps. Timers stay."""
