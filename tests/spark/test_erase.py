@@ -55,11 +55,11 @@ FLOWS = """
 from headrace import DeltaAppend, Flow, Input
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.flows import CdcSettings, mirror
-from headrace.sources.rate import Rate
+from headrace.sources.rate import RateSource
 
 shop = mirror(CdcSettings(Capture("shop", ("public.customers",)), path="silver/shop"))
-totals = Flow("totals", Input(Rate(1)), lambda rows: rows, DeltaAppend("gold/orders"))
-apart = Flow("apart", Input(Rate(1)), lambda rows: rows, DeltaAppend("gold/apart"))
+totals = Flow("totals", Input(RateSource(1)), lambda rows: rows, DeltaAppend("gold/orders"))
+apart = Flow("apart", Input(RateSource(1)), lambda rows: rows, DeltaAppend("gold/apart"))
 """
 CUSTOMERS = SourceTable(
     "public",

@@ -73,7 +73,7 @@ def project(tmp_path: Path, broker: Broker, headrace: CommandLine) -> Path:
     settings = (folder / "headrace.yml").read_text()
     (folder / "headrace.yml").write_text(settings.replace("servers: local", f"servers: '{broker.bootstrap}'"))
     flows = (folder / "flows.py").read_text()
-    (folder / "flows.py").write_text(flows.replace('Kafka("orders")', f'Kafka("orders-{tmp_path.name}")'))
+    (folder / "flows.py").write_text(flows.replace('KafkaSource("orders")', f'KafkaSource("orders-{tmp_path.name}")'))
     return folder
 
 

@@ -139,7 +139,7 @@ def test_both_clients_get_in_and_no_plan_shows_how(
 FLOWS = """
 from pyspark.sql.types import LongType, StructField, StructType
 
-from headrace import Flow, Input, Kafka, KafkaExactlyOnceSink
+from headrace import Flow, Input, KafkaSource, KafkaExactlyOnceSink
 
 ORDER = StructType([StructField("id", LongType(), nullable=False)])
 
@@ -148,7 +148,7 @@ def doubled(orders):
     return orders.selectExpr("id * 2 AS id")
 
 
-orders = Flow("orders", Input(Kafka("orders"), schema=ORDER), doubled, KafkaExactlyOnceSink("answers", key="id"))
+orders = Flow("orders", Input(KafkaSource("orders"), schema=ORDER), doubled, KafkaExactlyOnceSink("answers", key="id"))
 """
 
 

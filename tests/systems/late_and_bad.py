@@ -45,7 +45,7 @@ NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 FLOWS = """
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
-from headrace import AvailableNow, DeltaAppend, Flow, InMemory, Input, Kafka, Watermark
+from headrace import AvailableNow, DeltaAppend, Flow, InMemory, Input, KafkaSource, Watermark
 
 ORDER = StructType([
     StructField("shop", StringType(), nullable={nullable}),
@@ -59,7 +59,7 @@ def totals(orders):
 
 flow = Flow(
     "totals",
-    Input(Kafka("{topic}", max_offsets_per_trigger=3), schema=ORDER, watermark=Watermark("at", "10 minutes")),
+    Input(KafkaSource("{topic}", max_offsets_per_trigger=3), schema=ORDER, watermark=Watermark("at", "10 minutes")),
     totals,
     DeltaAppend("gold"),
     trigger=AvailableNow(),

@@ -15,10 +15,10 @@ from headrace.flow.target import Database, KafkaConnect
 from headrace.project.project import Project
 
 FLOW = """
-from headrace import Console, Flow, Input, Kafka
+from headrace import Console, Flow, Input, KafkaSource
 
 def made(name):
-    return Flow(name=name, inputs=Input(Kafka("t")), transform=lambda rows: rows, sink=Console())
+    return Flow(name=name, inputs=Input(KafkaSource("t")), transform=lambda rows: rows, sink=Console())
 """
 
 
