@@ -26,8 +26,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from headrace.cdc.apply import table
-from headrace.cdc.apply.table import POSITION, make
-from headrace.cdc.decode.envelope import ENVELOPE, changes
+from headrace.cdc.apply.table import POSITION, create_table
+from headrace.cdc.decode.envelope import ENVELOPE, decode_changes
 from headrace.cdc.sink import DeltaCdc
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
@@ -82,10 +82,10 @@ class Table:
 
 def mirror(spark: SparkSession, target: Target, orders: Orders, path: str) -> Table:
     """Return the table that Headrace keeps."""
-    sink = DeltaCdc(path, lambda _topic, _target: ORDERS, changes)
+    sink = DeltaCdc(path, lambda _topic, _target: ORDERS, decode_changes)
     location = f"{target.table(path)}/orders"
     filled = orders.table(spark).withColumn(POSITION, F.lpad(F.col("id").cast("string"), 20, "0"))
-    make(spark, location, filled.schema, ORDERS.key)
+    create_table(spark, location, filled.schema, ORDERS.key)
     filled.write.format("delta").mode("append").save(location)
 
     def apply(records: DataFrame, number: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.cdc.apply.table import Into
+from headrace.cdc.apply.table import TableWrite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,5 +83,5 @@ def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
     )
 
 
-def into(folder: Path, batch: int, writer: str = "q1:shop:0") -> Into:
-    return Into("orders", str(folder / "orders"), str(folder / "_tombstones" / "orders"), writer, batch)
+def into(folder: Path, batch: int, writer: str = "q1:shop:0") -> TableWrite:
+    return TableWrite("orders", str(folder / "orders"), str(folder / "_tombstones" / "orders"), writer, batch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.cdc.capture.lifecycle import Worker as CaptureWorker
+from headrace.cdc.capture.lifecycle import ConnectWorker as CaptureWorker
 from headrace.flow.target import Database, Target
 from headrace.stack import mariadb as mariadb_part
 from headrace.stack.connect import secrets

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.cdc.capture.health import look, read_slot
-from headrace.cdc.capture.lifecycle import Worker, begin, forget, messages
+from headrace.cdc.capture.health import check_capture, read_slot
+from headrace.cdc.capture.lifecycle import ConnectWorker, count_messages, delete_capture, start_capture
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.flow.levers import Every
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.stack
 
 
 def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
-    broker: Broker, stoppable_postgres: Database, capture_worker: Worker, spark: SparkSession, tmp_path: Path
+    broker: Broker, stoppable_postgres: Database, capture_worker: ConnectWorker, spark: SparkSession, tmp_path: Path
 ) -> None:
     source, worker = stoppable_postgres, capture_worker
     shop = Shop(spark, broker, source, worker, tmp_path)
@@ -36,7 +36,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
 
     # Kafka Connect is killed in the middle of the snapshot. Rows that it has told of are deleted before the next one.
     with stalled(source, capture, "sold.payments"), changes(broker.bootstrap, "sold.sold.orders") as until:
-        assert {str(table) for table in begin(capture, source, worker)} == {"sold.orders", "sold.payments"}
+        assert {str(table) for table in start_capture(capture, source, worker)} == {"sold.orders", "sold.payments"}
         until(("r", 499))  # the last row of a table is held back until the connector knows what follows
         kill(broker.home, "connect")
     assert "sold.sold.payments" not in list_topics(shop.target)
@@ -62,12 +62,12 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     LocalStack(broker.home).up(("postgres",))
     shop.change()
     shop.require_equal()
-    assert messages(capture, shop.target) >= 3
+    assert count_messages(capture, shop.target) >= 3
 
     # It comes back at another address, and somebody has removed the connector: it goes on where it was.
     shop.source = moved(broker.home, source)
     connect.delete(capture.connector)
-    begin(capture, shop.source, worker)
+    start_capture(capture, shop.source, worker)
     shop.change()
     shop.send_again()
     shop.require_equal()
@@ -79,18 +79,18 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     shop.change()
     ends_at_the_gap(running)
     ends_at_the_gap(Running(spark, shop.target, running.flow))
-    refused("HR-522", lambda: look(capture, shop.source, connect))
-    refused("HR-522", lambda: begin(capture, shop.source, worker))
+    refused("HR-522", lambda: check_capture(capture, shop.source, connect))
+    refused("HR-522", lambda: start_capture(capture, shop.source, worker))
 
     # Begun anew it would hide what happened in the gap, unless the topics are new as well.
-    forget(capture, shop.source, worker)
-    refused("HR-527", lambda: begin(capture, shop.source, worker))
+    delete_capture(capture, shop.source, worker)
+    refused("HR-527", lambda: start_capture(capture, shop.source, worker))
     assert connect.settings(capture.connector) is None
     assert read_slot(capture, shop.source) is None
     gone = shop.command("forget", "--topics", "--yes")["topics"]
     assert {"sold.sold.orders", "sold.sold.payments", "sold.transaction", "sold.message"} <= {*gone}
-    begin(capture, shop.source, worker)
+    start_capture(capture, shop.source, worker)
     shop.kept = "second"
     shop.change()
     shop.require_equal()
-    forget(capture, shop.source, worker)
+    delete_capture(capture, shop.source, worker)

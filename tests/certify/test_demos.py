@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.patterns.cdc.generator import KEYS, OPENING, Shop
-from headrace.patterns.cdc.model import replayed
+from headrace.patterns.cdc.model import replay
 from headrace.stack.local import LocalStack
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_goes_on_the_
     assert {part.state for part in LocalStack(tmp_path / ".headrace").ps()} == {"stopped"}
 
     # And the tables in the lake hold what the shop's history makes in plain Python.
-    expected = replayed(islice(Shop(7).history(), result["model"]["transactions"]))
+    expected = replay(islice(Shop(7).history(), result["model"]["transactions"]))
     for table, rows in expected.items():
         mirror = spark.read.format("delta").load(f"{tmp_path}/.headrace/demo/cdc/lake/silver/shop/{table}")
         found = [row.asDict() for row in mirror.drop("_headrace_position").collect()]

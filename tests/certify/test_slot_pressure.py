@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import look
+from headrace.cdc.capture.health import check_capture
 from headrace.cli.main import app
 from headrace.cli.operations import capture as cli
 from headrace.clients.kafka_connect import ConnectorStatus
@@ -74,13 +74,13 @@ def confirmed(link: psycopg.Connection) -> int:
 
 def test_a_slot_that_was_moved_past_what_is_captured_is_a_gap(pressed: psycopg.Connection, postgres: Database):
     worker = Stopped(confirmed(pressed))
-    assert look(SHOP, postgres, worker).position is not None
+    assert check_capture(SHOP, postgres, worker).position is not None
 
     pressed.execute("SELECT pg_logical_emit_message(true, 'missed', 'a change that nobody captured')")
     pressed.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (SHOP.slot,))
 
     with pytest.raises(DataError, match="somebody moved the slot") as gone:
-        look(SHOP, postgres, worker)
+        check_capture(SHOP, postgres, worker)
     assert gone.value.code == "HR-522"
     assert "snapshot again" in gone.value.remedy
 
@@ -95,7 +95,7 @@ def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_
     (tmp_path / "flows.py").write_text(FLOWS)
     words = ["capture", "look", "--project", str(tmp_path), "--connect", "http://127.0.0.1:1", "--json"]
 
-    calm = look(SHOP, postgres, worker)
+    calm = check_capture(SHOP, postgres, worker)
     assert calm.warning == ""
     assert calm.retained_bytes is not None
     assert calm.retained_bytes < SHOP.retained_max
@@ -103,7 +103,7 @@ def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_
 
     # More than the declared limit.
     write_log(pressed, 2)
-    full = look(SHOP, postgres, worker)
+    full = check_capture(SHOP, postgres, worker)
     assert full.retained_bytes is not None
     assert full.retained_bytes > SHOP.retained_max
     assert SHOP.slot in full.warning
@@ -115,9 +115,9 @@ def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_
     pressed.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")
     pressed.execute("SELECT pg_reload_conf()")
     write_log(pressed, 4)
-    assert "any moment" in look(replace(SHOP, retained_max=10**12), postgres, worker).warning
+    assert "any moment" in check_capture(replace(SHOP, retained_max=10**12), postgres, worker).warning
     pressed.execute("CHECKPOINT")
-    with pytest.raises(DataError, match="given up") as gone:
-        look(SHOP, postgres, worker)
+    with pytest.raises(DataError, match="invalidated") as gone:
+        check_capture(SHOP, postgres, worker)
     assert gone.value.code == "HR-522"
     assert "snapshot again" in gone.value.remedy

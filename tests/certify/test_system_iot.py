@@ -16,7 +16,7 @@ from headrace.demos.model_inputs import consumed
 from headrace.demos.protocol import DemoSettings, Scene
 from headrace.operate.run import Application
 from headrace.patterns.iot.flows import flows
-from headrace.patterns.iot.model import DEVICE_METRICS, recomputed
+from headrace.patterns.iot.model import DEVICE_METRICS, recompute
 from systems.killed_driver import target_for
 from systems.past_traffic import NOW
 
@@ -66,7 +66,7 @@ def test_every_row_equals_the_model_and_a_device_that_was_offline_for_hours_is_r
     plan = repaired(tmp_path / "project", target, spark, monkeypatch)
     assert (plan["ok"], plan["left"]) == (True, [])
     assert sum(window["rows"] for window in plan["windows"]) == figures["device_metrics"].late
-    whole = recomputed(consumed(target, settings.topic), DEVICE_METRICS)
+    whole = recompute(consumed(target, settings.topic), DEVICE_METRICS)
     assert sum(row.device_id == "dev-back" and row.alert == "HIGH_TEMP" for row in whole) >= 70
     after = Comparison()
     after.add("gold", [asdict(row) for row in whole], table_rows(spark, "delta", target.table(settings.gold_table)))

@@ -22,7 +22,7 @@ from crash.cases import CASES, Case
 from crash.readers import half_done
 from crash.shelf import in_the_middle
 from headrace.cdc import sink as delta_cdc
-from headrace.cdc.apply.published import Row
+from headrace.cdc.apply.published import PublishedTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.errors import Terminal
 from headrace.flow.flow import Flow
@@ -167,7 +167,7 @@ def _stop_before_publishing(stopped: Batch) -> None:
     """Have the sink for captured tables stop when all of them have the batch and nobody is told."""
     publish = delta_cdc.publish
 
-    def stopping(session: SparkSession, location: str, tables: Iterable[Row], batch: Batch) -> None:
+    def stopping(session: SparkSession, location: str, tables: Iterable[PublishedTable], batch: Batch) -> None:
         if batch.app_id == stopped.app_id:
             tell(wait=True, case=batch.flow, point="P2")
         publish(session, location, tables, batch)

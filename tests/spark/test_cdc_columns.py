@@ -17,8 +17,8 @@ from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.apply.history import History
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, changes, doubted
-from headrace.cdc.sink import DeltaCdc, Kept
+from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, ambiguous_value, decode_changes
+from headrace.cdc.sink import DeltaCdc, StoredAs
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 
 RECORDS = StructType().add("topic", "string").add("partition", "integer").add("offset", "long").add("key", "string")
 Texts = dict[str, str | None]
-KEPT = [
+STORED_AS = [
     pytest.param(Mirror(), id="mirror"),
     pytest.param(History(), id="history", marks=pytest.mark.certify),
     pytest.param(ChangeLog(), id="log", marks=pytest.mark.certify),
@@ -83,15 +83,19 @@ def history_of(rows: DataFrame) -> set[tuple[object, ...]]:
     return {tuple(row) for row in rows.select("id", "qty", "price", "note", "extra", "is_current").collect()}
 
 
-@pytest.mark.parametrize("keep", KEPT)
+@pytest.mark.parametrize("stored_as", STORED_AS)
 def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_apart(
-    spark: SparkSession, tmp_path: Path, keep: Kept
+    spark: SparkSession, tmp_path: Path, stored_as: StoredAs
 ):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(FIRST)
-    dropped = "drop" if isinstance(keep, Mirror) else "keep"
+    dropped = "drop" if isinstance(stored_as, Mirror) else "keep"
     sink = DeltaCdc(
-        "shop", source, lambda rows, now: changes(rows, now, before=isinstance(keep, ChangeLog)), keep, dropped=dropped
+        "shop",
+        source,
+        lambda rows, now: decode_changes(rows, now, before=isinstance(stored_as, ChangeLog)),
+        stored_as,
+        dropped_columns=dropped,
     )
 
     def write(number: int, *told: tuple[str, Texts | None, Texts | None]) -> DataFrame:
@@ -107,7 +111,7 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
     )
     # Wider types, with no other column to tell of it: a number that does not fit does.
     wider = (("u", None, order("1", "5", "1.75", "a")), ("c", None, order("3000000000", "3000000001", "3.1234", "c")))
-    source.now, alone = WIDER, isinstance(keep, Mirror)
+    source.now, alone = WIDER, isinstance(stored_as, Mirror)
     if alone:
         write(1, *wider)
     # A column more.
@@ -130,13 +134,13 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
 
     assert source.asked == (4 if alone else 3)
     d = Decimal
-    if isinstance(keep, Mirror):
+    if isinstance(stored_as, Mirror):
         assert {tuple(row) for row in rows.drop("_headrace_position").collect()} == {
             (1, 7, d("1.7500"), 10),
             (3_000_000_000, 3_000_000_001, d("3.1234"), None),
             (4, 8, d("4.0000"), 1),
         }
-    elif isinstance(keep, History):
+    elif isinstance(stored_as, History):
         assert history_of(rows) == {
             (1, 1, d("1.5000"), "a", None, False),
             (1, 5, d("1.7500"), "a", None, False),
@@ -162,7 +166,7 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
 def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(table(id="integer", qty="bigint", at="timestamp(6)_without_time_zone"))
-    sink = DeltaCdc("shop", source, changes)
+    sink = DeltaCdc("shop", source, decode_changes)
 
     def write(number: int, **texts: str) -> None:
         sink.prepare(spark, target)
@@ -206,7 +210,7 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
     }
 
     # The same under a running flow: the first time of more digits has the catalogue asked.
-    asked, running = source.asked, DeltaCdc("shop", source, changes, doubted=doubted)
+    asked, running = source.asked, DeltaCdc("shop", source, decode_changes, is_ambiguous=ambiguous_value)
     row = ("c", None, {"id": "4", "amount": "5", "at": "1700000000123"})
     running.write(source.batches(spark, row), Batch("shop", "q1", 4, target))
     assert source.asked == asked + 1
@@ -222,7 +226,7 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
 
     # Kept in another way.
     with pytest.raises(DataError, match="HR-543"):
-        DeltaCdc("shop", source, changes, Mirror("soft")).write(
+        DeltaCdc("shop", source, decode_changes, Mirror("soft")).write(
             source.batches(spark, ("d", {"id": "1"}, None)), Batch("shop", "q1", 5, target)
         )
 
@@ -240,7 +244,7 @@ HOUR, DAY = 3_600_000, 86_400_000
         ("time(6) without time zone", 1_000, ["0", str(DAY * 1_000), str(HOUR * 1_000)]),
     ],
 )
-def test_a_time_in_another_unit_than_its_type_has_is_doubted(
+def test_a_time_in_another_unit_than_its_type_has_is_ambiguous(
     spark: SparkSession, column: str, other: int, safe: list[str | None]
 ):
     of = SourceTable("public", "orders", (SourceColumn("at", column, True),), ("at",), "postgres")
@@ -251,7 +255,7 @@ def test_a_time_in_another_unit_than_its_type_has_is_doubted(
     )
     doubtful = [str(each * other) for each in seconds]
     rows = spark.createDataFrame([({"at": each},) for each in [*safe, *doubtful]], "after map<string,string>")
-    condition = doubted(of)
+    condition = ambiguous_value(of)
     assert condition is not None
 
     found = rows.withColumn("before", F.lit(None).cast("map<string,string>")).select(condition).collect()
@@ -264,7 +268,7 @@ def test_a_dropped_column_does_not_stand_in_the_way_of_a_new_one_and_comes_back_
 ):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(table(id="integer", note="text"))
-    sink = DeltaCdc("shop", source, changes)
+    sink = DeltaCdc("shop", source, decode_changes)
 
     def write(number: int, now: SourceTable, **texts: str) -> None:
         source.now = now
@@ -306,13 +310,13 @@ ODD = SourceTable(
 OLD, OLDER, OLDEST, FAR = "-354286", "-646479", "-735602", "3673000"
 
 
-@pytest.mark.parametrize("keep", KEPT)
+@pytest.mark.parametrize("stored_as", STORED_AS)
 def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
-    spark: SparkSession, tmp_path: Path, keep: Kept
+    spark: SparkSession, tmp_path: Path, stored_as: StoredAs
 ):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(ODD)
-    sink = DeltaCdc("shop", source, changes, keep)
+    sink = DeltaCdc("shop", source, decode_changes, stored_as)
     who, note, other = "${spark.master} `'\\\"", "it's ${env:HOME}", "${spark.app.name}"
 
     def told(op: str, day: str, who: str, note: str | None = None) -> tuple[str, Texts | None, Texts | None]:
@@ -331,11 +335,11 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
         sink.write(rows, Batch("shop", "q1", number, target))
 
     table = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
-    inside = "after." if isinstance(keep, ChangeLog) else ""
+    inside = "after." if isinstance(stored_as, ChangeLog) else ""
     values = [F.col(f"{inside}{quoted(name)}") for name in (DAY_OF, WHO, NOTE)]
-    found = table.where("is_current") if isinstance(keep, History) else table
+    found = table.where("is_current") if isinstance(stored_as, History) else table
     rows = found.select(F.unix_date(values[0]).cast("string"), *values[1:]).collect()
-    if isinstance(keep, ChangeLog):
+    if isinstance(stored_as, ChangeLog):
         assert len(rows) == 9
     else:
         expected = {(OLDER, who, note), (OLD, other, note), (OLD, "moved", note), (OLDEST, who, note), (FAR, who, None)}

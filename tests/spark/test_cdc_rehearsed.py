@@ -44,7 +44,7 @@ ORDERS = SourceTable(
 def sink_of(flow: Flow) -> DeltaCdc:
     """Return the sink of a mirror, with a catalogue that needs no database."""
     assert isinstance(flow.sink, DeltaCdc)
-    return replace(flow.sink, lookup=lambda _topic, _target: ORDERS)
+    return replace(flow.sink, find_table=lambda _topic, _target: ORDERS)
 
 
 def change(op: str, position: int, key: int, status: str = "", total: str = "1.00", *, transaction: int = 0) -> Keyed:
@@ -107,7 +107,7 @@ def test_the_mirror_equals_the_table_after_old_changes_come_again_and_a_crash(sp
 
 
 def test_a_transaction_is_applied_when_its_last_change_is_there(spark: SparkSession, tmp_path: Path):
-    flow = mirror(CdcSettings(CAPTURE, together=True))
+    flow = mirror(CdcSettings(CAPTURE, atomic_transactions=True))
     rehearsal = rehearse(
         flow,
         [

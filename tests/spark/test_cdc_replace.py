@@ -10,9 +10,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import types as T
 
 from cdc_changes import BEGAN, frame, into, row
-from headrace.cdc.apply import replace
+from headrace.cdc.apply import replace_where
 from headrace.cdc.apply.mirror import Mirror
-from headrace.cdc.apply.replace import condition
+from headrace.cdc.apply.replace_where import key_condition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def test_rows_are_replaced_unless_a_change_is_older_or_needs_its_old_row_and_mer
     assert held(spark, tmp_path) == now
     # A topic that is read again, most of which is late.
     with monkeypatch.context() as few:
-        few.setattr("headrace.cdc.apply.replace._MOST_OVERLAPPING", 2)
+        few.setattr("headrace.cdc.apply.replace_where._MOST_OVERLAPPING", 2)
         assert apply(21, *late) == "MERGE"
     assert held(spark, tmp_path) == now
 
@@ -81,13 +81,13 @@ def test_late_changes_are_compared_with_those_of_the_batch_before_and_the_table_
         assert number == 0 or done_by(spark, tmp_path) == "REPLACE"
 
     asked = list[str]()
-    ask = replace._positions
+    ask = replace_where._positions
 
-    def asking(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[replace.Key, str]:
+    def asking(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[replace_where.Key, str]:
         asked.append(named)
         return ask(session, location, key, named)
 
-    monkeypatch.setattr(replace, "_positions", asking)
+    monkeypatch.setattr(replace_where, "_positions", asking)
     apply(0, *(row("c", key, key, key, "first") for key in range(1, 8)))
     apply(1, row("u", 11, 1, 11), row("d", 14, 2), row("u", 20, 3, 20))
     # Between the changes of the batch before: older than its row, older than its tombstone, newer than either.
@@ -131,13 +131,13 @@ def test_keys_of_several_columns_and_of_texts_are_named_whatever_they_hold(spark
 
 def test_a_condition_names_the_keys_and_the_ranges_that_leave_most_others_out():
     one = T.StructType([T.StructField("id", T.IntegerType())])
-    assert condition(one, [(7,), (5,), (6,)]) == "`id` IN (7, 5, 6)"
-    assert condition(one, [(1,), (3,), (5,)]) == "`id` IN (1, 3, 5)"
+    assert key_condition(one, [(7,), (5,), (6,)]) == "`id` IN (7, 5, 6)"
+    assert key_condition(one, [(1,), (3,), (5,)]) == "`id` IN (1, 3, 5)"
     few = "(`id` BETWEEN 5 AND 5 OR `id` BETWEEN 7 AND 7 OR `id` BETWEEN 100 AND 102)"
-    assert condition(one, [(7,), (100,), (101,), (102,), (5,)]) == f"{few} AND `id` IN (7, 100, 101, 102, 5)"
+    assert key_condition(one, [(7,), (100,), (101,), (102,), (5,)]) == f"{few} AND `id` IN (7, 100, 101, 102, 5)"
 
     two = T.StructType([T.StructField("id", T.LongType()), T.StructField("no", T.StringType())])
     named = "(`id`, `no`) IN ((2L, 'b'), (1L, 'a'))"
-    assert condition(two, [(2, "b"), (1, "a")]) == f"`id` IN (1L, 2L) AND {named}"
+    assert key_condition(two, [(2, "b"), (1, "a")]) == f"`id` IN (1L, 2L) AND {named}"
     ranges = "(`id` BETWEEN 2L AND 2L OR `id` BETWEEN 900L AND 900L)"
-    assert condition(two, [(2, "b"), (900, "c")]) == f"{ranges} AND (`id`, `no`) IN ((2L, 'b'), (900L, 'c'))"
+    assert key_condition(two, [(2, "b"), (900, "c")]) == f"{ranges} AND (`id`, `no`) IN ((2L, 'b'), (900L, 'c'))"

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from debezium_records import Record, record, rows
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.decode.envelope import PLACEHOLDER, changes
+from headrace.cdc.decode.envelope import PLACEHOLDER, decode_changes
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.errors import FlowError
 from headrace.ingest.parse import good, judged
@@ -64,7 +64,7 @@ def place(op: str, lsn: int) -> str:
 
 
 def decoded(spark: SparkSession, *records: Record, table: SourceTable = ITEMS) -> list[Row]:
-    return changes(rows(spark, records), table).orderBy("_position", "_offset", F.desc("_op")).collect()
+    return decode_changes(rows(spark, records), table).orderBy("_position", "_offset", F.desc("_op")).collect()
 
 
 def test_each_op_says_its_key_and_its_row(spark: SparkSession) -> None:
@@ -90,7 +90,7 @@ def test_the_last_row_of_a_snapshot_tells_that_what_is_older_is_gone(spark: Spar
         record(change("r", EMPTY | {"id": number}, source=at(4) | {"snapshot": mark}), {"id": number}, number)
         for number, mark in enumerate(("first", "true", "last_in_data_collection"))
     ]
-    found = changes(rows(spark, told), ITEMS, cleared=True).orderBy("_offset", F.desc("_op")).collect()
+    found = decode_changes(rows(spark, told), ITEMS, cleared=True).orderBy("_offset", F.desc("_op")).collect()
 
     assert [(each._op, each._key and each._key.id) for each in found] == [("r", 0), ("r", 1), ("t", None), ("r", 2)]
     # It stands between this snapshot and any earlier one, wherever its row comes among the others.
@@ -132,7 +132,7 @@ def test_a_table_without_a_primary_key_is_refused(spark: SparkSession) -> None:
     bare = SourceTable("public", "bare", (SourceColumn("a", "integer", nullable=True),), (), "postgres")
 
     with pytest.raises(FlowError, match=r"public\.bare has no primary key") as refused:
-        changes(rows(spark, []), bare)
+        decode_changes(rows(spark, []), bare)
 
     assert refused.value.code == "HR-245"
 
@@ -155,7 +155,7 @@ def test_an_update_of_the_same_key_stays_one(spark: SparkSession) -> None:
 def test_messages_of_the_log_are_left_out(spark: SparkSession) -> None:
     given_rows = rows(spark, [record(change("m"), {"prefix": "note"}), record(change("c", EMPTY), {"id": 1}, 1)])
 
-    assert [each._op for each in changes(given_rows, ITEMS).collect()] == ["c"]
+    assert [each._op for each in decode_changes(given_rows, ITEMS).collect()] == ["c"]
 
 
 def test_positions_of_postgres_sort_as_numbers(spark: SparkSession) -> None:
@@ -210,7 +210,7 @@ def test_an_op_that_nobody_knows_is_unreadable(spark: SparkSession) -> None:
 
 
 def test_the_commit_time_has_microseconds_where_the_source_tells_them(spark: SparkSession) -> None:
-    found = changes(
+    found = decode_changes(
         rows(
             spark,
             [
@@ -302,7 +302,7 @@ def test_any_order_and_doubling_of_records_sorts_to_the_same_changes(
         records.append(record(value, {"id": number}, offset))
     shuffled = data.draw(st.permutations(records + records[: len(records) // 2]))
 
-    frame = changes(rows(spark, shuffled), ITEMS)
+    frame = decode_changes(rows(spark, shuffled), ITEMS)
     found = frame.dropDuplicates(["_position", "_offset"]).orderBy("_position", "_offset").collect()
 
     expected = [

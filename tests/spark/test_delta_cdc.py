@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_changes import decode
-from headrace.cdc.apply.maintenance import Upkeep
+from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
-from headrace.cdc.apply.skipped import NotKept
+from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.errors import DataError, FlowError
@@ -40,10 +40,10 @@ def table(name: str, *columns: str, schema: str = "public") -> SourceTable:
 class Catalogue:
     """A catalogue that counts how often it is asked."""
 
-    tables: dict[str, SourceTable | NotKept]
+    tables: dict[str, SourceTable | SkippedTable]
     asked: list[str] = field(default_factory=list)
 
-    def __call__(self, topic: str, _target: Target) -> SourceTable | NotKept:
+    def __call__(self, topic: str, _target: Target) -> SourceTable | SkippedTable:
         self.asked.append(topic)
         return self.tables[topic]
 
@@ -70,12 +70,12 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ):
     looked_after: list[str] = []
-    monkeypatch.setattr(Upkeep, "compact", lambda _self, _session, location: looked_after.append(location))
+    monkeypatch.setattr(CdcMaintenance, "compact", lambda _self, _session, location: looked_after.append(location))
     catalogue = Catalogue(
         {
             "shop.orders": table("orders", "id", "state"),
             "shop.items": table("items", "id"),
-            "shop.brief": NotKept("shop.brief", "gone", GONE),
+            "shop.brief": SkippedTable("shop.brief", "gone", GONE),
         }
     )
     sink = DeltaCdc("shop", catalogue, decode)
@@ -101,7 +101,7 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
 
     # A table that was made and dropped again stops no other. One of which something is kept may not go like that.
     assert [(each.rows, each.why) for each in told] == [(2, "gone")] * 2
-    catalogue.tables["shop.orders"] = NotKept("shop.orders", "gone", GONE)
+    catalogue.tables["shop.orders"] = SkippedTable("shop.orders", "gone", GONE)
     sink.prepare(spark, target)
     with pytest.raises(DataError) as lacking:
         sink.write(first, Batch("shop", "q1", 3, target))

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, S
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
 from headrace.ingest.parse import good, judged, with_reason
-from headrace.patterns.records import Bad, Consumed
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.rides.flows import RIDE
 from headrace.patterns.rides.model import judge
 from headrace.sources.kafka.source import KafkaSource
@@ -165,8 +165,8 @@ def test_the_rows_that_are_not_bad_are_the_good_ones(spark: SparkSession) -> Non
 
 @pytest.mark.parametrize(("value", "expected"), SHARED)
 def test_the_model_gives_the_same_verdicts_as_the_table(value: bytes | None, expected: str) -> None:
-    verdict = judge(Consumed(0, 0, round(SENT.timestamp() * 1000), b"k", value))
-    assert (verdict.reason if isinstance(verdict, Bad) else "good") == expected
+    verdict = judge(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
+    assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == expected
 
 
 def test_size_is_judged_before_the_key_and_the_key_before_the_payload(spark: SparkSession) -> None:
@@ -275,8 +275,8 @@ payloads_of_any_kind = st.one_of(
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 def test_spark_and_the_model_agree_on_any_payload(spark: SparkSession, values: list[bytes]) -> None:
     def by_model(value: bytes) -> str:
-        verdict = judge(Consumed(0, 0, round(SENT.timestamp() * 1000), b"k", value))
-        return verdict.reason if isinstance(verdict, Bad) else "good"
+        verdict = judge(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
+        return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
     found = verdicts(spark, [(b"k", value) for value in values], RIDES)
     assert list(zip(values, found, strict=True)) == [(value, by_model(value)) for value in values]

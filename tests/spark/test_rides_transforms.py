@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from headrace.patterns.rides.flows import RIDE, city_rides, driver_metrics, known_rides, surge
+from headrace.patterns.rides.flows import RIDE, city_rides, counted_rides, driver_metrics, surge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +72,7 @@ def test_only_rides_of_a_known_status_are_kept_with_their_day_and_hour_in_utc(sp
         ride("12:00:00", "Completed"),
         ride("12:00:00", ""),
     ]
-    kept = known_rides(frame(spark, rides)).select("status", F.col("event_date").cast("string"), "hour_of_day")
+    kept = counted_rides(frame(spark, rides)).select("status", F.col("event_date").cast("string"), "hour_of_day")
     assert sorted(tuple(row) for row in kept.collect()) == [
         ("cancelled", "2024-05-06", 23),
         ("completed", "2024-05-06", 0),

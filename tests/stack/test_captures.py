@@ -12,8 +12,8 @@ import pytest
 
 from headrace.cdc.capture.catalogue import position_now
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import look
-from headrace.cdc.capture.lifecycle import Worker, begin, forget
+from headrace.cdc.capture.health import check_capture
+from headrace.cdc.capture.lifecycle import ConnectWorker, delete_capture, start_capture
 from headrace.cdc.capture.wait import await_position
 from headrace.clients import mysql
 from headrace.clients.kafka import list_topics
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 
 def test_mirror_and_history_equal_their_source_after_a_killed_snapshot_and_end_at_a_lost_slot(
-    broker: Broker, stoppable_postgres: Database, capture_worker: Worker, spark: SparkSession, tmp_path: Path
+    broker: Broker, stoppable_postgres: Database, capture_worker: ConnectWorker, spark: SparkSession, tmp_path: Path
 ) -> None:
     shop = Shop(spark, broker, stoppable_postgres, capture_worker, tmp_path)
     capture, connect = shop.capture, ConnectClient(capture_worker.url)
 
     # Kafka Connect is killed in the middle of the snapshot. Rows that it has sent are deleted before the next one.
     with stalled(shop.source, capture, "sold.payments"), changes(broker.bootstrap, "sold.sold.orders") as until:
-        begin(capture, shop.source, capture_worker)
+        start_capture(capture, shop.source, capture_worker)
         until(("r", 499))  # the connector sends the last row of a table when it knows what follows
         kill(broker.home, "connect")
     assert "sold.sold.payments" not in list_topics(shop.target)
@@ -62,15 +62,17 @@ def test_mirror_and_history_equal_their_source_after_a_killed_snapshot_and_end_a
     drop_slot(shop.source, capture)
     shop.change()
     ends_at_the_gap(running)
-    refused("HR-522", lambda: look(capture, shop.source, connect))
+    refused("HR-522", lambda: check_capture(capture, shop.source, connect))
 
     # A new snapshot would hide what happened in the gap, unless the topics are new as well.
-    forget(capture, shop.source, capture_worker)
-    refused("HR-527", lambda: begin(capture, shop.source, capture_worker))
+    delete_capture(capture, shop.source, capture_worker)
+    refused("HR-527", lambda: start_capture(capture, shop.source, capture_worker))
     assert connect.settings(capture.connector) is None
 
 
-def test_a_table_without_a_key_is_refused_before_it_is_published(stoppable_postgres: Database, capture_worker: Worker):
+def test_a_table_without_a_key_is_refused_before_it_is_published(
+    stoppable_postgres: Database, capture_worker: ConnectWorker
+):
     run(
         stoppable_postgres,
         "CREATE SCHEMA bare",
@@ -78,17 +80,17 @@ def test_a_table_without_a_key_is_refused_before_it_is_published(stoppable_postg
         "INSERT INTO bare.logs VALUES ('x')",
     )
     with pytest.raises(DataError, match="REPLICA IDENTITY FULL") as told:
-        begin(Capture("shop", r"bare\..*", prefix="bare"), stoppable_postgres, capture_worker)
+        start_capture(Capture("shop", r"bare\..*", prefix="bare"), stoppable_postgres, capture_worker)
     assert told.value.code == "HR-524"
     run(stoppable_postgres, "UPDATE bare.logs SET line = 'y'")
 
 
-def test_a_row_of_mariadb_goes_through(broker: Broker, mariadb: Database, capture_worker: Worker):
+def test_a_row_of_mariadb_goes_through(broker: Broker, mariadb: Database, capture_worker: ConnectWorker):
     capture = Capture("shop", ("headrace.carried",), prefix="carried", heartbeat="1 second")
     with mysql.session(mariadb) as cursor:
         cursor.execute("CREATE TABLE carried (id int PRIMARY KEY, note varchar(20))")
         cursor.execute("INSERT INTO carried VALUES (1, 'before')")
-        begin(capture, mariadb, capture_worker)
+        start_capture(capture, mariadb, capture_worker)
         with changes(broker.bootstrap, "carried.headrace.carried") as until:
             until(("r", 1))
             cursor.execute("INSERT INTO carried VALUES (2, 'after')")
@@ -102,4 +104,4 @@ def test_a_row_of_mariadb_goes_through(broker: Broker, mariadb: Database, captur
     seen = looked_at(capture, mariadb, capture_worker)
     assert seen.position is not None
     assert seen.position <= position_now(mariadb)
-    forget(capture, mariadb, capture_worker)
+    delete_capture(capture, mariadb, capture_worker)

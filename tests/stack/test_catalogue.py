@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.cdc.capture.catalogue import position_now, read_tables
-from headrace.cdc.capture.declaration import Tables
+from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.clients import mysql
 from headrace.clients.postgres import connect
@@ -32,7 +32,7 @@ def test_tables_of_postgres_are_told_with_full_types_key_order_and_identity(post
         link.execute("CREATE TABLE told.parted (id int) PARTITION BY RANGE (id)")
         link.execute("CREATE TABLE told.parted_1 PARTITION OF told.parted FOR VALUES FROM (0) TO (9)")
         link.execute("ALTER TABLE told.parted REPLICA IDENTITY FULL")
-    kinds, parted = read_tables(postgres, Tables(pattern=r"told\..*"))
+    kinds, parted = read_tables(postgres, TableSelection(pattern=r"told\..*"))
     assert kinds == SourceTable(
         "told",
         "kinds",
@@ -50,7 +50,7 @@ def test_tables_of_postgres_are_told_with_full_types_key_order_and_identity(post
     )
     assert (parted.name, parted.key, parted.identity) == ("parted", (), "full")
     with pytest.raises(DataError, match=r"Did you mean 'told\.kinds'") as missing:
-        read_tables(postgres, Tables(("told.kind",)))
+        read_tables(postgres, TableSelection(("told.kind",)))
     assert missing.value.code == "HR-520"
 
 
@@ -70,7 +70,7 @@ def test_tables_of_mariadb_are_told_and_its_position_moves(mariadb: Database):
             "CREATE TABLE told (b varchar(20), a bigint unsigned, n decimal(12,2), e enum('x','y'), t datetime(6),"
             " PRIMARY KEY (b, a))"
         )
-    assert read_tables(mariadb, Tables(("headrace.told",))) == (
+    assert read_tables(mariadb, TableSelection(("headrace.told",))) == (
         SourceTable(
             "headrace",
             "told",

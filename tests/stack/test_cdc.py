@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from headrace import AvailableNow, Target
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.lifecycle import Worker, begin, forget
+from headrace.cdc.capture.lifecycle import ConnectWorker, delete_capture, start_capture
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cdc.reconcile.compare import compare
 from headrace.cli.main import app
@@ -44,8 +44,8 @@ def target(broker: Any, connect: Any, postgres: Database, tmp_path: Path) -> Ite
         "INSERT INTO mirrored.customers VALUES (1, 'Ada', '2026-01-01 00:00:00.000001+02'), (2, 'São', NULL)",
         "INSERT INTO mirrored.orders VALUES (10, 1, 0.10), (11, 2, 9999999999.99)",
     )
-    worker = Worker(connect.url, broker.bootstrap, secrets(LocalStack(connect.home).place("connect")))
-    begin(CAPTURE, postgres, worker)
+    worker = ConnectWorker(connect.url, broker.bootstrap, secrets(LocalStack(connect.home).place("connect")))
+    start_capture(CAPTURE, postgres, worker)
     yield Target(
         "cdc",
         lake=str(tmp_path / "lake"),
@@ -53,7 +53,7 @@ def target(broker: Any, connect: Any, postgres: Database, tmp_path: Path) -> Ite
         kafka={"bootstrap.servers": broker.bootstrap},
         databases={"shop": postgres},
     )
-    forget(CAPTURE, postgres, worker)
+    delete_capture(CAPTURE, postgres, worker)
 
 
 def run(where: Database, *statements: str) -> None:
@@ -73,7 +73,7 @@ def unequal(spark: SparkSession, target: Target, where: Database) -> dict[str, o
     """Return what differs, by table; nothing, when every mirror equals its table."""
     found = {
         table.name: compare(spark, where, table, target.table(f"shop/{table.name}"))
-        for table in read_tables(where, CAPTURE.chosen)
+        for table in read_tables(where, CAPTURE.selection)
     }
     assert {name: each.rows for name, each in found.items() if not each.rows} == {}, "a comparison of nothing"
     return {name: each.as_dict() for name, each in found.items() if not each.equal}

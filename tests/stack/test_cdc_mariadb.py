@@ -11,7 +11,7 @@ import pytest
 from headrace import AvailableNow, Every, KafkaConnect, Target
 from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.lifecycle import begin, forget, worker_of
+from headrace.cdc.capture.lifecycle import connect_worker, delete_capture, start_capture
 from headrace.cdc.capture.wait import await_position, await_topics
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cdc.reconcile.compare import compare
@@ -72,19 +72,19 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
         databases={"till": mariadb},
         connect=KafkaConnect(connect.url, secrets=secrets(LocalStack(connect.home).place("connect"))),
     )
-    worker = worker_of(target, "till")
+    worker = connect_worker(target, "till")
     flow = mirror(CdcSettings(CAPTURE, path="till", trigger=AvailableNow()))
 
     def mirrored(*statements: str) -> dict[str, tuple[int, object]]:
         """Run statements and the flow; return, by table, its rows and what differs from them."""
         execute(mariadb, *statements)
-        tables = begin(CAPTURE, mariadb, worker)
+        tables = start_capture(CAPTURE, mariadb, worker)
         await_topics(CAPTURE, tables, target)
         await_position(CAPTURE, mariadb, ConnectClient(worker.url), position_now(mariadb))
         assert Application(spark, target, [flow]).run()[flow.name].error is None
         found = {
             table.name: compare(spark, mariadb, table, target.table(f"till/{table.name}"))
-            for table in read_tables(mariadb, CAPTURE.chosen)
+            for table in read_tables(mariadb, CAPTURE.selection)
         }
         return {name: (each.rows, each.equal or each.as_dict()) for name, each in found.items()}
 
@@ -111,7 +111,7 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
         assert isinstance(ended, DataError)
         assert (ended.code, "The server has removed" in ended.why) == ("HR-522", True)
     finally:
-        forget(CAPTURE, mariadb, worker)
+        delete_capture(CAPTURE, mariadb, worker)
 
 
 def execute(database: Database, *statements: str) -> None:

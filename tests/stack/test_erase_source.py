@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.cdc.capture.catalogue import read_tables
-from headrace.cdc.capture.declaration import Tables
-from headrace.cdc.reconcile.source_row import holds_row
+from headrace.cdc.capture.declaration import TableSelection
+from headrace.cdc.reconcile.source_row import row_exists
 from headrace.clients import mysql
 from headrace.clients.postgres import connect
 from headrace.clients.topic_retention import retention
@@ -27,22 +27,22 @@ def test_postgres_says_whether_it_holds_a_row(postgres: Database):
     with connect(postgres) as connection:
         connection.execute(f"CREATE TABLE erase_people {COLUMNS}")
         connection.execute("INSERT INTO erase_people VALUES (7, 42, 'a@example.org')")
-    (table,) = read_tables(postgres, Tables(("public.erase_people",)))
+    (table,) = read_tables(postgres, TableSelection(("public.erase_people",)))
 
     assert table.key == ("tenant", "id")
-    assert holds_row(postgres, table, {"tenant": "7", "id": "42"})
-    assert not holds_row(postgres, table, {"tenant": "7", "id": "43"})
-    assert not holds_row(postgres, table, {"tenant": "7", "id": "no number"})
+    assert row_exists(postgres, table, {"tenant": "7", "id": "42"})
+    assert not row_exists(postgres, table, {"tenant": "7", "id": "43"})
+    assert not row_exists(postgres, table, {"tenant": "7", "id": "no number"})
 
 
 def test_mariadb_says_whether_it_holds_a_row(mariadb: Database):
     with mysql.session(mariadb) as cursor:
         cursor.execute(f"CREATE TABLE erase_people {COLUMNS.replace(chr(34), chr(96))}")
         cursor.execute("INSERT INTO erase_people VALUES (7, 42, 'a@example.org')")
-    (table,) = read_tables(mariadb, Tables(pattern=r".*\.erase_people"))
+    (table,) = read_tables(mariadb, TableSelection(pattern=r".*\.erase_people"))
 
-    assert holds_row(mariadb, table, {"tenant": "7", "id": "42"})
-    assert not holds_row(mariadb, table, {"tenant": "7", "id": "43"})
+    assert row_exists(mariadb, table, {"tenant": "7", "id": "42"})
+    assert not row_exists(mariadb, table, {"tenant": "7", "id": "43"})
 
 
 def test_a_broker_says_how_long_topics_keep_records(broker: Broker):

@@ -11,7 +11,7 @@ import psutil
 import pymysql
 import pytest
 
-from headrace.cdc.capture.lifecycle import require_written
+from headrace.cdc.capture.lifecycle import require_binlog_position
 from headrace.errors import DataError, StackError
 from headrace.flow.target import Database
 from headrace.stack import mariadb as part
@@ -46,10 +46,10 @@ def test_a_killed_server_comes_back_with_every_commit_and_a_binlog_of_whole_rows
     where = part.database(stack.place("mariadb"))
     # Nothing is in its binlog yet, and a connector could not begin there.
     with pytest.raises(DataError) as refused:
-        require_written(where)
+        require_binlog_position(where)
     assert refused.value.code == "HR-521"
     asked(where, "CREATE TABLE headrace.kept (id int PRIMARY KEY)", "INSERT INTO headrace.kept VALUES (42)")
-    require_written(where)
+    require_binlog_position(where)
     before = next(each for each in stack.ps() if each.name == "mariadb")
     assert before.pid is not None
     server = psutil.Process(before.pid)

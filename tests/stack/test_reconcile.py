@@ -10,9 +10,9 @@ import pytest
 from debezium_records import record, rows
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.capture.catalogue import position_now, read_tables
-from headrace.cdc.capture.declaration import Tables
+from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.decode.envelope import changes
+from headrace.cdc.decode.envelope import decode_changes
 from headrace.cdc.reconcile.compare import compare, repair
 from headrace.clients.postgres import connect
 from headrace.errors import DataError
@@ -68,7 +68,7 @@ def made(postgres: Database, name: str) -> SourceTable:
             values = ", ".join(kind[place] for kind in COLUMNS.values())
             connection.execute(f"INSERT INTO {name} VALUES ({key}, {values}, '(1,2)')")  # noqa: S608
         connection.execute(f"INSERT INTO {name} (id) VALUES (3)")  # noqa: S608
-    (table,) = read_tables(postgres, Tables((f"public.{name}",)))
+    (table,) = read_tables(postgres, TableSelection((f"public.{name}",)))
     return table
 
 
@@ -80,7 +80,7 @@ def mirrored(spark: SparkSession, table: SourceTable, path: Path) -> str:
         after |= {name: None if place is None else kind[place] for name, kind in COLUMNS.items()}
         source = {"lsn": 100 + key, "ts_ms": 1}
         told.append(record({"op": "c", "before": None, "after": after, "source": source}, {"id": key}, key))
-    frame = changes(rows(spark, told), table)
+    frame = decode_changes(rows(spark, told), table)
     frame.selectExpr("_after.*", f"_position AS {POSITION}").coalesce(1).write.format("delta").save(str(path))
     return str(path)
 
@@ -94,7 +94,7 @@ def test_a_mirror_that_holds_what_its_source_holds_is_equal(
     found = compare(spark, postgres, table, mirrored(spark, table, tmp_path / "t"))
 
     assert found.differences == ()
-    assert (found.equal, found.rows, found.lacking, found.untold) == (True, 3, (), (SPOT,))
+    assert (found.equal, found.rows, found.missing_columns, found.uncompared_columns) == (True, 3, (), (SPOT,))
     assert before <= found.position <= position_now(postgres)
 
 
@@ -152,11 +152,11 @@ def test_a_column_that_the_mirror_lacks_is_told(spark: SparkSession, postgres: D
     location = mirrored(spark, table, tmp_path / "t")
     with connect(postgres) as connection:
         connection.execute("ALTER TABLE reconcile_lacking ADD COLUMN added integer DEFAULT 5")
-    (table,) = read_tables(postgres, Tables(("public.reconcile_lacking",)))
+    (table,) = read_tables(postgres, TableSelection(("public.reconcile_lacking",)))
 
     found = compare(spark, postgres, table, location)
 
-    assert (found.equal, found.lacking, found.differences) == (False, ("added",), ())
+    assert (found.equal, found.missing_columns, found.differences) == (False, ("added",), ())
 
 
 def test_a_mirror_that_is_not_there_is_refused(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:

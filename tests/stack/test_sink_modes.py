@@ -239,7 +239,7 @@ REFUSED = {
     ),
     # A change that replaces an earlier one is one change more.
     "DeltaCdc": Case(
-        lambda mode: DeltaCdc(f"{mode}/logged", items, decode, keep=ChangeLog()),
+        lambda mode: DeltaCdc(f"{mode}/logged", items, decode, stored_as=ChangeLog()),
         {UPDATE: "a=10 a=21 b=20 c=30 c=61", COMPLETE: "a=10 a=21 b=20 b=20 c=30"},
         envelopes,
         change,

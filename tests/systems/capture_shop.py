@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 from headrace.cdc.apply.history import History
 from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import Captured, look
-from headrace.cdc.capture.lifecycle import Worker
+from headrace.cdc.capture.health import CaptureProgress, check_capture
+from headrace.cdc.capture.lifecycle import ConnectWorker
 from headrace.cdc.capture.wait import await_position
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cdc.reconcile.compare import compare
@@ -118,12 +118,14 @@ class Running:
             self._news.notify_all()
 
 
-def looked_at(capture: Capture, where: Database, worker: Worker, seconds: float = _PATIENCE_SECONDS) -> Captured:
+def looked_at(
+    capture: Capture, where: Database, worker: ConnectWorker, seconds: float = _PATIENCE_SECONDS
+) -> CaptureProgress:
     """Ask the guard until what is transient has passed."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return look(capture, where, ConnectClient(worker.url))
+            return check_capture(capture, where, ConnectClient(worker.url))
         except HeadraceError as error:
             if not error.code.startswith("HR-6") or time.monotonic() > deadline:
                 raise
@@ -150,7 +152,9 @@ def drop_slot(where: Database, capture: Capture) -> None:
 class Shop:
     """Orders and their payments under change, and what is kept of them: a mirror by whole transactions, a history."""
 
-    def __init__(self, spark: SparkSession, broker: Broker, source: Database, worker: Worker, lake: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, broker: Broker, source: Database, worker: ConnectWorker, lake: Path
+    ) -> None:
         self.capture = CAPTURE
         self.worker, self.home = worker, broker.home
         self._spark, self._bootstrap, self._lake = spark, broker.bootstrap, lake
@@ -178,8 +182,8 @@ class Shop:
     def flows(self, trigger: Trigger) -> list[Flow]:
         kept = partial(CdcSettings, self.capture, trigger=trigger)
         return [
-            mirror(kept(path=f"{self.kept}/mirror", name=f"{self.kept}_mirror", together=True)),
-            mirror(kept(path=f"{self.kept}/history", name=f"{self.kept}_history", keep=History())),
+            mirror(kept(path=f"{self.kept}/mirror", name=f"{self.kept}_mirror", atomic_transactions=True)),
+            mirror(kept(path=f"{self.kept}/history", name=f"{self.kept}_history", stored_as=History())),
         ]
 
     def change(self) -> None:
@@ -219,7 +223,7 @@ class Shop:
             assert wanted
             assert self._mirrored(table) == wanted
             assert self._current(table) == wanted
-        for each in read_tables(self.source, self.capture.chosen):
+        for each in read_tables(self.source, self.capture.selection):
             compared = compare(self._spark, self.source, each, self.target.table(f"{self.kept}/mirror/{each.name}"))
             assert compared.equal, compared.as_dict()
 

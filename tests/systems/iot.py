@@ -24,7 +24,7 @@ from headrace.flow.target import Target
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import generator
 from headrace.patterns.iot.model import DeviceMetrics
-from headrace.patterns.traffic import Record
+from headrace.patterns.traffic import GeneratedRecord
 from systems.past_traffic import NOW, Past, set_by_records
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class Returned:
         for minute in range(0, 360, 3):
             ts = NOW - timedelta(hours=6) + timedelta(minutes=minute)
             fields = {"device_id": "dev-back", "temperature": 85.5, "humidity": 40, "ts": ts.isoformat()}
-            yield Record(b"dev-back", json.dumps(fields).encode(), round(ts.timestamp() * 1000), now, "returned")
+            yield GeneratedRecord(
+                b"dev-back", json.dumps(fields).encode(), round(ts.timestamp() * 1000), now, "returned"
+            )
 
 
 def filled(target: Target, settings: IotSettings, *, rate: float) -> int:

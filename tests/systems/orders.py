@@ -82,7 +82,7 @@ def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, 
 
 def replayed(
     spark: SparkSession, target: Target, settings: OrderSettings, how: Join, recorded: list[int] | None = None
-) -> model.Outcome:
+) -> model.JoinOutcome:
     flow = next(each for each in flows(settings) if each.name == NAMES[how])
     records = [consumed(target, topic) for topic in settings.topics]
     return model.replay(*records, boundaries(spark, target, flow), model.JOINS[how], recorded)
@@ -125,7 +125,7 @@ def reconciled(
     records = [consumed(target, topic) for topic in settings.topics]
     rows = table_rows(spark, "delta", target.table(settings.table(how)))
     compared = Comparison()
-    due = model.day(*records, model.JOINS[how], start, end)
+    due = model.daily_rows(*records, model.JOINS[how], start, end)
     compared.add("repaired", [row._asdict() for row in due], [row for row in rows if start <= _moment(row) < end])
     assert compared.differences == []
     assert len(rows) - len(before) == sum(plan["added"].values()) - sum(plan["removed"].values())
@@ -139,7 +139,7 @@ def reconciled(
         # The order came too late, and its payment stood alone until now.
         lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
         assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
-    alone = model.day(*records, model.JOINS["full"], start, end)
+    alone = model.daily_rows(*records, model.JOINS["full"], start, end)
     assert plan["never_came"] == {
         "payment(s) of an order": sum(row.pay_time is None for row in alone),
         "order(s) of a payment": sum(row.order_time is None for row in alone),

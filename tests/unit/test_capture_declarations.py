@@ -7,9 +7,9 @@ import re
 import pytest
 
 from headrace.cdc import flows
-from headrace.cdc.apply.skipped import NotKept
+from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
-from headrace.cdc.capture.declaration import Capture, Tables
+from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.clients import mysql
@@ -20,8 +20,8 @@ from headrace.flow.target import Database, Target
 
 def test_a_list_chooses_its_tables_and_their_topics_and_no_others():
     capture = Capture("shop", ("public.orders", "public.order_items"))
-    assert capture.chosen.holds("public", "orders")
-    assert not capture.chosen.holds("public", "ordersX")
+    assert capture.selection.holds("public", "orders")
+    assert not capture.selection.holds("public", "ordersX")
     assert re.fullmatch(capture.topics, "shop.public.orders")
     assert not re.fullmatch(capture.topics, "shop.public.orders_old")
     assert not re.fullmatch(capture.topics, "shopXpublic.orders")
@@ -29,15 +29,15 @@ def test_a_list_chooses_its_tables_and_their_topics_and_no_others():
 
 def test_a_pattern_matches_whole_names_and_topics_of_tables_only():
     capture = Capture("shop", r"public\.o.*")
-    assert capture.chosen.holds("public", "orders")
-    assert not capture.chosen.holds("xpublic", "orders")
+    assert capture.selection.holds("public", "orders")
+    assert not capture.selection.holds("xpublic", "orders")
     assert re.fullmatch(capture.topics, "shop.public.orders")
     assert not re.fullmatch(capture.topics, "shop.transaction")
 
 
 def test_a_dot_in_the_name_of_a_listed_table_is_a_dot_in_the_expression():
-    assert re.fullmatch(Tables(("public.orders",)).expression, "public.orders")
-    assert not re.fullmatch(Tables(("public.orders",)).expression, "publicXorders")
+    assert re.fullmatch(TableSelection(("public.orders",)).expression, "public.orders")
+    assert not re.fullmatch(TableSelection(("public.orders",)).expression, "publicXorders")
 
 
 def test_a_topic_replaces_what_topics_may_not_hold():
@@ -89,7 +89,7 @@ def test_a_topic_whose_table_is_not_chosen_is_passed_over_and_one_that_is_gone_i
     tables = [SourceTable("public", name, (), ("id",), "postgres") for name in ("orders", "log")]
     target = Target("t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")})
 
-    def read(_database: Database, chosen: Tables) -> tuple[SourceTable, ...]:
+    def read(_database: Database, chosen: TableSelection) -> tuple[SourceTable, ...]:
         return tuple(each for each in tables if chosen.holds(each.schema, each.name))
 
     monkeypatch.setattr(flows, "read_tables", read)
@@ -97,8 +97,8 @@ def test_a_topic_whose_table_is_not_chosen_is_passed_over_and_one_that_is_gone_i
     assert isinstance(sink, DeltaCdc)
     codes = dict[str, str | None]()
     for name in ("log", "log_old", "brief"):
-        found = sink.lookup(f"shop.public.{name}", target)
-        assert isinstance(found, NotKept)
+        found = sink.find_table(f"shop.public.{name}", target)
+        assert isinstance(found, SkippedTable)
         codes[name] = found.error.code if found.error is not None else None
     assert codes == {"log": None, "log_old": None, "brief": "HR-547"}
-    assert sink.lookup("shop.public.orders", target) == tables[0]
+    assert sink.find_table("shop.public.orders", target) == tables[0]

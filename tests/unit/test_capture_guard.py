@@ -8,9 +8,9 @@ import pymysql
 import pytest
 
 from headrace.cdc.capture.catalogue import lsn_position
-from headrace.cdc.capture.connector import settings
+from headrace.cdc.capture.connector import connector_config
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import Slot, _binlog, _log_of_postgres
+from headrace.cdc.capture.health import ReplicationSlot, _binlog, _log_of_postgres
 from headrace.cdc.capture.lifecycle import _one_schema
 from headrace.clients import mysql
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
@@ -19,13 +19,13 @@ from headrace.flow.secret import Secret
 from headrace.flow.target import Database
 
 SHOP = Capture("shop", (r"public.orders",), retained_max=1000)
-FINE = Slot("reserved", "", 100, 10)
+FINE = ReplicationSlot("reserved", "", 100, 10)
 
 
 def test_the_settings_of_a_connector_hold_a_reference_and_no_password():
     database = Database("jdbc:postgresql://db/shop", "u", Secret("${env:X}", "hunter2"))
     reference = "${file:/s/shop.properties:password}"
-    made = settings(SHOP, database, password=reference, bootstrap="b:1")
+    made = connector_config(SHOP, database, password=reference, bootstrap="b:1")
     assert made["database.password"] == reference
     assert "hunter2" not in json.dumps(made)
     assert (made["slot.name"], made["topic.prefix"]) == ("headrace_shop", "shop")
@@ -34,7 +34,7 @@ def test_the_settings_of_a_connector_hold_a_reference_and_no_password():
 
 def test_a_comma_in_a_pattern_does_not_end_it():
     database = Database("jdbc:mariadb://db/shop", "u")
-    made = settings(Capture("shop", r"shop\.t\d{1,2}"), database, password="", bootstrap="b:1")
+    made = connector_config(Capture("shop", r"shop\.t\d{1,2}"), database, password="", bootstrap="b:1")
     assert made["table.include.list"] == r"shop\.t\d{1\,2}"
     assert made["database.ssl.mode"] == "verify-full"
 
@@ -58,13 +58,13 @@ def test_the_deepest_cause_with_words_tells_a_failure():
 @pytest.mark.parametrize(
     ("slot", "says"),
     [
-        (None, "is gone"),
-        (Slot("lost", "", 100, 10), "given up"),
-        (Slot("reserved", "idle_timeout", 100, 10), "idle_timeout"),
-        (Slot("reserved", "", 101, 10), "somebody moved the slot"),
+        (None, "does not exist any more"),
+        (ReplicationSlot("lost", "", 100, 10), "invalidated"),
+        (ReplicationSlot("reserved", "idle_timeout", 100, 10), "idle_timeout"),
+        (ReplicationSlot("reserved", "", 101, 10), "somebody advanced the slot"),
     ],
 )
-def test_a_slot_that_cannot_go_on_where_it_was_is_hr_522_and_says_snapshot(slot: Slot | None, says: str):
+def test_a_slot_that_cannot_go_on_where_it_was_is_hr_522_and_says_snapshot(slot: ReplicationSlot | None, says: str):
     with pytest.raises(DataError, match=says) as told:
         _log_of_postgres(SHOP, slot, {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100})
     assert told.value.code == "HR-522"
@@ -73,14 +73,16 @@ def test_a_slot_that_cannot_go_on_where_it_was_is_hr_522_and_says_snapshot(slot:
 
 def test_a_slot_that_is_read_may_be_ahead_of_the_position_that_was_saved_last():
     saved: dict[str, object] = {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100}
-    assert _log_of_postgres(SHOP, Slot("reserved", "", 101, 10, active=True), saved).position == lsn_position(100)
+    assert _log_of_postgres(
+        SHOP, ReplicationSlot("reserved", "", 101, 10, active=True), saved
+    ).position == lsn_position(100)
 
 
 def test_a_slot_that_holds_back_more_than_its_limit_is_warned_of():
     saved: dict[str, object] = {"lsn_commit": 100, "lsn": 100}
     assert _log_of_postgres(SHOP, FINE, saved).warning == ""
-    assert "2 MB" in _log_of_postgres(SHOP, Slot("extended", "", 100, 2_000_000), saved).warning
-    assert "any moment" in _log_of_postgres(SHOP, Slot("unreserved", "", 100, 10), saved).warning
+    assert "2 MB" in _log_of_postgres(SHOP, ReplicationSlot("extended", "", 100, 2_000_000), saved).warning
+    assert "any moment" in _log_of_postgres(SHOP, ReplicationSlot("unreserved", "", 100, 10), saved).warning
 
 
 def test_before_its_first_position_a_capture_is_in_its_snapshot():

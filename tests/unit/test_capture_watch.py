@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cdc.capture import watch as capture_watch
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import Captured, gap
+from headrace.cdc.capture.health import CaptureProgress, log_gap_error
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cli.flow_events import told
 from headrace.errors import DataError, HeadraceError, PartUnavailable
@@ -22,20 +22,20 @@ FLOW = mirror(CdcSettings(SHOP))
 TARGET = Target(
     "t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")}, connect=None
 )
-WELL = Captured("00000000000000000001", in_snapshot=False)
+WELL = CaptureProgress("00000000000000000001", in_snapshot=False)
 SILENT = PartUnavailable("Connect is silent.", why="w.", state="s.", remedy="r.", code="HR-613")
 BROKEN = DataError("It failed.", why="w.", state="s.", remedy="r.", code="HR-523")
-LOST = gap(SHOP, "The slot is gone")
+LOST = log_gap_error(SHOP, "The slot is gone")
 
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set what the looks find, one after the other; the last one for ever."""
 
-    def given(*found: Captured | HeadraceError, down: bool = False) -> None:
+    def given(*found: CaptureProgress | HeadraceError, down: bool = False) -> None:
         rest = list(found)
 
-        def look(*_words: object, **_named: object) -> Captured:
+        def look(*_words: object, **_named: object) -> CaptureProgress:
             answer = rest.pop(0) if len(rest) > 1 else rest[0]
             if isinstance(answer, HeadraceError):
                 raise answer
@@ -45,7 +45,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             if down:
                 raise BROKEN
 
-        monkeypatch.setattr(capture_watch, "look", look)
+        monkeypatch.setattr(capture_watch, "check_capture", look)
         monkeypatch.setattr(capture_watch, "require_running", require_running)
 
     return given
@@ -70,7 +70,9 @@ def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Ca
 def test_log_that_is_held_back_is_told_once_until_it_is_less_whether_the_connector_runs_or_not(
     answers: Callable[..., None], down: bool
 ) -> None:
-    pressed = Captured(WELL.position, in_snapshot=False, retained_bytes=6, warning="The source keeps 6 GB of log.")
+    pressed = CaptureProgress(
+        WELL.position, in_snapshot=False, retained_bytes=6, warning="The source keeps 6 GB of log."
+    )
     answers(WELL, pressed, pressed, WELL, pressed, down=down)
     heard: list[CaptureUnhealthy] = []
     watching = watch(heard)

@@ -7,12 +7,19 @@ from itertools import islice
 
 import pytest
 
-from headrace.patterns.cdc.generator import OPENING, Change, Shop, Transaction
-from headrace.patterns.cdc.model import differences, replayed, unrelated
+from headrace.patterns.cdc.generator import OPENING, RowChange, Shop, ShopTransaction
+from headrace.patterns.cdc.model import Tables, differences, replay
 
 
-def history(length: int, seed: int = 7) -> list[Transaction]:
+def history(length: int, seed: int = 7) -> list[ShopTransaction]:
     return list(islice(Shop(seed).history(), length))
+
+
+def orphans(tables: Tables) -> list[str]:
+    """Return the orders without their customer and the items without their order."""
+    customers, orders = tables["customers"], tables["orders"]
+    lost = [f"order {key[0]}" for key, row in orders.items() if (row["customer_id"],) not in customers]
+    return lost + [f"item {key}" for key in tables["items"] if key[:1] not in orders]
 
 
 def test_the_same_seed_gives_the_same_history_and_another_one_another() -> None:
@@ -23,8 +30,8 @@ def test_the_same_seed_gives_the_same_history_and_another_one_another() -> None:
 def test_orders_belong_to_customers_and_items_to_orders_after_every_transaction() -> None:
     lived = history(1_200)
     for end in (OPENING, OPENING + 1, 400, 1_200):
-        tables = replayed(lived[:end])
-        assert unrelated(tables) == []
+        tables = replay(lived[:end])
+        assert orphans(tables) == []
         for (order,), row in tables["orders"].items():
             items = [each for key, each in tables["items"].items() if key[0] == order]
             assert row["total"] == sum(each["quantity"] * each["price"] for each in items)  # type: ignore[operator, misc]
@@ -46,22 +53,22 @@ def test_a_history_holds_every_kind_of_change_that_is_hard_to_mirror() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        [Change("update", "customers", (1,), {"name": "x"})],
-        [Change("delete", "customers", (1,))],
-        [Change("insert", "customers", (1,), {"id": 1}), Change("insert", "customers", (1,), {"id": 1})],
+        [RowChange("update", "customers", (1,), {"name": "x"})],
+        [RowChange("delete", "customers", (1,))],
+        [RowChange("insert", "customers", (1,), {"id": 1}), RowChange("insert", "customers", (1,), {"id": 1})],
         [
-            *(Change("insert", "customers", (key,), {"id": key}) for key in (1, 2)),
-            Change("update", "customers", (1,), {"id": 2}),
+            *(RowChange("insert", "customers", (key,), {"id": key}) for key in (1, 2)),
+            RowChange("update", "customers", (1,), {"id": 2}),
         ],
     ],
 )
-def test_a_history_that_contradicts_itself_is_no_model(changes: list[Change]) -> None:
+def test_a_history_that_contradicts_itself_is_no_model(changes: list[RowChange]) -> None:
     with pytest.raises(ValueError, match="there"):
-        replayed([Transaction(0, tuple(changes))])
+        replay([ShopTransaction(0, tuple(changes))])
 
 
 def test_rows_that_are_missing_too_many_or_different_are_told() -> None:
-    expected = replayed(history(OPENING))
+    expected = replay(history(OPENING))
     held = {table: {key: dict(row) for key, row in rows.items()} for table, rows in expected.items()}
     assert differences(expected, held) == []  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cdc.capture.source_table import Family
-from headrace.cdc.decode.types import rules
+from headrace.cdc.decode.types import type_mappings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cdc" / "types.md").read_text()
 HEADINGS: dict[Family, str] = {"postgres": "## Postgres\n", "mysql": "## MySQL and MariaDB\n"}
@@ -19,17 +19,18 @@ def test_the_page_lists_the_rules_in_their_order(family: Family) -> None:
     listed = [line for line in section.splitlines() if line.startswith("| `")]
 
     assert listed == [
-        f"| {', '.join(f'`{name}`' for name in rule.names)} | {rule.shown} | {rule.note} |" for rule in rules(family)
+        f"| {', '.join(f'`{name}`' for name in rule.names)} | {rule.shown} | {rule.note} |"
+        for rule in type_mappings(family)
     ]
 
 
 @pytest.mark.parametrize("family", ["postgres", "mysql"])
 def test_each_type_has_one_rule_that_gives_what_the_page_shows(family: Family) -> None:
-    names = [name for rule in rules(family) for name in rule.names]
+    names = [name for rule in type_mappings(family) for name in rule.names]
 
     assert len(names) == len(set(names))
-    for rule in rules(family):
+    for rule in type_mappings(family):
         arguments = (12, 2) if rule.shown == "decimal(p,s)" else ()
-        given = rule.reading(arguments).spark.simpleString()
+        given = rule.decoder(arguments).spark.simpleString()
         shown = rule.shown.replace("(p,s)", "(12,2)")
         assert given in shown.split(", ") or given == shown

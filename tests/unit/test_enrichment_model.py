@@ -15,17 +15,17 @@ from headrace.patterns.enrichment.generator import (
     PurchaseTraffic,
 )
 from headrace.patterns.enrichment.model import Product, judge, newest_products, replay
-from headrace.patterns.records import Bad, Consumed
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.sinks.delta.policy import TablePolicy
 
 DAY = datetime(2024, 5, 6, tzinfo=UTC)
 NOON_US = round(DAY.timestamp() * 1_000_000) + 12 * 3_600_000_000
 
 
-def consumed(*products: str) -> list[Consumed]:
+def consumed(*products: str) -> list[ConsumedRecord]:
     """Return purchases of products, at 12:00, 12:01, ..."""
     return [
-        Consumed(
+        ConsumedRecord(
             0,
             number,
             round(DAY.timestamp() * 1000) + 86_400_000,
@@ -44,7 +44,7 @@ def product(name: str, price: str, since: int | None = None, until: int | None =
 
 
 def test_a_purchase_is_enriched_once_by_the_first_version_that_has_its_product():
-    records = [*consumed("nut", "bolt", "gear", "nut"), Consumed(0, 4, 0, None, b"{")]
+    records = [*consumed("nut", "bolt", "gear", "nut"), ConsumedRecord(0, 4, 0, None, b"{")]
     versions = {3: [product("nut", "1.00")], 5: [product("nut", "2.00"), product("bolt", "4.00")]}
 
     found = replay(records, [{0: (0, 2)}, {0: (2, 3)}, {0: (3, 5)}], [3, 3, 5], versions)
@@ -57,7 +57,7 @@ def test_a_purchase_is_enriched_once_by_the_first_version_that_has_its_product()
         ("3", "NUT", Decimal("2.00"), True, 5),
     ]
     assert found.enriched_later == 1
-    assert found.bad == [Bad(0, 4, "malformed_json")]
+    assert found.bad == [InvalidRecord(0, 4, "malformed_json")]
 
 
 def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
@@ -77,10 +77,14 @@ def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
 
 def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_purchase():
     made = PurchaseGenerator(PurchaseTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3))
-    verdicts = [(each.kind, judge(Consumed(0, 0, each.arrival_ms, each.key, each.value))) for each in made]
+    verdicts = [(each.kind, judge(ConsumedRecord(0, 0, each.arrival_ms, each.key, each.value))) for each in made]
 
-    assert {kind for kind, verdict in verdicts if isinstance(verdict, Bad)} == set(MALFORMED)
-    assert {kind for kind, verdict in verdicts if not isinstance(verdict, Bad)} == {"purchase", "late", "duplicate"}
+    assert {kind for kind, verdict in verdicts if isinstance(verdict, InvalidRecord)} == set(MALFORMED)
+    assert {kind for kind, verdict in verdicts if not isinstance(verdict, InvalidRecord)} == {
+        "purchase",
+        "late",
+        "duplicate",
+    }
 
 
 def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_their_price():
@@ -89,8 +93,8 @@ def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_the
 
     assert [each.arrival_ms for each in made] == sorted(each.arrival_ms for each in made)
     assert {each.kind for each in made} == {"product", "price"}
-    end = [Consumed(0, number, 0, each.key, each.value) for number, each in enumerate(made)]
-    same = [Consumed(0, number, 0, each.key, each.value) for number, each in enumerate(later)]
+    end = [ConsumedRecord(0, number, 0, each.key, each.value) for number, each in enumerate(made)]
+    same = [ConsumedRecord(0, number, 0, each.key, each.value) for number, each in enumerate(later)]
     whole = newest_products(end)
     # Those that are no longer sold are not told any more.
     assert {name: each for name, each in whole.items() if name in newest_products(same)} == newest_products(same)

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import types as T
 from typer.testing import CliRunner
 
-from headrace.cdc.apply.replace import condition
+from headrace.cdc.apply.replace_where import key_condition
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cli.main import app
 from headrace.clients.storage import LocalFiles
@@ -141,7 +141,7 @@ def test_a_condition_in_a_log_holds_the_key_as_a_bound_or_as_a_member_of_a_list(
 def test_the_condition_by_which_a_mirror_replaces_rows_holds_every_key_that_it_names(kind: T.DataType):
     numbers = (3, 17, 42, 99)
     keys = [(str(each),) if isinstance(kind, T.StringType) else (each,) for each in numbers]
-    written = condition(T.StructType([T.StructField("id", kind)]), keys)
+    written = key_condition(T.StructType([T.StructField("id", kind)]), keys)
 
     held = [n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).in_logs(["id"]), written)]
 

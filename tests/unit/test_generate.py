@@ -19,7 +19,7 @@ from headrace.demos.feeder import find_generator, generate, generators, pace
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.target import Target
 from headrace.patterns.rides.generator import RideGenerator, RideTraffic
-from headrace.patterns.traffic import Record
+from headrace.patterns.traffic import GeneratedRecord
 
 runner = CliRunner()
 
@@ -36,8 +36,8 @@ class Clock:
         self.now += seconds
 
 
-def arriving(*milliseconds: int) -> Iterator[Record]:
-    return (Record(b"k", b"v", ms, ms, "ride") for ms in milliseconds)
+def arriving(*milliseconds: int) -> Iterator[GeneratedRecord]:
+    return (GeneratedRecord(b"k", b"v", ms, ms, "ride") for ms in milliseconds)
 
 
 def test_records_of_the_past_come_at_once_and_the_others_at_their_time() -> None:

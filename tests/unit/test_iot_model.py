@@ -18,9 +18,9 @@ from headrace.flow.duration import Duration
 from headrace.flow.levers import Every
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import MALFORMED, IotGenerator, IotTraffic
-from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceStatus, judge, recomputed, silences
+from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceStatusRow, judge, recompute, silences
 from headrace.patterns.iot.silence import Silence
-from headrace.patterns.records import Bad, Consumed
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
 from headrace.runtime.guards.idle import Heart, Seen
 from headrace.sinks.delta.policy import TablePolicy
@@ -47,14 +47,14 @@ class Topic:
     """A topic of one partition, written batch by batch in a test. The broker's clock is four hours ahead of noon."""
 
     def __init__(self) -> None:
-        self.records: list[Consumed] = []
+        self.records: list[ConsumedRecord] = []
         self.batches: list[dict[int, tuple[int, int]]] = []
 
     def batch(self, *values: dict[str, object] | bytes) -> None:
         start = len(self.records)
         for value in values:
             payload = value if isinstance(value, bytes) else json.dumps(value).encode()
-            self.records.append(Consumed(0, len(self.records), ms(240), b"k", payload))
+            self.records.append(ConsumedRecord(0, len(self.records), ms(240), b"k", payload))
         self.batches.append({0: (start, len(self.records))} if values else {})
 
 
@@ -118,7 +118,7 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
     topic.batch(reading(2, 90), b"no reading")
 
     outcome = replay(topic.records, topic.batches, DEVICE_METRICS)
-    whole = recomputed(topic.records, DEVICE_METRICS)
+    whole = recompute(topic.records, DEVICE_METRICS)
 
     assert outcome.late == [0, 0, 1]
     assert [(row.reading_count, row.max_temp, row.alert) for row in whole] == [
@@ -138,8 +138,8 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
     ],
 )
 def test_a_record_that_is_no_reading_is_bad_for_its_reason(changes: dict[str, object], reason: str) -> None:
-    verdict = judge(Consumed(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
-    assert (verdict.reason if isinstance(verdict, Bad) else "good") == reason
+    verdict = judge(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
+    assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == reason
 
 
 # ---- silences ----
@@ -149,14 +149,14 @@ def test_a_silence_is_told_once_when_the_watermark_has_passed_it_and_the_return_
     topic = Topic()
     topic.batch(reading(0), reading(0, device="d2"))
     topic.batch(reading(17, device="d2"))  # the watermark is 12:15 from the next batch on
-    assert silences(topic.records, topic.batches).told == []
+    assert silences(topic.records, topic.batches).statuses == []
     topic.batch(reading(18, device="d2"))
 
-    silent = DeviceStatus("d1", "SILENT", ms(0), ms(15), 900)
-    assert silences(topic.records, topic.batches).told == [
+    silent = DeviceStatusRow("d1", "SILENT", ms(0), ms(15), 900)
+    assert silences(topic.records, topic.batches).statuses == [
         silent,
         # Of d2 it is not known before 12:17 that nothing came between.
-        DeviceStatus("d2", "SILENT", ms(0), ms(15), 900),
+        DeviceStatusRow("d2", "SILENT", ms(0), ms(15), 900),
     ]
 
     # d1 is back at 12:40, and what it kept meanwhile is late.
@@ -164,9 +164,9 @@ def test_a_silence_is_told_once_when_the_watermark_has_passed_it_and_the_return_
     topic.batch(reading(45, device="d2"))
     topic.batch()
     found = silences(topic.records, topic.batches)
-    assert [each for each in found.told if each.device_id == "d1"] == [
+    assert [each for each in found.statuses if each.device_id == "d1"] == [
         silent,
-        DeviceStatus("d1", "BACK", ms(0), ms(40), 2400),
+        DeviceStatusRow("d1", "BACK", ms(0), ms(40), 2400),
     ]
     assert found.late == [0, 0, 0, 1, 0, 0]
 
@@ -175,7 +175,7 @@ def test_a_gap_of_exactly_the_silence_is_none() -> None:
     topic = Topic()
     topic.batch(reading(0), reading(15), reading(30.001), reading(60, device="d2"))
     topic.batch()
-    assert [(each.status, each.at) for each in silences(topic.records, topic.batches).told] == [
+    assert [(each.status, each.at) for each in silences(topic.records, topic.batches).statuses] == [
         ("SILENT", ms(30)),
         ("BACK", ms(30.001)),
         ("SILENT", ms(45.001)),
@@ -204,7 +204,7 @@ def test_any_split_into_batches_tells_the_same_silences(minutes: list[int], cuts
     topic = Topic()
     topic.batch(*(reading(minute) for minute in minutes), reading(182, device="d2"))
     topic.batch()
-    expected = [each for each in silences(topic.records, topic.batches).told if each.device_id == "d1"]
+    expected = [each for each in silences(topic.records, topic.batches).statuses if each.device_id == "d1"]
     assert [{**asdict(each), "last_seen": _in_ms(each.last_seen), "at": _in_ms(each.at)} for each in told] == [
         asdict(each) for each in expected
     ]
@@ -249,10 +249,10 @@ def test_a_device_that_was_forgotten_is_new_when_it_is_heard_again(days: int, to
 
     topic = Topic()
     topic.records = [
-        Consumed(0, offset, ms(minute + 1), b"k", json.dumps(reading(minute)).encode())
+        ConsumedRecord(0, offset, ms(minute + 1), b"k", json.dumps(reading(minute)).encode())
         for offset, minute in enumerate((0, days * 24 * 60, days * 24 * 60 + 3))
     ]
-    assert [each.status for each in silences(topic.records, [{0: (0, 3)}, {}]).told] == told
+    assert [each.status for each in silences(topic.records, [{0: (0, 3)}, {}]).statuses] == told
 
 
 def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> None:

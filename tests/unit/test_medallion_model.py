@@ -9,17 +9,17 @@ from decimal import Decimal
 
 from headrace.patterns.medallion import model
 from headrace.patterns.medallion.flows import RULES
-from headrace.patterns.medallion.generator import MALFORMED, OrderGenerator, OrderTraffic
-from headrace.patterns.records import Bad, Consumed
+from headrace.patterns.medallion.generator import MALFORMED, WebOrderGenerator, WebOrderTraffic
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
 
 
-def arrived(offset: int, minute: float = 0, **changes: object) -> Consumed:
+def arrived(offset: int, minute: float = 0, **changes: object) -> ConsumedRecord:
     order = {"order_id": f"o{offset}", "customer_id": "c1", "country": "DE", "amount": 10, "items": 1}
     payload = json.dumps({**order, "ordered_at": "2024-05-06T11:00:00Z", **changes}).encode()
     at = round((NOON + timedelta(minutes=minute)).timestamp() * 1000)
-    return Consumed(0, offset, at, None, payload)
+    return ConsumedRecord(0, offset, at, None, payload)
 
 
 def test_rules_are_counted_and_each_does_what_it_says() -> None:
@@ -34,16 +34,16 @@ def test_rules_are_counted_and_each_does_what_it_says() -> None:
             # Against two rules: filed under the first, counted by both.
             arrived(6, amount=-1, customer_id="test-2"),
             arrived(7, items=1.0),
-            Consumed(0, 8, 0, None, None),
+            ConsumedRecord(0, 8, 0, None, None),
         ]
     )
     assert [order.order_id for order in found.orders] == ["o0", "o3", "o5"]
     assert sorted(found.bad, key=lambda bad: bad.offset) == [
-        Bad(0, 1, "rule:positive_amount"),
-        Bad(0, 2, "rule:not_from_the_future"),
-        Bad(0, 6, "rule:positive_amount"),
-        Bad(0, 7, "wrong_type:items"),
-        Bad(0, 8, "null_value"),
+        InvalidRecord(0, 1, "rule:positive_amount"),
+        InvalidRecord(0, 2, "rule:not_from_the_future"),
+        InvalidRecord(0, 6, "rule:positive_amount"),
+        InvalidRecord(0, 7, "wrong_type:items"),
+        InvalidRecord(0, 8, "null_value"),
     ]
     assert found.broken == {
         "positive_amount": 2,
@@ -90,12 +90,12 @@ def test_gold_adds_up_exactly_by_day_and_country() -> None:
 
 
 def test_the_same_seed_gives_the_same_orders_and_some_are_against_each_rule_but_the_last() -> None:
-    traffic = OrderTraffic(rate=20, late=0.02, duplicates=0.02, malformed=0.02)
-    made = list(OrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
-    assert made == list(OrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
+    traffic = WebOrderTraffic(rate=20, late=0.02, duplicates=0.02, malformed=0.02)
+    made = list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
+    assert made == list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
     kinds = Counter(record.kind for record in made)
     assert {"order", "late", "duplicate", *MALFORMED} == set(kinds)
-    found = model.silver(Consumed(0, n, each.arrival_ms, each.key, each.value) for n, each in enumerate(made))
+    found = model.silver(ConsumedRecord(0, n, each.arrival_ms, each.key, each.value) for n, each in enumerate(made))
     assert {name for name, rows in found.broken.items() if rows} == set(model.RULES) - {"sane_amount"}
     # What is left out: bad, a test, or there already.
     assert len(found.orders) < len(made) - kinds["duplicate"]

@@ -19,16 +19,16 @@ from headrace.patterns.orders.model import (
     JOINS,
     Joined,
     JoinFlow,
-    Late,
+    LateRecord,
     Order,
     Payment,
-    day,
+    daily_rows,
     judge_order,
     judge_payment,
     paid_by_minute,
     replay,
 )
-from headrace.patterns.records import Bad, Consumed
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
 
 NOW = datetime(2024, 5, 6, 12, tzinfo=UTC)
 
@@ -45,8 +45,8 @@ class Topics:
     """Two topics of one partition each, written batch by batch in a test: `o id clock`, `p id clock`."""
 
     def __init__(self) -> None:
-        self.orders: list[Consumed] = []
-        self.payments: list[Consumed] = []
+        self.orders: list[ConsumedRecord] = []
+        self.payments: list[ConsumedRecord] = []
         self.batches: list[dict[str, dict[int, tuple[int, int]]]] = []
 
     def batch(self, *events: str) -> None:
@@ -59,7 +59,7 @@ class Topics:
                 if side == "o"
                 else {"order_id": name, "amount": 1.5, "pay_time": iso(clock)}
             )
-            log.append(Consumed(0, len(log), ms("23:00:00"), b"k", json.dumps(fields).encode()))
+            log.append(ConsumedRecord(0, len(log), ms("23:00:00"), b"k", json.dumps(fields).encode()))
         ends = len(self.orders), len(self.payments)
         self.batches.append(
             {name: {0: (at, end)} for name, at, end in zip(("orders", "payments"), starts, ends, strict=True)}
@@ -113,7 +113,7 @@ def test_a_row_at_or_before_the_watermark_of_the_batch_before_is_late():
     topics.batch("o c 09:50:00", "o d 09:50:00.001")
     outcome = replay(topics.orders, topics.payments, topics.batches, JOINS["inner"])
     assert outcome.watermarks == [0, ms("09:50:00"), ms("09:50:00")]
-    assert outcome.late == [Late(2, "orders", 0, 2)]
+    assert outcome.late == [LateRecord(2, "orders", 0, 2)]
 
 
 def test_rows_that_the_watermark_has_left_behind_do_not_meet_in_one_batch():
@@ -167,7 +167,7 @@ def test_the_hit_rate_is_of_the_minutes_whose_unpaid_orders_are_told():
 def test_a_day_counts_every_record_once_whenever_it_came():
     topics = Topics()
     topics.batch("o a 10:00:00", "o a 10:00:00", "p a 10:30:00", "p a 10:30:00", "o b 10:00:00", "o z 12:00:00")
-    rows = day(topics.orders, topics.payments, JOINS["full"], ms("09:00:00"), ms("12:00:00"))
+    rows = daily_rows(topics.orders, topics.payments, JOINS["full"], ms("09:00:00"), ms("12:00:00"))
     assert sorted(map(shown, rows)) == ["a", "b o"]
 
 
@@ -191,7 +191,7 @@ def test_generated_records_are_what_they_are_counted_as():
     good = {"order": Order, "payment": Payment}
     assert all(isinstance(verdict, good[record.kind]) for record, verdict in verdicts if record.kind in good)
     others = {*good, "late", "duplicate"}
-    assert all(isinstance(verdict, Bad) for record, verdict in verdicts if record.kind not in others)
+    assert all(isinstance(verdict, InvalidRecord) for record, verdict in verdicts if record.kind not in others)
 
 
 def test_some_orders_come_long_after_their_payment_and_too_late():
@@ -244,5 +244,5 @@ def test_an_input_without_a_row_in_the_run_is_the_one_that_holds_the_others_back
     ]
 
 
-def _consumed(record) -> Consumed:
-    return Consumed(0, 0, record.arrival_ms, record.key, record.value)
+def _consumed(record) -> ConsumedRecord:
+    return ConsumedRecord(0, 0, record.arrival_ms, record.key, record.value)

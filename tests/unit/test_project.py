@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cdc.capture.lifecycle import Worker, worker_of
+from headrace.cdc.capture.lifecycle import ConnectWorker, connect_worker
 from headrace.errors import ConfigError
 from headrace.flow.secret import revealed
 from headrace.flow.target import Database, KafkaConnect
@@ -229,15 +229,15 @@ targets:
         None, no_broker, here.get, lambda: KafkaConnect("http://127.0.0.1:8083", secrets=tmp_path)
     )
     assert target.databases == {"shop": here["postgres"], "till": here["mariadb"], "gone": here["postgres"]}
-    assert worker_of(target, "shop") == Worker(
+    assert connect_worker(target, "shop") == ConnectWorker(
         "http://127.0.0.1:8083", "kafka:9092", tmp_path, "${vault:shop:password}", target
     )
-    assert worker_of(target, "till").password is None
+    assert connect_worker(target, "till").password is None
 
     down = project(tmp_path, settings).target(None, no_broker)
     assert (down.databases, down.connect) == ({}, None)
     with pytest.raises(ConfigError) as refused:
-        worker_of(down, "shop")
+        connect_worker(down, "shop")
     assert refused.value.code == "HR-135"
 
 

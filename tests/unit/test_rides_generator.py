@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.patterns.records import Consumed
+from headrace.patterns.records import ConsumedRecord
 from headrace.patterns.rides.generator import CITIES, MALFORMED, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import SURGE
-from headrace.patterns.traffic import Record
+from headrace.patterns.traffic import GeneratedRecord
 from headrace.patterns.window_model import replay
 
 NOW = datetime(2024, 5, 6, 6, tzinfo=UTC)
@@ -25,11 +25,11 @@ CLEAN = RideTraffic(rate=50, late=0, duplicates=0, malformed=0)
 GOOD = {"ride", "late", "duplicate"}
 
 
-def records(given: RideTraffic, *, minutes: float) -> list[Record]:
+def records(given: RideTraffic, *, minutes: float) -> list[GeneratedRecord]:
     return list(RideGenerator(given).events(NOW, NOW + timedelta(minutes=minutes)))
 
 
-def fields(record: Record) -> dict[str, Any]:
+def fields(record: GeneratedRecord) -> dict[str, Any]:
     assert record.value is not None
     parsed: dict[str, Any] = json.loads(record.value)
     return parsed
@@ -173,7 +173,7 @@ def test_a_city_rides_more_in_its_rush_hours_than_in_its_night() -> None:
 
 def test_surges_pass_both_thresholds_and_most_windows_stay_calm() -> None:
     made = records(replace(CLEAN, rate=20), minutes=40)
-    topic = [Consumed(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
+    topic = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
     (rows,) = replay(topic, [{0: (0, len(topic))}], SURGE).batches
     multipliers = Counter(row.surge_multiplier for row in rows)
     assert multipliers[2.0] > 0

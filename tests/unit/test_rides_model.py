@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.patterns.records import LARGEST_VALUE, Bad, Consumed
+from headrace.patterns.records import LARGEST_VALUE, ConsumedRecord, InvalidRecord
 from headrace.patterns.rides.generator import MALFORMED, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import (
     CITY_RIDES,
@@ -52,13 +52,13 @@ def event(**changes: object) -> dict[str, object]:
     }
 
 
-def consumed(value: bytes | None, *, key: bytes | None = b"Paris", sent: datetime = NOW) -> Consumed:
-    return Consumed(0, 17, round(sent.timestamp() * 1000), key, value)
+def consumed(value: bytes | None, *, key: bytes | None = b"Paris", sent: datetime = NOW) -> ConsumedRecord:
+    return ConsumedRecord(0, 17, round(sent.timestamp() * 1000), key, value)
 
 
 def reason(value: bytes | None, **given: object) -> str:
     verdict = judge(consumed(value, **given))  # type: ignore[arg-type]
-    return verdict.reason if isinstance(verdict, Bad) else "good"
+    return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
 
 def reason_of(**changes: object) -> str:
@@ -69,14 +69,14 @@ class Topic:
     """A topic of one partition, written batch by batch in a test."""
 
     def __init__(self) -> None:
-        self.records: list[Consumed] = []
+        self.records: list[ConsumedRecord] = []
         self.batches: list[dict[int, tuple[int, int]]] = []
 
     def batch(self, *values: dict[str, object] | bytes) -> None:
         start = len(self.records)
         for value in values:
             payload = value if isinstance(value, bytes) else json.dumps(value).encode()
-            self.records.append(Consumed(0, len(self.records), ms("12:00"), b"k", payload))
+            self.records.append(ConsumedRecord(0, len(self.records), ms("12:00"), b"k", payload))
         self.batches.append({0: (start, len(self.records))} if values else {})
 
 
@@ -162,8 +162,8 @@ def test_every_malformed_kind_of_the_generator_is_bad_and_everything_else_is_a_r
     reasons: dict[str, set[str]] = {}
     stream = RideGenerator(RideTraffic(rate=100, malformed=0.2, oversized=True))
     for n, made in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
-        verdict = judge(Consumed(0, n, made.arrival_ms, made.key, made.value))
-        reasons.setdefault(made.kind, set()).add(verdict.reason if isinstance(verdict, Bad) else "good")
+        verdict = judge(ConsumedRecord(0, n, made.arrival_ms, made.key, made.value))
+        reasons.setdefault(made.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
     assert reasons == {
         "ride": {"good"},
         "late": {"good"},
@@ -285,7 +285,7 @@ def test_bad_records_never_move_the_watermark() -> None:
     topic.batch()
     outcome = replay(topic.records, topic.batches, CITY_RIDES)
     assert outcome.watermarks == [0, ms("08:10"), ms("08:10")]
-    assert outcome.bad == [Bad(0, 1, "wrong_type:fare_amount"), Bad(0, 2, "malformed_json")]
+    assert outcome.bad == [InvalidRecord(0, 1, "wrong_type:fare_amount"), InvalidRecord(0, 2, "malformed_json")]
 
 
 def test_driver_metrics_appear_once_when_the_watermark_passes_their_window() -> None:
@@ -407,7 +407,7 @@ def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
 def test_every_counted_row_is_either_late_or_in_exactly_one_group(seed: int, cuts: list[int]) -> None:
     stream = RideGenerator(RideTraffic(rate=0.1, late=0.2, malformed=0.1, seed=seed))
     made = list(stream.events(NOW, NOW + timedelta(minutes=50)))
-    records = [Consumed(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
+    records = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
     bounds = [0, *sorted(min(cut, len(made)) for cut in cuts), len(made)]
     batches = [{0: span} for span in pairwise(bounds)]
     outcome = replay(records, batches, DRIVER_METRICS)

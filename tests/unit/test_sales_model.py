@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 
-from headrace.patterns.records import HOUR_MS, MINUTE_MS, Bad, Consumed
+from headrace.patterns.records import HOUR_MS, MINUTE_MS, ConsumedRecord, InvalidRecord
 from headrace.patterns.sales.generator import CATEGORIES, MALFORMED, SalesGenerator, SalesTraffic
 from headrace.patterns.sales.model import (
     CATEGORY_SALES,
@@ -31,10 +31,10 @@ def ms(clock: str) -> int:
     return round(datetime.fromisoformat(f"2024-05-06T{clock}+00:00").timestamp() * 1000)
 
 
-def consumed(*sales: tuple[str, str, str, str]) -> list[Consumed]:
+def consumed(*sales: tuple[str, str, str, str]) -> list[ConsumedRecord]:
     """Return records of sales: the time of day, the category, the amount, the user."""
     return [
-        Consumed(
+        ConsumedRecord(
             0,
             offset,
             ms("23:59"),
@@ -95,12 +95,16 @@ def test_a_sale_is_in_five_rolling_windows():
 def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_sale():
     made = list(SalesGenerator(SalesTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3)))
     verdicts = [
-        (each.kind, judge(Consumed(0, number, each.arrival_ms, each.key, each.value)))
+        (each.kind, judge(ConsumedRecord(0, number, each.arrival_ms, each.key, each.value)))
         for number, each in enumerate(made)
     ]
 
-    assert {kind for kind, verdict in verdicts if isinstance(verdict, Bad)} == set(MALFORMED)
-    assert {kind for kind, verdict in verdicts if not isinstance(verdict, Bad)} == {"sale", "late", "duplicate"}
+    assert {kind for kind, verdict in verdicts if isinstance(verdict, InvalidRecord)} == set(MALFORMED)
+    assert {kind for kind, verdict in verdicts if not isinstance(verdict, InvalidRecord)} == {
+        "sale",
+        "late",
+        "duplicate",
+    }
 
 
 def test_the_same_seed_gives_the_same_sales_of_all_categories_with_refunds_and_users_who_come_again():

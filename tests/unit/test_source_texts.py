@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cdc.capture.source_table import Family, SourceColumn
-from headrace.cdc.reconcile.texts import expected
+from headrace.cdc.reconcile.texts import source_text
 
 
 def written(family: Family, kind: str, text: str) -> object:
-    return expected(SourceColumn("c", kind, nullable=True), family)(text)
+    return source_text(SourceColumn("c", kind, nullable=True), family)(text)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.cdc.apply.change_log import ChangeLog
-from headrace.cdc.apply.maintenance import Upkeep
+from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
-from headrace.cdc.apply.schema_evolution import Dropped
-from headrace.cdc.apply.skipped import NotKept
+from headrace.cdc.apply.schema_evolution import DroppedColumns
+from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.catalogue import read_tables
-from headrace.cdc.capture.declaration import Capture, Tables
+from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, changes, doubted
-from headrace.cdc.sink import DeltaCdc, Kept
+from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, decode_changes
+from headrace.cdc.sink import DeltaCdc, StoredAs
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError
 from headrace.flow.flow import Flow
@@ -29,9 +29,9 @@ from headrace.sources.kafka.topics import TopicPattern
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_KEPT = ("topic", "partition", "offset", "key")
-# No record is larger, and the broker has a bound of its own. A change that was set aside would leave its mirror
-# unequal: later ones do not tell a large value again, and what is driven again later counts as older than they.
+_RECORD_COLUMNS = ("topic", "partition", "offset", "key")
+# Larger than any record; the broker has its own limit. A change in quarantine would leave its mirror different from the
+# source: later changes do not repeat a large value, and a redriven change is older than they are.
 _ANY_SIZE = 2**31 - 1
 
 
@@ -39,63 +39,63 @@ _ANY_SIZE = 2**31 - 1
 class CdcSettings:
     """How the changes of a database are mirrored.
 
-    | field     | default      | meaning                                                                            |
-    |-----------|--------------|------------------------------------------------------------------------------------|
-    | capture   |              | which tables of which database                                                     |
-    | path      | silver/cdc   | the folder of the mirrors, below the lake                                          |
-    | keep      | a mirror     | what is kept of each table: `Mirror`, `History` or `ChangeLog`                     |
-    | dropped   | keep         | whether a column that the source dropped stays or goes (`drop`)                    |
-    | upkeep    | 7 days kept  | when small files are joined, and old files and tombstones removed                  |
-    | together  | False        | apply whole transactions only, so that a reader never sees a part of one           |
-    | trigger   | 10 seconds   | a MERGE has a fixed cost of seconds; more often is dearer, and hardly fresher      |
-    | name      | cdc_PREFIX   | of the flow: a second one over the same capture needs another                      |
+    | field               | default     | meaning                                                                      |
+    |---------------------|-------------|------------------------------------------------------------------------------|
+    | capture             |             | which tables of which database                                               |
+    | path                | silver/cdc  | folder of the tables, below the lake                                         |
+    | stored_as           | `Mirror()`  | how each table is stored: `Mirror`, `History` or `ChangeLog`                 |
+    | dropped_columns     | keep        | `keep` or `drop` a column that the source dropped                            |
+    | maintenance         | 7 days      | when to compact small files, and to remove old files and tombstones          |
+    | atomic_transactions | False       | apply complete transactions only, so that a reader never sees part of one    |
+    | trigger             | 10 seconds  | a MERGE has a fixed cost of seconds; a shorter interval costs more           |
+    | name                | cdc_PREFIX  | name of the flow; a second flow over the same capture needs another one      |
     """
 
     capture: Capture
     path: str = "silver/cdc"
-    keep: Kept = field(default_factory=Mirror)
-    dropped: Dropped = "keep"
-    upkeep: Upkeep = field(default_factory=Upkeep)
-    together: bool = False
+    stored_as: StoredAs = field(default_factory=Mirror)
+    dropped_columns: DroppedColumns = "keep"
+    maintenance: CdcMaintenance = field(default_factory=CdcMaintenance)
+    atomic_transactions: bool = False
     trigger: Trigger = field(default_factory=lambda: Every("10 seconds"))
     name: str | None = None
 
 
 def mirror(settings: CdcSettings) -> Flow:
-    """Return the flow that keeps the mirrors of a captured database equal to their tables.
+    """Return the flow that applies the changes of a captured database to Delta tables.
 
-    Topics of tables that are made later are read when they appear. A record that is no envelope is set aside.
+    Topics of tables that are created later are read when they appear. A record that is no envelope goes to quarantine.
     """
     capture = settings.capture
 
-    def lookup(topic: str, target: Target) -> SourceTable | NotKept:
+    def find_table(topic: str, target: Target) -> SourceTable | SkippedTable:
         return _table_of(capture, topic, target)
 
-    # Only a log tells the row before a change: reading it twice costs.
-    log = isinstance(settings.keep, ChangeLog)
-    decode = partial(changes, before=log, cleared=not log)
+    # Only a change log stores the row before a change. Decoding it costs time.
+    log = isinstance(settings.stored_as, ChangeLog)
+    decode = partial(decode_changes, before=log, cleared=not log)
     changed = Input(
         KafkaSource(TopicPattern(capture.topics)),
         schema=ENVELOPE,
-        keep=_KEPT,
+        keep=_RECORD_COLUMNS,
         null_values="skip",
         max_bytes=_ANY_SIZE,
     )
-    ends = Input(KafkaSource(TopicPattern(re.escape(capture.transactions))), schema=TRANSACTION, keep=_KEPT)
+    ends = Input(KafkaSource(TopicPattern(re.escape(capture.transactions))), schema=TRANSACTION, keep=_RECORD_COLUMNS)
     return Flow(
         name=settings.name or f"cdc_{capture.prefix}",
-        inputs={"changes": changed, "transactions": ends} if settings.together else changed,
-        transform=_with_transactions if settings.together else _as_they_are,
+        inputs={"changes": changed, "transactions": ends} if settings.atomic_transactions else changed,
+        transform=_with_transactions if settings.atomic_transactions else _unchanged,
         sink=DeltaCdc(
             settings.path,
-            lookup,
+            find_table,
             decode,
-            settings.keep,
+            settings.stored_as,
             capture,
-            settings.dropped,
-            settings.upkeep,
-            settings.together,
-            doubted,
+            settings.dropped_columns,
+            settings.maintenance,
+            settings.atomic_transactions,
+            ambiguous_value,
         ),
         trigger=settings.trigger,
         description=f"Mirrors of the tables of '{capture.database}' under {settings.path}.",
@@ -103,33 +103,33 @@ def mirror(settings: CdcSettings) -> Flow:
 
 
 def _with_transactions(changes: DataFrame, transactions: DataFrame) -> DataFrame:
-    """Put the ends of transactions beside the changes: a batch says by them which transactions are whole."""
+    """Add the transaction metadata to the changes: the sink needs it to find the complete transactions of a batch."""
     return changes.unionByName(transactions, allowMissingColumns=True)
 
 
-def _as_they_are(rows: DataFrame) -> DataFrame:
-    """Hand every envelope on: what a change means depends on its table, which the sink knows."""
+def _unchanged(rows: DataFrame) -> DataFrame:
+    """Return the envelopes unchanged: the sink decodes them, because it knows their tables."""
     return rows
 
 
-def _table_of(capture: Capture, topic: str, target: Target) -> SourceTable | NotKept:
-    """Return the table of a topic as the source has it now, or why nothing is kept of it. Raises HR-115."""
+def _table_of(capture: Capture, topic: str, target: Target) -> SourceTable | SkippedTable:
+    """Return the current source table of a topic, or why it is skipped. Raises HR-115."""
     database = database_of(target, capture.database)
-    for table in read_tables(database, capture.chosen):
+    for table in read_tables(database, capture.selection):
         if capture.topic(table) == topic:
             return table
-    there = any(capture.topic(table) == topic for table in read_tables(database, Tables(pattern=r"(?s).*")))
-    if there or not capture.chosen.holds(*topic.split(".")[-2:]):
-        return NotKept(topic, "The capture does not choose the table of these changes.")
-    return NotKept(
+    exists = any(capture.topic(table) == topic for table in read_tables(database, TableSelection(pattern=r"(?s).*")))
+    if exists or not capture.selection.holds(*topic.split(".")[-2:]):
+        return SkippedTable(topic, "The capture does not select the table of these changes.")
+    return SkippedTable(
         topic,
-        "Their table is not in the source any more, or its user may not see it, and nothing of it was kept before.",
+        "Their table is not in the source any more, or its user cannot see it, and it was never written here.",
         DataError(
             f"The topic '{topic}' holds changes of a table that is not in the source.",
-            why="The table was dropped or renamed after these changes, or its user may not see it any more.",
+            why="The table was dropped or renamed after these changes, or its user cannot see it any more.",
             state="Nothing of the batch was written.",
-            remedy=f"Make the table visible to the user of database '{capture.database}', or choose `tables` of the "
-            "capture so that it is left out: its changes are then passed over.",
+            remedy=f"Make the table visible to the user of database '{capture.database}', or exclude it from "
+            "`tables` of the capture: its changes are then skipped.",
             code="HR-547",
         ),
     )

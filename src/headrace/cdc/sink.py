@@ -1,4 +1,4 @@
-"""Changes of a whole database into Delta tables: one flow, one checkpoint, one mirror per source table."""
+"""Sink that applies Debezium changes of a whole database to Delta tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import functions as F
 
-from headrace.cdc.apply import replace as cdc_replace
-from headrace.cdc.apply import tombstones
+from headrace.cdc.apply import replace_where, tombstones
 from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.apply.history import History
-from headrace.cdc.apply.maintenance import Upkeep
+from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
-from headrace.cdc.apply.published import Row, publish, published
-from headrace.cdc.apply.schema_evolution import Dropped, Policy, follow
-from headrace.cdc.apply.skipped import NotKept, pass_over
-from headrace.cdc.apply.table import QUICK, Into, fields
-from headrace.cdc.apply.transactions import PENDING, whole
+from headrace.cdc.apply.published import PublishedTable, publish, read_published
+from headrace.cdc.apply.schema_evolution import DroppedColumns, EvolutionPolicy, evolve_columns
+from headrace.cdc.apply.skipped import SkippedTable, skip
+from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, struct_fields
+from headrace.cdc.apply.transactions import PENDING, complete_transactions
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.watch import CaptureWatch
@@ -41,60 +40,60 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 PUBLISHED = "_published"
-Kept = Mirror | History | ChangeLog
-# The columns that a row has.
+StoredAs = Mirror | History | ChangeLog
+# The column names of a row.
 Shape = frozenset[str]
-# Tables that are written at the same time: while one waits for the driver, another one computes.
-_AT_ONCE = 4
+# Number of tables written concurrently: while one waits for the driver, another one computes.
+_CONCURRENT_TABLES = 4
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a batch has of one table."""
+    """The rows of one table in a batch."""
 
     topic: str
     rows: DataFrame
     table: SourceTable
-    into: Into
+    into: TableWrite
 
 
 @dataclass(frozen=True)
 class DeltaCdc:
-    """Apply the changes of every table in a batch of Debezium's envelopes, each to a Delta table of its own.
+    """Apply the Debezium envelopes of a batch to Delta tables, one for each source table.
 
-    | field  | meaning                                                                                         |
-    |--------|-------------------------------------------------------------------------------------------------|
-    | path   | the folder of the tables: below the lake, unless it is absolute                                 |
-    | lookup | gives the source table of a topic; asked at each start, and when a batch has rows of other columns |
-    | decode | makes typed changes of a table's envelopes                                                      |
-    | keep   | what is kept of each table: `Mirror`, `History` or `ChangeLog`                                  |
-    | capture | the capture that fills the topics, for `headrace capture`                                      |
-    | dropped | whether a column that the source dropped stays (`keep`) or goes (`drop`)                       |
-    | upkeep | when small files are joined, and old files and tombstones removed                               |
-    | doubted | whether an envelope has a value that the table as it is known may give a wrong meaning; None is never |
-    | together | apply whole transactions only; rows then need those of the topic of transactions beside them  |
+    | field               | meaning                                                                                    |
+    |---------------------|--------------------------------------------------------------------------------------------|
+    | path                | folder of the tables, below the lake unless it is absolute                                 |
+    | find_table          | returns the source table of a topic; called at each start, and if a batch has new columns  |
+    | decode              | turns the envelopes of a table into typed changes                                          |
+    | stored_as           | how each table is stored: `Mirror`, `History` or `ChangeLog`                               |
+    | capture             | the capture that fills the topics, for `headrace capture`                                  |
+    | dropped_columns     | `keep` or `drop` a column that the source dropped                                          |
+    | maintenance         | when to compact small files, and to remove old files and tombstones                        |
+    | atomic_transactions | apply complete transactions only; needs the rows of the transaction topic                  |
+    | is_ambiguous        | condition for a value that may have another meaning since the type of its column changed   |
 
-    Rows need `topic`, `partition`, `offset` and `key` of Kafka beside the envelope. The tables are written side by
-    side; `_published` in the same folder then says which version of each table belongs to the batch.
+    Rows need Kafka's `topic`, `partition`, `offset` and `key` in addition to the envelope. The tables are written
+    concurrently. `_published` in the same folder then records which version of each table belongs to the batch.
 
-    Exactly once, on the conditions of `DeltaTableSink`: each table records the batch in the commit that holds its rows,
-    and passes over a batch that it has. A crash between two tables is made good by the next attempt.
+    Exactly once, on the conditions of `DeltaTableSink`: each table records the batch in the commit that contains its
+    rows, and skips a batch that it already has. After a crash between two tables, the retry writes the missing ones.
     """
 
     path: str
-    lookup: Callable[[str, Target], SourceTable | NotKept] = field(repr=False)
+    find_table: Callable[[str, Target], SourceTable | SkippedTable] = field(repr=False)
     decode: Callable[[DataFrame, SourceTable], DataFrame] = field(repr=False)
-    keep: Kept = field(default_factory=Mirror)
+    stored_as: StoredAs = field(default_factory=Mirror)
     capture: Capture | None = None
-    dropped: Dropped = "keep"
-    upkeep: Upkeep = field(default_factory=Upkeep)
-    together: bool = False
-    doubted: Callable[[SourceTable], Column | None] = field(default=lambda _table: None, repr=False)
+    dropped_columns: DroppedColumns = "keep"
+    maintenance: CdcMaintenance = field(default_factory=CdcMaintenance)
+    atomic_transactions: bool = False
+    is_ambiguous: Callable[[SourceTable], Column | None] = field(default=lambda _table: None, repr=False)
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
-    _known: dict[str, SourceTable] = field(default_factory=dict, init=False, compare=False, repr=False)
-    # The sets of columns for which the source was asked already.
-    _asked: dict[str, set[Shape]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _tables: dict[str, SourceTable] = field(default_factory=dict, init=False, compare=False, repr=False)
+    # The sets of columns for which the source catalogue was read already.
+    _shapes_read: dict[str, set[Shape]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -114,155 +113,174 @@ class DeltaCdc:
         require_writable(self.folder(target))
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Forget what was known of the source: it may have changed while the flow was down."""
-        self._known.clear()
-        self._asked.clear()
+        """Clear the cached source tables: the source may have changed while the flow was down."""
+        self._tables.clear()
+        self._shapes_read.clear()
 
-    def watch_capture(self, flow: str, target: Target, hear: Callable[[str, HeadraceError], None]) -> CaptureWatch:
-        """Return the watch of the capture that the declaration names."""
-        return CaptureWatch(flow, () if self.capture is None else (self.capture,), target, hear)
+    def watch_capture(self, flow: str, target: Target, on_event: Callable[[str, HeadraceError], None]) -> CaptureWatch:
+        """Return the watch of the capture that this sink declares."""
+        return CaptureWatch(flow, () if self.capture is None else (self.capture,), target, on_event)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Apply the changes of the tables, then publish."""
+        """Apply the changes to the tables, then publish their versions."""
         session = rows.sparkSession
-        with settings(session, QUICK), self._ready(rows, batch) as once:
+        with settings(session, SMALL_BATCH_CONF), self._prepared_rows(rows, batch) as once:
             parts = list[_Part]()
-            with meanwhile(session, True, lambda: self._look_ahead(session, batch)):
-                for topic, (shapes, doubts) in _topics(once, self._doubts()).items():
-                    table, told = self._table(topic, shapes, batch.target, again=doubts), F.col("topic") == topic
-                    if isinstance(table, NotKept):
-                        pass_over(table, once.where(told), self.folder(batch.target), self.name, batch)
+            with meanwhile(session, True, lambda: self._load_logs(session, batch)):
+                for topic, (shapes, ambiguous) in _topics(once, self._ambiguity()).items():
+                    table, is_topic = self._table(topic, shapes, batch.target, again=ambiguous), F.col("topic") == topic
+                    if isinstance(table, SkippedTable):
+                        skip(table, once.where(is_topic), self.folder(batch.target), self.name, batch)
                     else:
-                        parts.append(_Part(topic, once.where(told), table, self._into(table, batch)))
-                unreadable = self._apply(session, parts)
-            if unreadable:
-                self._apply_as_it_is_now(session, unreadable, batch)
+                        parts.append(_Part(topic, once.where(is_topic), table, self._table_write(table, batch)))
+                failed_parts = self._apply(session, parts)
+            if failed_parts:
+                self._retry_with_current_tables(session, failed_parts, batch)
             self._publish(session, [part.into for part in parts], batch)
 
-    def _look_ahead(self, session: SparkSession, batch: Batch) -> None:
-        """Read the logs of the tables that the last batch wrote, while the records of this one are read.
+    def _load_logs(self, session: SparkSession, batch: Batch) -> None:
+        """Load the Delta logs of the tables that the last batch wrote, while the records of this one are read.
 
-        Each commit under an identity needs them: it asks whether the table has the batch already.
+        Each idempotent commit needs them to check whether the table already has the batch.
         """
         location = f"{self.folder(batch.target)}/{PUBLISHED}"
-        before = published(session, location, batch).values()
-        for path in [*(each.path for each in before if each.batch == batch.id - 1), location]:
+        before = read_published(session, location, batch).values()
+        for path in [*(table.path for table in before if table.batch == batch.id - 1), location]:
             snapshot(session, path).transactions()
 
-    def _ready(self, rows: DataFrame, batch: Batch) -> AbstractContextManager[DataFrame]:
-        return whole(rows, f"{self.folder(batch.target)}/{PENDING}", batch) if self.together else kept(rows)
+    def _prepared_rows(self, rows: DataFrame, batch: Batch) -> AbstractContextManager[DataFrame]:
+        return (
+            complete_transactions(rows, f"{self.folder(batch.target)}/{PENDING}", batch)
+            if self.atomic_transactions
+            else kept(rows)
+        )
 
     def _apply(self, session: SparkSession, parts: Sequence[_Part]) -> list[tuple[_Part, DataError]]:
-        """Apply parts of a batch side by side. Returns those with a text that does not fit its column (HR-540)."""
-        # Columns first, and one table after the other: a statement must not run under the batch's identity.
-        ready = [(part, self._followed(session, part)) for part in parts]
+        """Apply the parts of a batch concurrently. Returns those with a value that does not fit its column (HR-540)."""
+        # Schema changes first, one table after the other: they must not run under the identity of the batch.
+        ready = [(part, self._evolved_changes(session, part)) for part in parts]
         failed = list[tuple[_Part, DataError]]()
 
         def apply(part: _Part, changes: DataFrame) -> None:
             try:
-                self.keep.apply(changes, part.into)
+                self.stored_as.apply(changes, part.into)
             except DataError as error:
                 if error.code != "HR-540":
                     raise
                 failed.append((part, error))
 
         if parts:
-            # Set here and not by each table: one that is done would take it from those that are not.
+            # Set once for all tables: a table that finishes first would unset it for the others.
             with parts[0].into.commit(session):
-                at_once(session, [partial(apply, part, changes) for part, changes in ready], _AT_ONCE)
+                at_once(session, [partial(apply, part, changes) for part, changes in ready], _CONCURRENT_TABLES)
         return failed
 
-    def _apply_as_it_is_now(
+    def _retry_with_current_tables(
         self, session: SparkSession, failed: Sequence[tuple[_Part, DataError]], batch: Batch
     ) -> None:
-        """Try again with what the source says now: a column may have become wider since it was asked."""
+        """Retry with the current source catalogue: a column may have become wider since it was read."""
         again = list[_Part]()
         for part, error in failed:
-            fresh = self.lookup(part.topic, batch.target)
-            if isinstance(fresh, NotKept) or fresh == part.table:
+            fresh = self.find_table(part.topic, batch.target)
+            if isinstance(fresh, SkippedTable) or fresh == part.table:
                 raise error
-            self._known[part.topic] = fresh
+            self._tables[part.topic] = fresh
             again.append(replace(part, table=fresh))
         for _part, error in self._apply(session, again):
             raise error
 
-    def _followed(self, session: SparkSession, part: _Part) -> DataFrame:
-        """Bring the columns of a table to the source's, and return the changes."""
+    def _evolved_changes(self, session: SparkSession, part: _Part) -> DataFrame:
+        """Evolve the columns of a table to match its source, and return the changes."""
         changes, into = self.decode(part.rows, part.table).withColumn("_topic", F.lit(part.topic)), part.into
-        key, after = fields(changes, "_key"), fields(changes, "_after")
-        policy = Policy(self.dropped, cleared=isinstance(self.keep, Mirror))
-        follow(session, into, into.location, self.keep.columns(key, after), policy)
-        follow(session, into, into.tombstones, tombstones.columns(key), Policy())
+        key, after = struct_fields(changes, "_key"), struct_fields(changes, "_after")
+        policy = EvolutionPolicy(self.dropped_columns, cleared=isinstance(self.stored_as, Mirror))
+        evolve_columns(session, into, into.location, self.stored_as.columns(key, after), policy)
+        evolve_columns(session, into, into.tombstones, tombstones.columns(key), EvolutionPolicy())
         return changes
 
-    def _publish(self, session: SparkSession, tables: Sequence[Into], batch: Batch) -> None:
-        """Look after the tables of a batch, and say which versions belong together."""
+    def _publish(self, session: SparkSession, tables: Sequence[TableWrite], batch: Batch) -> None:
+        """Maintain the tables of a batch, and record which versions belong together."""
         location, pending = (f"{self.folder(batch.target)}/{name}" for name in (PUBLISHED, PENDING))
-        before, now, rows, cleans = published(session, location, batch), dt.datetime.now(dt.UTC), list[Row](), False
+        before, now, rows, cleans = (
+            read_published(session, location, batch),
+            dt.datetime.now(dt.UTC),
+            list[PublishedTable](),
+            False,
+        )
         for into in tables:
-            known = before.get(into.table)
+            last = before.get(into.table)
             # A table that was never cleaned has nothing old.
-            cleaned = known.cleaned if known is not None and known.cleaned is not None else now
-            was = cdc_replace.state(session, into)
-            if self.upkeep.compact(session, into.location):
-                cdc_replace.keep(session, into, was)
-            self.upkeep.compact(session, into.tombstones)
-            if self.upkeep.clean(session, into, cleaned, now):
+            cleaned = last.cleaned if last is not None and last.cleaned is not None else now
+            was = replace_where.table_state(session, into)
+            if self.maintenance.compact(session, into.location):
+                replace_where.keep_cache(session, into, was)
+            self.maintenance.compact(session, into.tombstones)
+            if self.maintenance.clean(session, into, cleaned, now):
                 cleaned, cleans = now, True
-            rows.append(Row(into.table, into.location, version(session, into.location), batch.id, cleaned))
+            rows.append(PublishedTable(into.table, into.location, version(session, into.location), batch.id, cleaned))
         if cleans:
-            # Both are written anew by every batch, and leave a file behind each time.
-            self.upkeep.vacuum(session, [each for each in (location, pending) if version(session, each) >= 0])
+            # Every batch rewrites both tables and leaves an old file each time.
+            self.maintenance.vacuum(session, [path for path in (location, pending) if version(session, path) >= 0])
         publish(session, location, rows, batch)
 
-    def _into(self, table: SourceTable, batch: Batch) -> Into:
+    def _table_write(self, table: SourceTable, batch: Batch) -> TableWrite:
         folder = self.folder(batch.target)
-        return Into(str(table), f"{folder}/{table.name}", f"{folder}/_tombstones/{table.name}", batch.app_id, batch.id)
+        return TableWrite(
+            str(table), f"{folder}/{table.name}", f"{folder}/_tombstones/{table.name}", batch.app_id, batch.id
+        )
 
-    def _doubts(self) -> Column:
-        """Return whether an envelope has a doubtful value, by what is known of its table."""
-        found = F.lit(False)
-        for topic, table in self._known.items():
-            doubts = self.doubted(table)
-            found = found if doubts is None else found | ((F.col("topic") == topic) & doubts)
-        return found
+    def _ambiguity(self) -> Column:
+        """Return the condition that an envelope has an ambiguous value."""
+        condition = F.lit(False)
+        for topic, table in self._tables.items():
+            ambiguous = self.is_ambiguous(table)
+            condition = condition if ambiguous is None else condition | ((F.col("topic") == topic) & ambiguous)
+        return condition
 
-    def _table(self, topic: str, shapes: frozenset[Shape], target: Target, *, again: bool) -> SourceTable | NotKept:
-        """Return the table of a topic, as the source's catalogue has it now when the batch has rows of other columns.
+    def _table(
+        self, topic: str, shapes: frozenset[Shape], target: Target, *, again: bool
+    ) -> SourceTable | SkippedTable:
+        """Return the source table of a topic. Reads the catalogue when the batch has new columns.
 
-        Records from before a change of columns go on having the old ones: the source is asked once for each shape. With
-        `again` it is asked in any case.
+        Records from before a schema change still have the old columns, so the catalogue is read once for each set of
+        columns. With `again` it is always read.
         """
-        known, asked = self._known.get(topic), self._asked.setdefault(topic, set())
-        shape = None if known is None else frozenset(column.name for column in known.columns)
+        table, asked_shapes = self._tables.get(topic), self._shapes_read.setdefault(topic, set())
+        shape = None if table is None else frozenset(column.name for column in table.columns)
         if shapes == {shape}:
-            # What comes with other columns from here on was written after another change of them.
-            asked.clear()
-        if known is None or again or not shapes <= {shape, *asked}:
-            found = self.lookup(topic, target)
-            if isinstance(found, NotKept):
-                return found
-            known = found
-            others = [str(each) for at, each in self._known.items() if at != topic and each.name == known.name]
+            # Other columns after this one mean another schema change.
+            asked_shapes.clear()
+        if table is None or again or not shapes <= {shape, *asked_shapes}:
+            looked_up = self.find_table(topic, target)
+            if isinstance(looked_up, SkippedTable):
+                return looked_up
+            table = looked_up
+            others = [
+                str(other)
+                for other_topic, other in self._tables.items()
+                if other_topic != topic and other.name == table.name
+            ]
             if others:
-                raise _same_place(known, others[0])
-            self._known[topic] = known
-            self._asked[topic] = set(shapes)
-        return known
+                raise _same_folder(table, others[0])
+            self._tables[topic] = table
+            self._shapes_read[topic] = set(shapes)
+        return table
 
 
-def _topics(rows: DataFrame, doubts: Column) -> dict[str, tuple[frozenset[Shape], bool]]:
-    """Return the topics of a batch, each with the columns that its rows have and whether a value is doubtful.
+def _topics(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[frozenset[Shape], bool]]:
+    """Return the topics of a batch, with the column sets of their rows and whether a value is ambiguous.
 
-    One pass over rows that are kept.
+    One pass over persisted rows.
     """
-    told = rows.where(F.col("op") != "m").groupBy("topic")
+    by_topic = rows.where(F.col("op") != "m").groupBy("topic")
     shapes = F.collect_set(F.array_sort(F.map_keys("after"))).alias("shapes")
-    ordered = sorted(told.agg(shapes, F.max(doubts).alias("doubts")).collect(), key=lambda row: str(row.topic))
-    return {row.topic: (frozenset(frozenset(shape) for shape in row.shapes), row.doubts) for row in ordered}
+    ordered = sorted(
+        by_topic.agg(shapes, F.max(ambiguous).alias("ambiguous")).collect(), key=lambda row: str(row.topic)
+    )
+    return {row.topic: (frozenset(frozenset(shape) for shape in row.shapes), row.ambiguous) for row in ordered}
 
 
-def _same_place(table: SourceTable, other: str) -> FlowError:
+def _same_folder(table: SourceTable, other: str) -> FlowError:
     return FlowError(
         f"Tables {table} and {other} would share one folder.",
         why="The folder of a table is named as the table is, without its schema.",

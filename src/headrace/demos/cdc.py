@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.lifecycle import begin, worker_of
+from headrace.cdc.capture.lifecycle import connect_worker, start_capture
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.wait import PATIENCE_SECONDS, await_position, await_topics
 from headrace.cdc.flows import CdcSettings, mirror
-from headrace.cdc.reconcile.compare import Compared, compare
+from headrace.cdc.reconcile.compare import TableComparison, compare
 from headrace.clients.kafka import first_timestamps
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import Partition, end_offsets
@@ -30,7 +30,7 @@ from headrace.flow.levers import Every
 from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.patterns.cdc import shop
 from headrace.patterns.cdc.generator import KEYS, Shop
-from headrace.patterns.cdc.model import differences, replayed
+from headrace.patterns.cdc.model import differences, replay
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ CAPTURE = Capture(
 class CdcVerdict:
     """Each mirror beside its table, and the tables beside the model."""
 
-    tables: Mapping[str, Compared]
+    tables: Mapping[str, TableComparison]
     transactions: int
     from_model: Sequence[str]
 
@@ -75,7 +75,9 @@ class CdcVerdict:
         lines = ["Every mirror equals its table." if self.equal else "Something differs:"]
         for name, each in self.tables.items():
             verdict = (
-                "equal" if each.equal else f"{len(each.differences)} rows differ, {len(each.lacking)} columns lack"
+                "equal"
+                if each.equal
+                else f"{len(each.differences)} rows differ, {len(each.missing_columns)} columns lack"
             )
             lines.append(f"  {name}: {verdict}. {each.rows:,} rows at position {each.position}.")
             lines += [f"    {row.kind} {row.key} {', '.join(row.columns)}" for row in each.differences[:_FEW]]
@@ -99,11 +101,11 @@ class CdcDemo:
         """Make the shop and what it opens with, then begin the capture: its snapshot meets a shop that lives."""
         source = database_of(scene.target, CAPTURE.database)
         shop.open_shop(source, seed=scene.settings.seed)
-        worker = worker_of(scene.target, CAPTURE.database)
+        worker = connect_worker(scene.target, CAPTURE.database)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                tables = begin(CAPTURE, source, worker)
+                tables = start_capture(CAPTURE, source, worker)
                 break
             except Transient:
                 # After a stop of everything the connector may have started before the database answered.
@@ -127,7 +129,7 @@ class CdcDemo:
     def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
         """Return a line per table: rows at the source, rows in the mirror, and how far that one is behind."""
         source = database_of(scene.target, CAPTURE.database)
-        tables = read_tables(source, CAPTURE.chosen)
+        tables = read_tables(source, CAPTURE.selection)
         behind = self._behind(scene, tables)
         with session(source) as connection:
             counts = shop.counts(connection)
@@ -141,21 +143,21 @@ class CdcDemo:
     def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
         """Return the ends of the topics, once they hold everything that the source has committed."""
         source = database_of(scene.target, CAPTURE.database)
-        connect = ConnectClient(worker_of(scene.target, CAPTURE.database).url)
+        connect = ConnectClient(connect_worker(scene.target, CAPTURE.database).url)
         await_position(CAPTURE, source, connect, position_now(source))
-        return {self._flow: end_offsets(scene.target, _partitions(read_tables(source, CAPTURE.chosen)).values())}
+        return {self._flow: end_offsets(scene.target, _partitions(read_tables(source, CAPTURE.selection)).values())}
 
     def compare(self, scene: Scene, spark: SparkSession) -> CdcVerdict:
         """Compare every row of every mirror with its table, and every table with the model."""
         source = database_of(scene.target, CAPTURE.database)
         found = {
             str(table): compare(spark, source, table, scene.target.table(f"{self.settings.path}/{table.name}"))
-            for table in read_tables(source, CAPTURE.chosen)
+            for table in read_tables(source, CAPTURE.selection)
         }
         with session(source) as connection:
-            seed, done = shop.place(connection)
-            held = shop.held(connection)
-        return CdcVerdict(found, done, differences(replayed(islice(Shop(seed).history(), done)), held))
+            seed, done = shop.progress(connection)
+            held = shop.table_rows(connection)
+        return CdcVerdict(found, done, differences(replay(islice(Shop(seed).history(), done)), held))
 
     @property
     def _flow(self) -> str:

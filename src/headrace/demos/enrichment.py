@@ -22,8 +22,8 @@ from headrace.flow.target import Target
 from headrace.patterns.enrichment import flows as pattern
 from headrace.patterns.enrichment import model
 from headrace.patterns.enrichment.generator import EnrichmentGenerator, PurchaseTraffic
-from headrace.patterns.records import Bad
-from headrace.patterns.window_model import taken
+from headrace.patterns.records import InvalidRecord
+from headrace.patterns.window_model import batch_records
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.delta.table import DELETED
 
@@ -38,7 +38,7 @@ class Compared:
     """What a comparison found, and what came of the purchases that had to wait."""
 
     comparison: Comparison
-    outcome: model.Outcome
+    outcome: model.EnrichmentOutcome
     versions: int
 
 
@@ -79,7 +79,7 @@ def _compare_products(
 ) -> None:
     log = {(each.partition, each.offset): each for each in consumed(target, settings.products_topic)}
     batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
-    read = [record for batch in batches for record in taken(log, batch)]
+    read = [record for batch in batches for record in batch_records(log, batch)]
     names = ("product_id", "name", "category", "price")
     expected = [
         {name: value for name, value in asdict(each).items() if name in names}
@@ -87,7 +87,7 @@ def _compare_products(
     ]
     path = settings.dimension
     found.add(f"delta:{path}", expected, only(table_rows(spark, "delta", target.table(path)), *names))
-    bad = [each for each in map(model.PRODUCT.judge, read) if isinstance(each, Bad)]
+    bad = [each for each in map(model.PRODUCT.judge, read) if isinstance(each, InvalidRecord)]
     compare_filed(found, spark, target, flow.name, Filed(bad, [0] * len(batches)))
 
 

@@ -25,8 +25,8 @@ from headrace.flow.target import Target
 from headrace.patterns.iot import flows as pattern
 from headrace.patterns.iot import model
 from headrace.patterns.iot.generator import generator
-from headrace.patterns.records import Bad, Consumed
-from headrace.patterns.window_model import Batch, WindowFlow, replay
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
+from headrace.patterns.window_model import BatchOffsets, WindowFlow, replay
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ def compare(
     """
     records = consumed(target, settings.topic)
     found = Comparison()
-    cut: dict[str, Sequence[Batch]] = {}
+    cut: dict[str, Sequence[BatchOffsets]] = {}
     for flow in flows:
         batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
         cut[flow.name] = batches
@@ -56,7 +56,7 @@ def compare(
             silence, forget, delay = (Duration.parse(each).ms for each in lengths)
             told = model.silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
             topic = settings.status_topic
-            found.add(f"kafka:{topic}", [asdict(each) for each in told.told], topic_rows(target, topic))
+            found.add(f"kafka:{topic}", [asdict(each) for each in told.statuses], topic_rows(target, topic))
             compare_filed(found, spark, target, flow.name, Filed(told.bad, told.late))
     return found, skew(records, cut)
 
@@ -80,10 +80,10 @@ def _compare_metrics(
     found.add(f"kafka:{topic}", alerts, topic_rows(target, topic), repeats_allowed=True)
 
 
-def skew(records: Sequence[Consumed], batches: Mapping[str, Sequence[Batch]]) -> dict[str, object]:
+def skew(records: Sequence[ConsumedRecord], batches: Mapping[str, Sequence[BatchOffsets]]) -> dict[str, object]:
     """Return how uneven the readings were, and how large the largest batch of each flow: figures of the demo."""
     judged = [model.judge(record) for record in records]
-    by_device = Counter(each.device_id for each in judged if not isinstance(each, Bad))
+    by_device = Counter(each.device_id for each in judged if not isinstance(each, InvalidRecord))
     by_partition = Counter(record.partition for record in records)
     device, most = next(iter(by_device.most_common(1)), ("", 0))
     return {
@@ -95,7 +95,7 @@ def skew(records: Sequence[Consumed], batches: Mapping[str, Sequence[Batch]]) ->
     }
 
 
-def size(batch: Batch) -> int:
+def size(batch: BatchOffsets) -> int:
     """Return how many records a batch holds."""
     return sum(end - start for start, end in batch.values())
 

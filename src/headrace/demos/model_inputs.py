@@ -15,8 +15,8 @@ from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.protocol import DemoSettings
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.patterns.records import Bad, Consumed
-from headrace.patterns.window_model import Batch
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
+from headrace.patterns.window_model import BatchOffsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 _FEW = 20
 
 
-def consumed(target: Target, topic: str) -> list[Consumed]:
+def consumed(target: Target, topic: str) -> list[ConsumedRecord]:
     """Return every record of a topic, as it was committed."""
     return [
-        Consumed(
+        ConsumedRecord(
             message.partition() or 0,
             message.offset() or 0,
             message.timestamp()[1],
@@ -41,7 +41,7 @@ def consumed(target: Target, topic: str) -> list[Consumed]:
     ]
 
 
-def boundaries(spark: SparkSession | None, target: Target, flow: Flow) -> list[dict[str, Batch]]:
+def boundaries(spark: SparkSession | None, target: Target, flow: Flow) -> list[dict[str, BatchOffsets]]:
     """Return the batches that a flow has committed: by input, the ranges of offsets that each one read."""
     checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
     places = {name: source_index(checkpoint, flow, name) for name in flow.named_inputs}
@@ -51,7 +51,7 @@ def boundaries(spark: SparkSession | None, target: Target, flow: Flow) -> list[d
     ]
 
 
-def _span(offsets: tuple[str, str] | None) -> Batch:
+def _span(offsets: tuple[str, str] | None) -> BatchOffsets:
     if offsets is None:
         return {}
     (start,), (end,) = (json.loads(each).values() for each in offsets)
@@ -68,7 +68,7 @@ class Filed:
     | late  | how many rows each batch dropped as late                                       |
     """
 
-    bad: Sequence[Bad]
+    bad: Sequence[InvalidRecord]
     late: Sequence[int]
 
     @property
@@ -92,7 +92,7 @@ class FiledByInput:
     | late  | `batch_id`, `input`, `partition` and `offset` of every row that was dropped     |
     """
 
-    bad: Mapping[str, Sequence[Bad]]
+    bad: Mapping[str, Sequence[InvalidRecord]]
     late: Sequence[Row]
 
     @property

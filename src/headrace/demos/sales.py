@@ -25,7 +25,7 @@ from headrace.flow.target import Target
 from headrace.patterns.sales import flows as pattern
 from headrace.patterns.sales import model
 from headrace.patterns.sales.generator import generator
-from headrace.patterns.window_model import Outcome, WindowFlow, replay
+from headrace.patterns.window_model import WindowFlow, WindowOutcome, replay
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -66,7 +66,7 @@ def add_gold(
     spark: SparkSession,
     target: Target,
     settings: pattern.SalesSettings,
-    outcome: Outcome[model.CategorySales],
+    outcome: WindowOutcome[model.CategorySales],
 ) -> None:
     """Compare every row of every grain with the model, and every longer window with the sum of its parts."""
     rows = gold_rows(spark, target, settings)
@@ -96,7 +96,7 @@ def replayed(
     settings: pattern.SalesSettings,
     *,
     delay_ms: int | None = None,
-) -> Outcome[Any]:
+) -> WindowOutcome[Any]:
     """Run the model over the batches that a flow has committed, if need be with another delay of the watermark."""
     known = modelled(flow.name, settings)
     known = known if delay_ms is None else replace(known, delay_ms=delay_ms)
@@ -104,7 +104,7 @@ def replayed(
     return replay(consumed(target, settings.topic), batches, known)
 
 
-def expected_gold(outcome: Outcome[model.CategorySales], settings: pattern.SalesSettings) -> list[model.GoldRow]:
+def expected_gold(outcome: WindowOutcome[model.CategorySales], settings: pattern.SalesSettings) -> list[model.GoldRow]:
     """Return the rows that the gold table must hold after a run."""
     grains = {grain: Duration.parse(grain).ms for grain in settings.grains}
     return model.gold(model.newest(outcome.batches), grains)

@@ -28,7 +28,7 @@ Fields = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Consumed:
+class ConsumedRecord:
     """One record as a consumer read it; `timestamp_ms` is the timestamp of the Kafka message."""
 
     partition: int
@@ -39,7 +39,7 @@ class Consumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class InvalidRecord:
     """A record that no flow may count, and the first reason for it."""
 
     partition: int
@@ -112,7 +112,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Schema:
+class RecordSchema:
     """What records of a topic hold.
 
     | field        | default | meaning                                                                               |
@@ -128,39 +128,42 @@ class Schema:
     key_required: bool = False
     ahead_ms: int = HOUR_MS
 
-    def judge(self, record: Consumed) -> Fields | Bad:
+    def judge(self, record: ConsumedRecord) -> Fields | InvalidRecord:
         """Return the values of a record's fields, or that it is bad for the first reason that holds."""
-        given = _json_object(record.value)
-        reason = self._reason(record, given)
+        values = _json_object(record.value)
+        reason = self._reason(record, values)
         if reason is not None:
-            return Bad(record.partition, record.offset, reason)
-        told = given or {}
-        return {each.name: None if told.get(each.name) is None else each.read(told[each.name]) for each in self.fields}
+            return InvalidRecord(record.partition, record.offset, reason)
+        fields = values or {}
+        return {
+            field.name: None if fields.get(field.name) is None else field.read(fields[field.name])
+            for field in self.fields
+        }
 
-    def _reason(self, record: Consumed, given: Fields | None) -> str | None:
+    def _reason(self, record: ConsumedRecord, values: Fields | None) -> str | None:
         if record.value is None:
             return "null_value"
         if len(record.value) > LARGEST_VALUE:
             return "too_large"
         if self.key_required and record.key is None:
             return "null_key"
-        if given is None:
+        if values is None:
             return "malformed_json"
-        return self._missing(given) or self._wrong_type(given) or self._in_future(record, given)
+        return self._missing(values) or self._wrong_type(values) or self._in_future(record, values)
 
-    def _missing(self, given: Fields) -> str | None:
-        absent = (each.name for each in self.fields if each.required and given.get(each.name) is None)
+    def _missing(self, values: Fields) -> str | None:
+        absent = (field.name for field in self.fields if field.required and values.get(field.name) is None)
         name = next(absent, None)
         return None if name is None else f"missing:{name}"
 
-    def _wrong_type(self, given: Fields) -> str | None:
-        told = ((each, given.get(each.name)) for each in self.fields)
-        wrong = (each.name for each, value in told if value is not None and each.read(value) is None)
+    def _wrong_type(self, values: Fields) -> str | None:
+        read_values = ((field, values.get(field.name)) for field in self.fields)
+        wrong = (field.name for field, value in read_values if value is not None and field.read(value) is None)
         name = next(wrong, None)
         return None if name is None else f"wrong_type:{name}"
 
-    def _in_future(self, record: Consumed, given: Fields) -> str | None:
-        event_time = None if self.time is None else instant(given.get(self.time))
+    def _in_future(self, record: ConsumedRecord, values: Fields) -> str | None:
+        event_time = None if self.time is None else instant(values.get(self.time))
         latest = (record.timestamp_ms + self.ahead_ms) * 1000
         return "event_time_in_future" if event_time is not None and event_time > latest else None
 

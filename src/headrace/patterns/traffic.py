@@ -27,10 +27,10 @@ _REMEMBERED = 512  # records that a duplicate is drawn from
 _OVERSIZED_BYTES = 5 * 1024 * 1024
 
 # What is made of a good event, as JSON, to break it.
-Break = Callable[[str], bytes | None]
+Corruption = Callable[[str], bytes | None]
 
 
-class Record(NamedTuple):
+class GeneratedRecord(NamedTuple):
     """What goes to Kafka, and what the generator knows about it."""
 
     key: bytes | None
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     """Where it goes; None is the generator's topic."""
 
 
-class Said(NamedTuple):
+class GeneratedEvent(NamedTuple):
     """One good event: the key of its record, its JSON and its event time."""
 
     key: bytes
@@ -70,13 +70,13 @@ class Simulation(Protocol):
     def random(self) -> Callable[[], float]:
         """Draw from the stream's own luck."""
 
-    def event(self, now: int) -> Said:
+    def event(self, now: int) -> GeneratedEvent:
         """Return the next event that arrives in time."""
 
-    def late(self, now: int) -> Said:
+    def late(self, now: int) -> GeneratedEvent:
         """Return an event that arrives far behind its time."""
 
-    def alone(self, now: int) -> Said:
+    def alone(self, now: int) -> GeneratedEvent:
         """Return an event that no other one refers to, of this moment: it is broken, or made too large."""
 
 
@@ -144,9 +144,9 @@ class TrafficGenerator:
 
     settings: Traffic
     simulation: ClassVar[type[Simulation]]
-    broken: ClassVar[Mapping[str, Break]]
+    broken: ClassVar[Mapping[str, Corruption]]
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
 
         Without `until` the stream never ends.
@@ -154,28 +154,28 @@ class TrafficGenerator:
         traffic = self.settings
         start = traffic.milliseconds(from_)
         numbers = count() if until is None else range(int((traffic.milliseconds(until) - start) * traffic.rate / 1000))
-        made = self.simulation(traffic, start)
-        draw, kinds = made.random, cycle(self.broken)
+        simulation = self.simulation(traffic, start)
+        draw, kinds = simulation.random, cycle(self.broken)
         repeated = traffic.malformed + traffic.duplicates
         special = repeated + traffic.late
         step_ms = 1000 / traffic.rate
-        recent: deque[Record] = deque(maxlen=_REMEMBERED)
+        recent: deque[GeneratedRecord] = deque(maxlen=_REMEMBERED)
         for number in numbers:
             now = start + int(number * step_ms)
             luck = draw()
             if traffic.oversized and number == 0:
-                record = _oversized(made.alone(now), now)
+                record = _oversized(simulation.alone(now), now)
             elif luck >= special:
-                said = made.event(now)
-                record = _record(said, now, said.kind or made.kind)
+                event = simulation.event(now)
+                record = _record(event, now, event.kind or simulation.kind)
                 recent.append(record)
             elif luck < traffic.malformed:
                 kind = next(kinds)
-                record = _broken(made.alone(now), now, kind, self.broken[kind])
+                record = _broken(simulation.alone(now), now, kind, self.broken[kind])
             elif luck < repeated and recent:
                 record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
             else:
-                record = _record(made.late(now), now, "late")
+                record = _record(simulation.late(now), now, "late")
             yield record
 
     def with_traffic(
@@ -186,17 +186,17 @@ class TrafficGenerator:
         return replace(self, settings=replace(self.settings, rate=rate, seed=seed, oversized=oversized, **shares))
 
 
-def _record(said: Said, now: int, kind: str) -> Record:
-    return Record(said.key, said.text.encode(), said.event_ms, now, kind, said.topic)
+def _record(event: GeneratedEvent, now: int, kind: str) -> GeneratedRecord:
+    return GeneratedRecord(event.key, event.text.encode(), event.event_ms, now, kind, event.topic)
 
 
-def _broken(said: Said, now: int, kind: str, how: Break) -> Record:
-    return Record(None if kind == "null_key" else said.key, how(said.text), None, now, kind, said.topic)
+def _broken(event: GeneratedEvent, now: int, kind: str, how: Corruption) -> GeneratedRecord:
+    return GeneratedRecord(None if kind == "null_key" else event.key, how(event.text), None, now, kind, event.topic)
 
 
-def _oversized(said: Said, now: int) -> Record:
-    value = f'{said.text[:-1]},"note":"{"x" * _OVERSIZED_BYTES}"}}'
-    return Record(said.key, value.encode(), None, now, "oversized", said.topic)
+def _oversized(event: GeneratedEvent, now: int) -> GeneratedRecord:
+    value = f'{event.text[:-1]},"note":"{"x" * _OVERSIZED_BYTES}"}}'
+    return GeneratedRecord(event.key, value.encode(), None, now, "oversized", event.topic)
 
 
 def network_delay_ms(rng: random.Random) -> int:
@@ -218,12 +218,12 @@ def iso(event_ms: int) -> str:
     return f"{_second(seconds)}.{millis:03d}Z"
 
 
-def with_(**changes: object) -> Break:
+def with_(**changes: object) -> Corruption:
     """Return what gives fields of an event other values."""
     return lambda event: _dumped({**json.loads(event), **changes})
 
 
-def without(field: str) -> Break:
+def without(field: str) -> Corruption:
     """Return what takes a field from an event."""
     return lambda event: _dumped({name: value for name, value in json.loads(event).items() if name != field})
 
@@ -232,7 +232,7 @@ def _dumped(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def broken_anywhere(text_field: str, time_field: str) -> dict[str, Break]:
+def broken_anywhere(text_field: str, time_field: str) -> dict[str, Corruption]:
     """Return the ways in which a record of any pattern goes wrong, by name."""
     opening = f'"{text_field}":"'.encode()
     return {

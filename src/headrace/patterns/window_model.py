@@ -3,7 +3,7 @@
 A model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. A replay
 takes these steps for batch N:
 
-1. Take the records between the batch's offsets, and judge each: an event, or `Bad` with the first reason that holds.
+1. Take the records between the batch's offsets, and judge each: an event, or an `InvalidRecord` with the first reason.
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. Keep the events that the flow counts, and put each into its windows, aligned to the epoch.
 4. An event is late for a window that ends at or before W[N-1]: counted, and dropped there. (Spark filters with the
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from headrace.patterns.records import Bad, Consumed
+from headrace.patterns.records import ConsumedRecord, InvalidRecord
 
-Batch = Mapping[int, tuple[int, int]]
+BatchOffsets = Mapping[int, tuple[int, int]]
 """Partition -> (first offset, offset after the last). Empty is Spark's batch without data."""
 
 
@@ -65,7 +65,7 @@ class WindowFlow(Generic[E, Row]):
 
     window_ms: int
     delay_ms: int
-    judge: Callable[[Consumed], E | Bad]
+    judge: Callable[[ConsumedRecord], E | InvalidRecord]
     counts: Callable[[E], bool]
     key: Callable[[E], str]
     row: Callable[[int, int, str, Sequence[E]], Row]
@@ -80,7 +80,7 @@ class WindowFlow(Generic[E, Row]):
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Row]):
+class WindowOutcome(Generic[Row]):
     """What a flow must have done; every list but `bad` and `open` has one entry per batch."""
 
     batches: list[list[Row]]
@@ -89,10 +89,10 @@ class Outcome(Generic[Row]):
     """Where the late rows lie, as (partition, offset), once for each window that they missed."""
     watermarks: list[int]
     """W[N], the `batchWatermarkMs` of Spark's offset log."""
-    bad: list[Bad]
+    bad: list[InvalidRecord]
     """Every bad record, in the order of the batches."""
     open: list[Row]
-    """The groups that the state still holds after the last batch, as they stand."""
+    """The groups that are still in the state after the last batch."""
 
     @property
     def late(self) -> list[int]:
@@ -100,11 +100,13 @@ class Outcome(Generic[Row]):
         return [len(rows) for rows in self.late_at]
 
 
-def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: WindowFlow[E, Row]) -> Outcome[Row]:
+def replay(
+    records: Iterable[ConsumedRecord], batches: Iterable[BatchOffsets], flow: WindowFlow[E, Row]
+) -> WindowOutcome[Row]:
     """Run a flow over its batches, in the steps that the module's docstring numbers."""
     log = {(record.partition, record.offset): record for record in records}
     groups: dict[tuple[int, str], list[E]] = {}
-    outcome: Outcome[Row] = Outcome([], [], [], [], [])
+    outcome: WindowOutcome[Row] = WindowOutcome([], [], [], [], [])
     watermark_before, watermark = 0, 0
 
     def rows(keys: Iterable[tuple[int, str]]) -> list[Row]:
@@ -112,9 +114,9 @@ def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: WindowFl
 
     for batch in batches:
         # 1. the records, judged
-        judged = [flow.judge(record) for record in taken(log, batch)]
-        events = [event for event in judged if not isinstance(event, Bad)]
-        outcome.bad.extend(bad for bad in judged if isinstance(bad, Bad))
+        judged = [flow.judge(record) for record in batch_records(log, batch)]
+        events = [event for event in judged if not isinstance(event, InvalidRecord)]
+        outcome.bad.extend(bad for bad in judged if isinstance(bad, InvalidRecord))
 
         # 2. the watermark in force
         outcome.watermarks.append(watermark)
@@ -146,7 +148,7 @@ def replay(records: Iterable[Consumed], batches: Iterable[Batch], flow: WindowFl
     return outcome
 
 
-def taken(log: Mapping[tuple[int, int], Consumed], batch: Batch) -> list[Consumed]:
+def batch_records(log: Mapping[tuple[int, int], ConsumedRecord], batch: BatchOffsets) -> list[ConsumedRecord]:
     """Return the records of a batch, by partition and offset. Offsets that hold none are passed over."""
     offsets = ((partition, n) for partition, span in sorted(batch.items()) for n in range(*span))
     return [log[at] for at in offsets if at in log]

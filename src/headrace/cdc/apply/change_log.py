@@ -1,4 +1,4 @@
-"""Changes into a log: every change a row, as it was told, and never touched again."""
+"""Append changes to a change log: one row per change, never updated."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.cdc.apply.reduce import unreadable, with_every_column
-from headrace.cdc.apply.table import QUICK, Into, fields, make
+from headrace.cdc.apply.latest_change import unreadable_value_error, with_unreadable_column
+from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.sinks.batch.persist import pinned
 from headrace.sinks.delta.sql import settings
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChangeLog:
-    """Keep every change: what it did, where and when, and the row before and after it.
+    """Store every change: its operation, position and time, and the row before and after it.
 
     | column                         | holds                                                                           |
     |--------------------------------|---------------------------------------------------------------------------------|
@@ -36,7 +36,7 @@ class ChangeLog:
 
     The promise: every record of the topic is in the table once, by the identity of the batch. A change that the
     connector delivered twice, after a crash of its own, is two records and so two rows, which agree in all but
-    `offset`; `position`, `key` and `op` tell a change. A record that moves a row to another key is two rows.
+    `offset`; `position`, `key` and `op` identify a change. A record that moves a row to another key is two rows.
     """
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
@@ -47,23 +47,25 @@ class ChangeLog:
         columns = columns.add("unavailable", T.ArrayType(T.StringType())).add("topic", T.StringType())
         return columns.add("partition", T.IntegerType()).add("offset", T.LongType())
 
-    def apply(self, changes: DataFrame, into: Into) -> None:
+    def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Append the changes of one table in one batch. Called once per attempt."""
         session = changes.sparkSession
-        with settings(session, QUICK), pinned(with_every_column(changes)) as once:
-            found = once.agg(F.count("*"), F.max(F.try_element_at("_unreadable", F.lit(1)))).first()
-            assert found is not None  # noqa: S101 - an aggregate without a group has one row
-            if found[1] is not None:
-                raise unreadable(into, found[1])
-            if not found[0]:
+        with settings(session, SMALL_BATCH_CONF), pinned(with_unreadable_column(changes)) as once:
+            totals = once.agg(F.count("*"), F.max(F.try_element_at("_unreadable", F.lit(1)))).first()
+            assert totals is not None  # noqa: S101 - an aggregate without a group has one row
+            if totals[1] is not None:
+                raise unreadable_value_error(into, totals[1])
+            if not totals[0]:
                 return
-            make(session, into.location, self.columns(fields(once, "_key"), fields(once, "_after")), [])
+            create_table(
+                session, into.location, self.columns(struct_fields(once, "_key"), struct_fields(once, "_after")), []
+            )
             with into.commit(session):
                 _rows(once).write.format("delta").mode("append").save(into.location)
 
 
 def _rows(changes: DataFrame) -> DataFrame:
-    # Who decodes changes for a log has them tell the row before; where they do not, none is known.
+    # The decoder adds `_before` on request. Without it the row before is null.
     unknown = F.lit(None).cast(changes.schema["_after"].dataType)
     return changes.select(
         F.col("_op").alias("op"),

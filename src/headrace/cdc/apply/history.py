@@ -1,4 +1,4 @@
-"""Changes into a history: every version of every row, with the time in which it was valid (SCD type 2)."""
+"""Apply changes to a history table: every version of every row with its validity period (SCD type 2)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyspark.sql import types as T
 
 from headrace.cdc.apply import key_ranges, tombstones
 from headrace.cdc.apply import timeline as cdc_timeline
-from headrace.cdc.apply.key_changes import with_moved
-from headrace.cdc.apply.reduce import Counts, counts, lacks_value, unreadable
-from headrace.cdc.apply.table import POSITION, QUICK, Into, fields, make
+from headrace.cdc.apply.key_changes import fill_moved_rows
+from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error, unreadable_value_error
+from headrace.cdc.apply.table import POSITION, SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.errors import FlowError
 from headrace.sinks.batch.persist import pinned
 from headrace.sinks.delta.sql import quoted, settings
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 OP, UNTIL, ENDED, TAKEN = "_headrace_op", "_headrace_until", "_headrace_ended", "_headrace_taken"
 
 # The columns of a timeline.
-_TOLD = ("_key", "_position", "_rank", "_op", "_at", "_after", "_missing", "_old")
-# So many keys of a batch are handed to every task; more are shuffled.
-_FEW_KEYS = 100_000
+_TIMELINE_COLUMNS = ("_key", "_position", "_rank", "_op", "_at", "_after", "_missing", "_old")
+# Up to this many keys are broadcast; more are shuffled.
+_MAX_BROADCAST_KEYS = 100_000
 
 
 @dataclass(frozen=True)
 class History:
-    """Keep every version that a row had: the table's columns, and from when to when they were so.
+    """Store every version of a row: the columns of the table and the period in which they were valid (SCD type 2).
 
     | field   | default | meaning                                                                                    |
     |---------|---------|--------------------------------------------------------------------------------------------|
@@ -49,8 +49,8 @@ class History:
     | `_headrace_taken`   | columns that the log left out: their values are those of the version before              |
     | `_headrace_deleted` | with `mark`: whether the row says that there was none; it holds the key and no values    |
 
-    Versions stand in the order of the log. Which changes there are decides on the history, and neither their order of
-    arrival nor how often they come: a late one is put into its place, and those beside it get new ends. A version
+    Versions are in the order of the source log. The history depends on the set of changes only, not on their order of
+    arrival or on duplicates: a late change goes to its position, and its neighbours get new ends. A version
     begins no later than the one that follows it, even where the source's clock went back, or a snapshot was taken
     again after the first changes.
 
@@ -83,55 +83,55 @@ class History:
         """Return the columns of the table: the source's and its own."""
         return T.StructType([*after.fields, *self.own.fields])
 
-    def apply(self, changes: DataFrame, into: Into) -> None:
+    def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Put the changes of one table in one batch into their places. Called once per attempt."""
-        session, after = changes.sparkSession, fields(changes, "_after")
+        session, after = changes.sparkSession, struct_fields(changes, "_after")
         alike = sorted({*after.names} & {*self.own.names})
         if alike:
-            raise _named_alike(into, alike[0])
-        with settings(session, QUICK), pinned(cdc_timeline.events(changes)) as events:
-            found = counts(events)
-            if found.unreadable is not None:
-                raise unreadable(into, found.unreadable)
-            if found.first is None:
+            raise _column_name_clash(into, alike[0])
+        with settings(session, SMALL_BATCH_CONF), pinned(cdc_timeline.events(changes)) as events:
+            counts = count_changes(events)
+            if counts.unreadable is not None:
+                raise unreadable_value_error(into, counts.unreadable)
+            if counts.first is None:
                 return
-            key = fields(events, "_key")
-            make(session, into.location, self.columns(key, after), key.names)
-            if not found.moved:
-                self._place(events, found, into)
+            key = struct_fields(events, "_key")
+            create_table(session, into.location, self.columns(key, after), key.names)
+            if not counts.moved:
+                self._place(events, counts, into)
                 return
             versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
             gone_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
-            with pinned(cdc_timeline.events(with_moved(changes, versions, gone_at))) as moved:
-                self._place(moved, counts(moved), into)
+            with pinned(cdc_timeline.events(fill_moved_rows(changes, versions, gone_at))) as moved:
+                self._place(moved, count_changes(moved), into)
 
-    def _place(self, events: DataFrame, found: Counts, into: Into) -> None:
+    def _place(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = events.sparkSession
-        # 1. What ends, first: a version that comes late must never be without the delete that was told before it.
-        before = tombstones.known(session, into)
-        if found.deletes or found.truncated is not None:
-            tombstones.bury(events.where(F.col("_op").isin("d", "t")), into)
-            tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
-        with pinned(self._near(events, found, into)) as near:
-            # 2. The versions of the batch and those beside them, with the ends that are known of their keys.
-            timeline = cdc_timeline.whole(_told(events, near, found, before, into))
-            # 3. Of these, what the table does not say yet.
-            rows = cdc_timeline.different(cdc_timeline.resolved(timeline), ends=self.deletes == "mark")
+        # 1. Ends first: a late version must never be without a delete that arrived before it.
+        before = tombstones.tombstone_index(session, into)
+        if counts.deletes or counts.truncated is not None:
+            tombstones.write_tombstones(events.where(F.col("_op").isin("d", "t")), into)
+            tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
+        with pinned(self._near(events, counts, into)) as near:
+            # 2. The versions of the batch and their neighbours, with the known ends of their keys.
+            timeline = cdc_timeline.merge_stored(_timeline_rows(events, near, counts, before, into))
+            # 3. The rows that the table lacks or stores differently.
+            rows = cdc_timeline.changed_rows(cdc_timeline.resolve(timeline), ends=self.deletes == "mark")
             with pinned(rows) as once:
                 if _any_rows(once, into):
                     with into.commit(session):
                         self._merge(once, into)
 
-    def _near(self, events: DataFrame, found: Counts, into: Into) -> DataFrame:
+    def _near(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> DataFrame:
         """Return the versions of the table that may get another end: those that are not over at a key's first change.
 
         Over by the log and by the clock too: a version must not begin later than what follows it.
         """
-        held = self._held(events, into)
-        bounds = _bounds(events, found)
-        if found.truncated is None:
-            ranges = key_ranges.ranges_of(events, found.spans, found.keys)
-            near = held.where(key_ranges.within(ranges, "old")).join(bounds, "_key")
+        stored = self._stored_versions(events, into)
+        bounds = _bounds(events, counts)
+        if counts.truncated is None:
+            ranges = key_ranges.ranges_of(events, counts.spans, counts.keys)
+            near = stored.where(key_ranges.within(ranges, "old")).join(bounds, "_key")
         else:
             # A truncate is a change of every key.
             truncate = (
@@ -139,12 +139,12 @@ class History:
                 F.when(F.col("_op") == "t", F.col("_commit_time")),
             )
             first = events.agg(F.min(truncate[0]).alias("at"), F.min(truncate[1]).alias("when"))
-            near = held.crossJoin(F.broadcast(first)).join(bounds, "_key", "left")
+            near = stored.crossJoin(F.broadcast(first)).join(bounds, "_key", "left")
             near = near.withColumns({"_first": F.least("_first", "at"), "_since": F.least("_since", "when")})
         over = (F.col("_old.until") < F.col("_first")) & (F.col("_old.to") <= F.col("_since"))
-        return near.where(~F.coalesce(over, F.lit(False))).select(*_TOLD)
+        return near.where(~F.coalesce(over, F.lit(False))).select(*_TIMELINE_COLUMNS)
 
-    def _held(self, events: DataFrame, into: Into) -> DataFrame:
+    def _stored_versions(self, events: DataFrame, into: TableWrite) -> DataFrame:
         """Return the versions of the table as rows of a timeline, with the table's columns under the alias `old`."""
         since, to, current = (F.col(f"old.{quoted(name)}") for name in self.times)
         old = F.struct(
@@ -155,14 +155,14 @@ class History:
             F.col(f"old.{ENDED}").alias("ended"),
         )
         rank = cdc_timeline.rank(F.col(f"old.{OP}"))
-        values = _columns(fields(events, "_after").names)
+        values = _columns(struct_fields(events, "_after").names)
         return (
             DeltaTable.forPath(events.sparkSession, into.location)
             .toDF()
             .alias("old")
             .withColumns(
                 {
-                    "_key": _columns(fields(events, "_key").names),
+                    "_key": _columns(struct_fields(events, "_key").names),
                     "_position": F.col(f"old.{POSITION}"),
                     "_rank": rank,
                     "_op": F.col(f"old.{OP}"),
@@ -174,8 +174,8 @@ class History:
             )
         )
 
-    def _merge(self, rows: DataFrame, into: Into) -> None:
-        keys, names = fields(rows, "_key").names, fields(rows, "_after").names
+    def _merge(self, rows: DataFrame, into: TableWrite) -> None:
+        keys, names = struct_fields(rows, "_key").names, struct_fields(rows, "_after").names
         same = [f"old.{quoted(name)} = new._key.{quoted(name)}" for name in keys]
         place = f"old.{POSITION} = new._position AND CASE WHEN old.{OP} = 'r' THEN {cdc_timeline.SNAPSHOT} "
         place += f"WHEN old.{OP} IN ('d', 't') THEN {cdc_timeline.END} ELSE {cdc_timeline.VERSION} END = new._rank"
@@ -198,42 +198,44 @@ class History:
         )
 
 
-def _told(events: DataFrame, near: DataFrame, found: Counts, before: tombstones.Graves, into: Into) -> DataFrame:
-    """Return all that is known of the keys of a batch, from their first change on, with ends that were told before."""
-    first = str(found.first)
+def _timeline_rows(
+    events: DataFrame, near: DataFrame, counts: ChangeCounts, before: tombstones.TombstoneIndex, into: TableWrite
+) -> DataFrame:
+    """Return the versions and ends of the keys of a batch, from their first change on."""
+    first = str(counts.first)
     batch = events.withColumnRenamed("_commit_time", "_at")
     truncates = batch.where(F.col("_op") == "t").select("_position", "_op", "_at")
     ends = cdc_timeline.ends_of(near)
     if before.newest is not None and before.newest >= first:
-        of_keys = _graves(events, into).where(F.col("_op") == "d").join(_bounds(events, found), "_key")
+        of_keys = _tombstones(events, into).where(F.col("_op") == "d").join(_bounds(events, counts), "_key")
         ends = ends.unionByName(of_keys.where(F.col("_position") >= F.col("_first")).select(*ends.columns))
     swept = before.truncated is not None and before.truncated >= first
     if swept:
-        late = _graves(events, into).where((F.col("_op") == "t") & (F.col("_position") >= first))
+        late = _tombstones(events, into).where((F.col("_op") == "t") & (F.col("_position") >= first))
         truncates = truncates.unionByName(late.select(*truncates.columns))
-    if swept or found.truncated is not None:
+    if swept or counts.truncated is not None:
         keys = batch.where(F.col("_op") != "t").select("_key").union(near.select("_key")).distinct()
         ends = ends.unionByName(keys.crossJoin(F.broadcast(truncates)))
     ranked = ends.withColumn("_rank", F.lit(cdc_timeline.END))
-    versions = batch.where(F.col("_op") != "t").select(*(name for name in _TOLD if name != "_old"))
+    versions = batch.where(F.col("_op") != "t").select(*(name for name in _TIMELINE_COLUMNS if name != "_old"))
     return near.unionByName(versions, allowMissingColumns=True).unionByName(ranked, allowMissingColumns=True)
 
 
-def _bounds(events: DataFrame, found: Counts) -> DataFrame:
+def _bounds(events: DataFrame, counts: ChangeCounts) -> DataFrame:
     """Return for each key its first place in the log and its first time in this batch."""
-    told = events.where(F.col("_op") != "t").groupBy("_key")
-    bounds = told.agg(F.min("_position").alias("_first"), F.min("_commit_time").alias("_since"))
-    return F.broadcast(bounds) if found.keys <= _FEW_KEYS else bounds
+    key_changes = events.where(F.col("_op") != "t").groupBy("_key")
+    bounds = key_changes.agg(F.min("_position").alias("_first"), F.min("_commit_time").alias("_since"))
+    return F.broadcast(bounds) if counts.keys <= _MAX_BROADCAST_KEYS else bounds
 
 
-def _graves(events: DataFrame, into: Into) -> DataFrame:
-    """Return the ends that were ever told of a table."""
+def _tombstones(events: DataFrame, into: TableWrite) -> DataFrame:
+    """Return the tombstones of a table as ends of versions."""
     every = F.col(f"old.{tombstones.EVERY_KEY}")
     return (
         tombstones.read(events.sparkSession, into)
         .alias("old")
         .select(
-            _columns(fields(events, "_key").names).alias("_key"),
+            _columns(struct_fields(events, "_key").names).alias("_key"),
             F.col(f"old.{POSITION}").alias("_position"),
             F.when(every, "t").otherwise("d").alias("_op"),
             F.col(f"old.{tombstones.DELETED_AT}").alias("_at"),
@@ -241,19 +243,19 @@ def _graves(events: DataFrame, into: Into) -> DataFrame:
     )
 
 
-def _any_rows(rows: DataFrame, into: Into) -> bool:
-    found = rows.agg(F.count("*"), F.max("_lacks")).first()
-    assert found is not None  # noqa: S101 - an aggregate without a group has one row
-    if found[1]:
-        raise lacks_value(into)
-    return bool(found[0])
+def _any_rows(rows: DataFrame, into: TableWrite) -> bool:
+    totals = rows.agg(F.count("*"), F.max("_lacks")).first()
+    assert totals is not None  # noqa: S101 - an aggregate without a group has one row
+    if totals[1]:
+        raise missing_value_error(into)
+    return bool(totals[0])
 
 
 def _columns(names: list[str]) -> Column:
     return F.struct(*(F.col(f"old.{quoted(name)}").alias(name) for name in names))
 
 
-def _named_alike(into: Into, name: str) -> FlowError:
+def _column_name_clash(into: TableWrite, name: str) -> FlowError:
     return FlowError(
         f"Table {into.table} has a column '{name}', and so has its history.",
         why="A history adds columns that say from when to when a version was valid.",

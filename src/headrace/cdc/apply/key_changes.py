@@ -1,8 +1,8 @@
-"""Rows that moved to another primary key: their large values are those of the row under the old key.
+"""Fill the large values of rows that moved to another primary key from the row under the old key.
 
-An update that changes the key is told as a `d` of the old key and a `c` of the new one, at one place of the log. A
-large value that it did not change is in neither. It is looked for where the row was before: in an earlier change of the
-batch, or in the table.
+Debezium sends an update that changes the key as a `d` of the old key and a `c` of the new one, at one log
+position. A large value that did not change is in neither. It is looked up under the old key: in an earlier change of
+the batch, or in the table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.cdc.apply.reduce import log_order
-from headrace.cdc.apply.table import POSITION, fields
+from headrace.cdc.apply.latest_change import log_order
+from headrace.cdc.apply.table import POSITION, struct_fields
 from headrace.sinks.delta.sql import quoted
 
 if TYPE_CHECKING:
@@ -23,60 +23,64 @@ if TYPE_CHECKING:
 _OLD, _FOUND, _ENDED = "_headrace_old", "_headrace_found", "_headrace_ended"
 
 
-def with_moved(changes: DataFrame, table: DataFrame, gone_at: Column | None = None) -> DataFrame:
+def fill_moved_rows(changes: DataFrame, table: DataFrame, deleted_at: Column | None = None) -> DataFrame:
     """Return changes in which moved rows have the large values of the rows that they were, where those are known.
 
     `table` is what the changes go into, as it is before them. Values that are nowhere known stay `_unavailable`. A
     table that keeps rows of the past says with `gone_at` at which place of the log each was deleted, or null.
     """
-    gone_at = F.lit(None).cast("string") if gone_at is None else gone_at
+    deleted_at = F.lit(None).cast("string") if deleted_at is None else deleted_at
     # A row may move twice in a batch: the second move finds what the first one has found.
     before, lacks = None, _count(changes)
     while lacks and lacks != before:
-        changes = _filled(changes, table, gone_at).localCheckpoint(eager=True)
+        changes = _filled(changes, table, deleted_at).localCheckpoint(eager=True)
         before, lacks = lacks, _count(changes)
     return changes
 
 
 def _count(changes: DataFrame) -> int:
     """Count the values that moved rows lack."""
-    found = changes.where(_lacking()).agg(F.sum(F.size("_unavailable"))).first()
-    return (found and found[0]) or 0
+    total = changes.where(_lacking()).agg(F.sum(F.size("_unavailable"))).first()
+    return (total and total[0]) or 0
 
 
 def _lacking() -> Column:
     return (F.col("_op") == "c") & (F.size("_unavailable") > 0)
 
 
-def _filled(changes: DataFrame, table: DataFrame, gone_at: Column) -> DataFrame:
-    names = fields(changes, "_after").names
-    known = _known(changes, table, names, gone_at)
-    gone = changes.where(F.col("_op") == "d").select("_position", F.col("_key").alias(_OLD))
+def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFrame:
+    names = struct_fields(changes, "_after").names
+    earlier_values = _earlier_values(changes, table, names, deleted_at)
+    deletes = changes.where(F.col("_op") == "d").select("_position", F.col("_key").alias(_OLD))
     # The delete may have come with an earlier batch.
-    earlier = known.where(F.col("gone").isNotNull()).select(F.col("gone").alias("_position"), F.col("old").alias(_OLD))
-    gone = gone.union(earlier).distinct()
-    moves = changes.where(_lacking()).select("_position", "_key").join(gone, "_position")
+    earlier = earlier_values.where(F.col("gone").isNotNull()).select(
+        F.col("gone").alias("_position"), F.col("old").alias(_OLD)
+    )
+    deletes = deletes.union(earlier).distinct()
+    moves = changes.where(_lacking()).select("_position", "_key").join(deletes, "_position")
     moves = moves.where(F.col("_key") != F.col(_OLD))
     # A delete of the old key before the move ends what is known of it until then.
-    deletes = gone.select(F.col("_position").alias("at"), F.col(_OLD).alias("old"))
+    deletes = deletes.select(F.col("_position").alias("at"), F.col(_OLD).alias("old"))
     before = (F.col("old") == F.col(_OLD)) & (F.col("at") < F.col("_position"))
     moves = moves.join(deletes, before, "left").groupBy("_position", "_key", _OLD).agg(F.max("at").alias(_ENDED))
-    found = moves.join(known, F.col("old") == F.col(_OLD)).where(
+    values_of_moves = moves.join(earlier_values, F.col("old") == F.col(_OLD)).where(
         (F.col("at") < F.col("_position"))
         & (F.col(_ENDED).isNull() | (F.col("at") > F.col(_ENDED)))
         & (F.col("gone").isNull() | (F.col("gone") >= F.col("_position")))
     )
     values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
-    found = found.groupBy("_position", "_key").agg(*values)
-    found = found.select("_position", "_key", F.struct(*(f"v{n}" for n in range(len(names)))).alias(_FOUND))
-    joined = changes.join(F.broadcast(found), ["_position", "_key"], "left")
+    values_of_moves = values_of_moves.groupBy("_position", "_key").agg(*values)
+    values_of_moves = values_of_moves.select(
+        "_position", "_key", F.struct(*(f"v{n}" for n in range(len(names)))).alias(_FOUND)
+    )
+    joined = changes.join(F.broadcast(values_of_moves), ["_position", "_key"], "left")
     return _with_values(joined, names).select(*changes.columns)
 
 
-def _known(changes: DataFrame, table: DataFrame, names: list[str], gone_at: Column) -> DataFrame:
+def _earlier_values(changes: DataFrame, table: DataFrame, names: list[str], deleted_at: Column) -> DataFrame:
     """Return what the batch and the table say of each key, and from which place of the log on, up to which."""
-    keys = fields(changes, "_key").names
-    told = changes.where(F.col("_after").isNotNull()).select(
+    keys = struct_fields(changes, "_key").names
+    from_batch = changes.where(F.col("_after").isNotNull()).select(
         F.col("_key").alias("old"),
         F.col("_position").alias("at"),
         log_order().alias("order"),
@@ -84,7 +88,7 @@ def _known(changes: DataFrame, table: DataFrame, names: list[str], gone_at: Colu
         F.col("_unavailable").alias("lacks"),
         F.lit(None).cast("string").alias("gone"),
     )
-    held = table.select(
+    from_table = table.select(
         F.struct(*(F.col(quoted(name)) for name in keys)).alias("old"),
         F.col(POSITION).alias("at"),
         F.struct(F.col(POSITION).alias("_position"), F.lit(False), F.lit(-1).cast("long").alias("_offset")).alias(
@@ -92,14 +96,14 @@ def _known(changes: DataFrame, table: DataFrame, names: list[str], gone_at: Colu
         ),
         F.struct(*(F.col(quoted(name)) for name in names)).alias("row"),
         F.array().cast("array<string>").alias("lacks"),
-        gone_at.alias("gone"),
+        deleted_at.alias("gone"),
     )
-    return told.union(held)
+    return from_batch.union(from_table)
 
 
 def _newest(name: str) -> Column:
-    there = ~F.array_contains("lacks", name)
-    return F.max_by(F.when(there, F.struct(F.col("row")[name].alias("value"))), F.when(there, F.col("order")))
+    present = ~F.array_contains("lacks", name)
+    return F.max_by(F.when(present, F.struct(F.col("row")[name].alias("value"))), F.when(present, F.col("order")))
 
 
 def _with_values(joined: DataFrame, names: list[str]) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Where the keys of a batch lie: a few ranges, by which Delta leaves out the files that hold none of them.
+"""Compute the key ranges of a batch, so that Delta skips the files that contain none of its keys.
 
 The ranges hold every key of the batch. They are found on the driver from the least and greatest key of up to
 64 buckets, and the widest gaps between these are what is left out.
@@ -27,13 +27,13 @@ Range = tuple[Value, Value]
 
 _NUMBERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType)
 _ORDERED = (*_NUMBERS, T.StringType, T.DateType)
-# So many buckets find gaps of a sixty-fourth of the batch's span; so many ranges make a condition that plans quickly.
+# 64 buckets find gaps of a sixty-fourth of the key span; 12 ranges make a condition that plans quickly.
 _BUCKETS, _RANGES = 64, 12
-# Keys of which every fourth or more is in the batch count as one range.
+# If a batch has one in four or more of the keys in its span, they count as one range.
 _SPREAD = 4
 
 
-def ordered(rows: DataFrame) -> list[str]:
+def ordered_key_columns(rows: DataFrame) -> list[str]:
     """Return the columns of `_key` by whose values files can be left out."""
     key = rows.schema["_key"].dataType
     assert isinstance(key, T.StructType)  # noqa: S101 - the canonical frame says so
@@ -54,15 +54,18 @@ def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[st
     least, greatest = spans[first]
     # Keys that lie close together have no gap worth a job.
     if Decimal(str(greatest)) - Decimal(str(least)) > _SPREAD * keys:
-        ranges[first] = cut(_buckets(rows, F.col("_key")[first], least, greatest))
+        ranges[first] = merge_ranges(_buckets(rows, F.col("_key")[first], least, greatest))
     return ranges
 
 
 def within(ranges: dict[str, list[Range]], table: str) -> Column:
     """Return the condition that a row of a table, known under an alias, may have a key of the batch."""
     conditions = [
-        reduce(or_, (F.col(f"{table}.{quoted(name)}").between(_literal(low), _literal(high)) for low, high in found))
-        for name, found in ranges.items()
+        reduce(
+            or_,
+            (F.col(f"{table}.{quoted(name)}").between(_literal(low), _literal(high)) for low, high in column_ranges),
+        )
+        for name, column_ranges in ranges.items()
     ]
     return reduce(and_, conditions, F.lit(True))
 
@@ -72,16 +75,17 @@ def _literal(value: Value) -> Column:
     return F.expr(f"DATE'{value.isoformat()}'") if isinstance(value, dt.date) else F.lit(value)
 
 
-def cut(buckets: Sequence[Range], most: int = _RANGES) -> list[Range]:
-    """Join neighbours until so many ranges are left: the widest gaps stay."""
-    found = sorted(buckets)
-    gaps = sorted(range(1, len(found)), key=lambda at: found[at][0] - found[at - 1][1], reverse=True)  # type: ignore[operator]
-    edges = [0, *sorted(gaps[: most - 1]), len(found)]
-    return [(found[start][0], found[end - 1][1]) for start, end in pairwise(edges)]
+def merge_ranges(buckets: Sequence[Range], most: int = _RANGES) -> list[Range]:
+    """Merge neighbouring ranges until `most` are left. The widest gaps remain."""
+    ordered_buckets = sorted(buckets)
+    starts = range(1, len(ordered_buckets))
+    gaps = sorted(starts, key=lambda at: ordered_buckets[at][0] - ordered_buckets[at - 1][1], reverse=True)  # type: ignore[operator]
+    edges = [0, *sorted(gaps[: most - 1]), len(ordered_buckets)]
+    return [(ordered_buckets[start][0], ordered_buckets[end - 1][1]) for start, end in pairwise(edges)]
 
 
 def _buckets(rows: DataFrame, column: Column, least: Value, greatest: Value) -> list[Range]:
     low, high = Decimal(str(least)), Decimal(str(greatest))
     bucket = F.floor((column.cast("double") - float(low)) / float(high - low) * _BUCKETS)
-    found = rows.where(column.isNotNull()).groupBy(bucket).agg(F.min(column).alias("low"), F.max(column).alias("high"))
-    return [(row.low, row.high) for row in found.collect()]
+    bounds = rows.where(column.isNotNull()).groupBy(bucket).agg(F.min(column).alias("low"), F.max(column).alias("high"))
+    return [(row.low, row.high) for row in bounds.collect()]

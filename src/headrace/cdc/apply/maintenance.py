@@ -1,7 +1,7 @@
-"""The upkeep of tables that changes go into: small files joined, old files removed, old tombstones forgotten.
+"""Maintain CDC tables: compact small files, remove old files and old tombstones.
 
-All of it is done by the flow that writes the tables, between two of its batches: nobody else commits to them, so that
-no upkeep ever conflicts with a batch, and none needs a process of its own.
+The flow that writes the tables also maintains them, between two batches. There is no other writer, so maintenance never
+conflicts with a batch and needs no process of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from headrace.cdc.apply.table import POSITION, Into
+from headrace.cdc.apply.table import POSITION, TableWrite
 from headrace.cdc.apply.tombstones import DELETED_AT
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.log import version
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Upkeep(Maintenance):
-    """How the tables of a flow are kept in shape.
+class CdcMaintenance(Maintenance):
+    """When to compact, vacuum and remove tombstones of the tables of a CDC flow.
 
     | field       | default    | meaning                                                                             |
     |-------------|------------|-------------------------------------------------------------------------------------|
     | small_files | 48         | OPTIMIZE a table that has so many files more than it needs; 0 is never              |
     | keep        | `7 days`   | VACUUM removes files that no version since then needs; None is never                |
     | clean_every | `1 day`    | how often that is done                                                              |
-    | tombstones  | `30 days`  | how long a deleted key is remembered; None is for ever                              |
+    | tombstones  | `30 days`  | how long to keep the tombstone of a deleted key; None: forever                      |
 
-    A change that arrives later than its key's tombstone is kept would bring the row back. Whoever reads an old version
-    of a table needs it to be younger than `keep`.
+    A change that arrives after its key's tombstone is removed would restore the row. A reader can use versions of a
+    table that are younger than `keep`.
     """
 
     tombstones: str | None = "30 days"
@@ -45,15 +45,15 @@ class Upkeep(Maintenance):
         if self.tombstones is not None:
             Duration.parse(self.tombstones)
 
-    def clean(self, session: SparkSession, into: Into, last: dt.datetime, now: dt.datetime) -> bool:
-        """Remove old files and old tombstones, when it is time. Says whether it did."""
+    def clean(self, session: SparkSession, into: TableWrite, last: dt.datetime, now: dt.datetime) -> bool:
+        """Remove old files and old tombstones if due. Returns whether it did."""
         if now - last < dt.timedelta(milliseconds=Duration.parse(self.clean_every).ms):
             return False
-        buried = version(session, into.tombstones) >= 0
-        if buried and self.tombstones is not None:
+        has_tombstones = version(session, into.tombstones) >= 0
+        if has_tombstones and self.tombstones is not None:
             old = now - dt.timedelta(milliseconds=Duration.parse(self.tombstones).ms)
-            graves = DeltaTable.forPath(session, into.tombstones)
-            graves.delete((F.col(DELETED_AT) < F.lit(old)) & F.col(POSITION).isNotNull())
+            table = DeltaTable.forPath(session, into.tombstones)
+            table.delete((F.col(DELETED_AT) < F.lit(old)) & F.col(POSITION).isNotNull())
         self.let_remember(session, into.location)
-        self.vacuum(session, (into.location, into.tombstones) if buried else (into.location,))
+        self.vacuum(session, (into.location, into.tombstones) if has_tombstones else (into.location,))
         return True

@@ -1,4 +1,4 @@
-"""Changes merged into a mirror: a table that equals its source, row for row (SCD type 1)."""
+"""Merge changes into a mirror: a table with the current rows of its source (SCD type 1)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,26 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.cdc.apply import key_ranges, replace, tombstones
-from headrace.cdc.apply.key_changes import with_moved
-from headrace.cdc.apply.reduce import Counts, counts, filled, lacks_value, reduced, unreadable
-from headrace.cdc.apply.replace import Recent
-from headrace.cdc.apply.table import POSITION, QUICK, Into, fields, make, mark_rows_where_it_pays
-from headrace.cdc.apply.tombstones import Graves
+from headrace.cdc.apply import key_ranges, replace_where, tombstones
+from headrace.cdc.apply.key_changes import fill_moved_rows
+from headrace.cdc.apply.latest_change import (
+    ChangeCounts,
+    count_changes,
+    fill_missing_values,
+    latest_changes,
+    missing_value_error,
+    unreadable_value_error,
+)
+from headrace.cdc.apply.replace_where import RecentChanges
+from headrace.cdc.apply.table import (
+    POSITION,
+    SMALL_BATCH_CONF,
+    TableWrite,
+    create_table,
+    enable_deletion_vectors,
+    struct_fields,
+)
+from headrace.cdc.apply.tombstones import TombstoneIndex
 from headrace.sinks.batch.concurrency import meanwhile
 from headrace.sinks.batch.persist import pinned
 from headrace.sinks.delta.log import is_empty
@@ -28,55 +42,57 @@ if TYPE_CHECKING:
 
 DELETED_AT = tombstones.DELETED_AT
 _LACKS = "headrace: no value is known"
-# So many keys take a few megabytes in each task that looks for them.
-_TO_EVERY_TASK = 100_000
+# This many keys take a few megabytes in each task.
+_MAX_BROADCAST_KEYS = 100_000
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """Keep the table as its source is: one row per key, the newest. Each row says the position of its change.
+    """Store the current row of each key (SCD type 1), with the log position of its change.
 
     | field   | default | meaning                                                                                  |
     |---------|---------|------------------------------------------------------------------------------------------|
     | deletes | `hard`  | `hard` removes the row and keeps a tombstone; `soft` keeps it, marked as deleted         |
 
     A change older than what is known of its key is passed over: older than the row, than the tombstone of the key, or
-    than the last truncate. Several changes of a key in a batch are merged as one, the last. `Upkeep` ends tombstones.
+    than the last truncate. Several changes of a key in a batch are merged as one, the latest. `Upkeep` ends tombstones.
 
     Changes have the columns and types that the table was made with. A row under a new primary key that lacks a large
     value takes that of the row under the old key; one that is nowhere known is refused (HR-541).
 
-    A batch is two commits, of tombstones and of rows, the second of which records the batch. A crash between the two is
-    made good by the batch that is run again.
+    A batch is two commits, of tombstones and of rows, the second of which records the batch. After a crash
+    between the two, the retried batch writes the rows.
     """
 
     deletes: Literal["hard", "soft"] = "hard"
 
-    def apply(self, changes: DataFrame, into: Into) -> None:
+    def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Merge the changes of one table in one batch. Called once per attempt."""
-        with settings(changes.sparkSession, QUICK), pinned(reduced(changes)) as last:
-            found = counts(last)
-            if found.unreadable is not None:
-                raise unreadable(into, found.unreadable)
-            if found.first is None:
+        with settings(changes.sparkSession, SMALL_BATCH_CONF), pinned(latest_changes(changes)) as last:
+            counts = count_changes(last)
+            if counts.unreadable is not None:
+                raise unreadable_value_error(into, counts.unreadable)
+            if counts.first is None:
                 return
-            key = fields(last, "_key")
-            make(changes.sparkSession, into.location, self.columns(key, fields(last, "_after")), key.names)
-            mark_rows_where_it_pays(changes.sparkSession, into.location)
-            if not found.moved:
-                self._fill(last, found, changes, into)
+            key = struct_fields(last, "_key")
+            create_table(
+                changes.sparkSession, into.location, self.columns(key, struct_fields(last, "_after")), key.names
+            )
+            enable_deletion_vectors(changes.sparkSession, into.location)
+            if not counts.moved:
+                self._fill(last, counts, changes, into)
                 return
             table = changes.sparkSession.read.format("delta").load(into.location)
-            whole = with_moved(changes, table)
-            with pinned(reduced(whole)) as moved:
-                self._fill(moved, counts(moved), whole, into)
+            filled_changes = fill_moved_rows(changes, table)
+            with pinned(latest_changes(filled_changes)) as moved:
+                self._fill(moved, count_changes(moved), filled_changes, into)
 
-    def _fill(self, last: DataFrame, found: Counts, changes: DataFrame, into: Into) -> None:
-        if not found.missing:
-            self._merge(last, found, into)
+    def _fill(self, last: DataFrame, counts: ChangeCounts, changes: DataFrame, into: TableWrite) -> None:
+        if not counts.missing:
+            self._merge(last, counts, into)
             return
-        with pinned(filled(last, changes)) as whole:
-            self._merge(whole, found, into)
+        with pinned(fill_missing_values(last, changes)) as filled_changes:
+            self._merge(filled_changes, counts, into)
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
         """Return the columns of the table: the source's and its own."""
@@ -85,84 +101,95 @@ class Mirror:
             columns = columns.add(DELETED, T.BooleanType()).add(DELETED_AT, T.TimestampType())
         return columns
 
-    def _merge(self, last: DataFrame, found: Counts, into: Into) -> None:
+    def _merge(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = last.sparkSession
-        before, was = tombstones.known(session, into), replace.state(session, into)
-        # What is gone is written at the same time as the rows: either alone is not the batch yet.
-        gone = F.col("_op").isin("d", "t") if self.deletes == "hard" else F.col("_op") == "t"
-        buries = found.truncated is not None or (found.deletes and self.deletes == "hard")
-        with into.commit(session), meanwhile(session, buries, lambda: tombstones.bury(last.where(gone), into)):
+        before, was = tombstones.tombstone_index(session, into), replace_where.table_state(session, into)
+        # Tombstones and rows are written concurrently. The batch is complete when both are committed.
+        is_deleted = F.col("_op").isin("d", "t") if self.deletes == "hard" else F.col("_op") == "t"
+        writes_tombstones = counts.truncated is not None or (counts.deletes and self.deletes == "hard")
+        with (
+            into.commit(session),
+            meanwhile(session, writes_tombstones, lambda: tombstones.write_tombstones(last.where(is_deleted), into)),
+        ):
             try:
-                recent = self._write(last, found, before, into)
+                recent = self._write(last, counts, before, into)
             except (PySparkException, Py4JJavaError) as error:
                 if _LACKS in str(error):
-                    raise lacks_value(into) from error
+                    raise missing_value_error(into) from error
                 raise
-        replace.remember(session, into, was, str(found.last), recent)
-        if buries:
-            tombstones.remember(session, into, before.with_those_of(found.last, found.truncated))
+        replace_where.cache_positions(session, into, was, str(counts.last), recent)
+        if writes_tombstones:
+            tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
 
-    def _write(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> Recent | None:
-        """Append the rows, replace those of their keys or merge them: the first of these that does.
+    def _write(
+        self, last: DataFrame, counts: ChangeCounts, before: TombstoneIndex, into: TableWrite
+    ) -> RecentChanges | None:
+        """Replace the rows of the keys, append the rows or merge them: the first of these that is possible.
 
         Returns the changes that are known now, where rows were replaced.
         """
-        if self._can_replace(last, found, into) and (recent := self._replaced(last, found, before, into)):
+        if self._can_replace(last, counts, into) and (recent := self._replace(last, counts, before, into)):
             return recent
-        ranges = key_ranges.ranges_of(last, found.spans, found.keys)
+        ranges = key_ranges.ranges_of(last, counts.spans, counts.keys)
         # What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
         rows = last.where(F.col("_op") != "t")
-        for truncated in (before.truncated, found.truncated):
+        for truncated in (before.truncated, counts.truncated):
             rows = rows if truncated is None else rows.where(F.col("_position") >= truncated)
-        if before.newest is not None and str(found.first) <= before.newest:
-            rows = tombstones.without_gone(rows, into, key_ranges.within(ranges, "old"))
-        if not self._appended(rows, found, into, ranges):
-            self._execute(rows, found, into, ranges)
+        if before.newest is not None and str(counts.first) <= before.newest:
+            rows = tombstones.drop_deleted_keys(rows, into, key_ranges.within(ranges, "old"))
+        if not self._append(rows, counts, into, ranges):
+            self._execute(rows, counts, into, ranges)
         return None
 
-    def _can_replace(self, last: DataFrame, found: Counts, into: Into) -> bool:
-        """Return whether every change of a batch holds its whole row, and the table is one whose rows are replaced."""
-        key = fields(last, "_key")
-        needs_old_row = found.missing or (found.deletes and self.deletes == "soft")
-        if needs_old_row or found.truncated is not None or not replace.can_be_named(key, found.keys):
+    def _can_replace(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> bool:
+        """Return whether every change of a batch has its full row, and the table supports replaceWhere."""
+        key = struct_fields(last, "_key")
+        needs_old_row = counts.missing or (counts.deletes and self.deletes == "soft")
+        if needs_old_row or counts.truncated is not None or not replace_where.keys_fit_condition(key, counts.keys):
             return False
-        if not (found.deletes or found.updates):
+        if not (counts.deletes or counts.updates):
             return False
-        return replace.takes_it(last.sparkSession, into, self.columns(key, fields(last, "_after")).names)
+        return replace_where.supports_replace(
+            last.sparkSession, into, self.columns(key, struct_fields(last, "_after")).names
+        )
 
-    def _replaced(self, last: DataFrame, found: Counts, before: Graves, into: Into) -> Recent | None:
+    def _replace(
+        self, last: DataFrame, counts: ChangeCounts, before: TombstoneIndex, into: TableWrite
+    ) -> RecentChanges | None:
         """Replace the rows of the keys, but for changes that are older than what is known; None where it cannot.
 
         Returns the changes that it applied.
         """
-        session, key = last.sparkSession, fields(last, "_key")
-        known = max(replace.newest(session, into), before.newest or "")
+        session, key = last.sparkSession, struct_fields(last, "_key")
+        newest_position = max(replace_where.newest_position(session, into), before.newest or "")
         # A truncate is a tombstone of every key, which no look at a few keys finds.
-        if str(found.first) < (before.truncated or ""):
+        if str(counts.first) < (before.truncated or ""):
             return None
-        changes = replace.collected(last)
-        older = None if changes is None else replace.older(session, key, changes, known, into)
+        changes = replace_where.collect_changes(last)
+        older = None if changes is None else replace_where.stale_keys(session, key, changes, newest_position, into)
         if changes is None or older is None:
             return None
-        newer = replace.without(last, older)
-        applied = {each: change for each, change in changes.items() if each not in older}
-        replace.replace(self._rows(newer.where(F.col("_op") != "d")), key, list(applied), into)
-        return Recent(known, applied)
+        newer = replace_where.without_keys(last, older)
+        applied = {row_key: change for row_key, change in changes.items() if row_key not in older}
+        replace_where.replace_rows(self._rows(newer.where(F.col("_op") != "d")), key, list(applied), into)
+        return RecentChanges(newest_position, applied)
 
-    def _appended(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[key_ranges.Range]]) -> bool:
-        """Append a batch of nothing but new rows, where none of its keys is in the table. Says whether it did.
+    def _append(
+        self, rows: DataFrame, counts: ChangeCounts, into: TableWrite, ranges: dict[str, list[key_ranges.Range]]
+    ) -> bool:
+        """Append a batch that has only new rows, if none of its keys is in the table. Returns whether it did.
 
         It looks, although a new row of the source cannot be in its mirror: a topic may be read again, or out of order.
         """
-        session, keys = rows.sparkSession, fields(rows, "_key").names
-        clears = found.truncated is not None and not is_empty(session, into.location)
-        if found.deletes or found.updates or found.missing or clears:
+        session, keys = rows.sparkSession, struct_fields(rows, "_key").names
+        clears = counts.truncated is not None and not is_empty(session, into.location)
+        if counts.deletes or counts.updates or counts.missing or clears:
             return False
-        told = rows.select(*(F.col("_key")[name].alias(name) for name in keys))
+        batch_keys = rows.select(*(F.col("_key")[name].alias(name) for name in keys))
         # The size of rows that are pinned is not known to Spark.
-        told = F.broadcast(told) if found.keys <= _TO_EVERY_TASK else told
-        held = session.read.format("delta").load(into.location).alias("old").where(key_ranges.within(ranges, "old"))
-        if not held.join(told, keys, "left_semi").isEmpty():
+        batch_keys = F.broadcast(batch_keys) if counts.keys <= _MAX_BROADCAST_KEYS else batch_keys
+        stored = session.read.format("delta").load(into.location).alias("old").where(key_ranges.within(ranges, "old"))
+        if not stored.join(batch_keys, keys, "left_semi").isEmpty():
             return False
         self._rows(rows).write.format("delta").mode("append").save(into.location)
         return True
@@ -174,18 +201,20 @@ class Mirror:
             new = new.withColumns({DELETED: F.lit(False), DELETED_AT: F.lit(None).cast("timestamp")})
         return new
 
-    def _execute(self, rows: DataFrame, found: Counts, into: Into, ranges: dict[str, list[key_ranges.Range]]) -> None:
-        names = fields(rows, "_after").names
-        keys = fields(rows, "_key").names
+    def _execute(
+        self, rows: DataFrame, counts: ChangeCounts, into: TableWrite, ranges: dict[str, list[key_ranges.Range]]
+    ) -> None:
+        names = struct_fields(rows, "_after").names
+        keys = struct_fields(rows, "_key").names
         same = [f"old.{quoted(name)} = new._key.{quoted(name)}" for name in keys]
         on = F.expr(" AND ".join(same))
-        if found.truncated is None:
+        if counts.truncated is None:
             on = key_ranges.within(ranges, "old") & on
         # A row of a snapshot is what the source held at its position: a change at that position came after it.
         newer = f"(new._position > old.{POSITION} OR (new._position = old.{POSITION} AND new._op <> 'r'))"
-        values: dict[str, str | Column] = {quoted(name): _value(name, bool(found.missing)) for name in names}
+        values: dict[str, str | Column] = {quoted(name): _value(name, bool(counts.missing)) for name in names}
         values[POSITION] = "new._position"
-        first: dict[str, str | Column] = {quoted(name): _first_value(name, bool(found.missing)) for name in names}
+        first: dict[str, str | Column] = {quoted(name): _first_value(name, bool(counts.missing)) for name in names}
         first[POSITION] = "new._position"
         merge = DeltaTable.forPath(rows.sparkSession, into.location).alias("old").merge(rows.alias("new"), on)
         if self.deletes == "hard":
@@ -197,12 +226,12 @@ class Mirror:
             bare: dict[str, str | Column] = {quoted(name): f"new._key.{quoted(name)}" for name in keys}
             merge = merge.whenMatchedUpdate(f"new._op = 'd' AND {newer}", mark).whenMatchedUpdate(newer, values | alive)
             merge = merge.whenNotMatchedInsert("new._op = 'd'", bare | mark).whenNotMatchedInsert(values=first | alive)
-        if found.truncated is not None:
-            older = f"old.{POSITION} < '{found.truncated}'"
+        if counts.truncated is not None:
+            older = f"old.{POSITION} < '{counts.truncated}'"
             if self.deletes == "hard":
                 merge = merge.whenNotMatchedBySourceDelete(older)
             else:
-                at: dict[str, str | Column] = {DELETED: F.lit(True), POSITION: F.lit(found.truncated)}
+                at: dict[str, str | Column] = {DELETED: F.lit(True), POSITION: F.lit(counts.truncated)}
                 merge = merge.whenNotMatchedBySourceUpdate(f"{older} AND NOT old.{DELETED}", at)
         merge.execute()
 
@@ -216,8 +245,8 @@ def _value(name: str, missing: bool) -> str:
     missing_here = f"array_contains(new._missing, {text(name)})"
     # The row under this key was another one before, unless this very change is in.
     unknown = f"{missing_here} AND new._moved AND new._position <> old.{POSITION}"
-    kept = f"IF({missing_here} OR {older}, old.{quoted(name)}, {new})"
-    return f"IF({unknown}, raise_error({text(_LACKS)}), {kept})"
+    filled_value = f"IF({missing_here} OR {older}, old.{quoted(name)}, {new})"
+    return f"IF({unknown}, raise_error({text(_LACKS)}), {filled_value})"
 
 
 def _first_value(name: str, missing: bool) -> str:

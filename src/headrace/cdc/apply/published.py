@@ -1,9 +1,9 @@
-"""Which version of each table belongs together: a small table that is written last in every batch.
+"""Record which versions of the tables belong together: a small table that every batch writes last.
 
     LAKE/INTO/_published      one row per table: `table`, `path`, `version`, `batch`, `cleaned`
 
 A reader who takes the versions of one state of this table reads every mirror as it was after one batch. A batch that
-broke off half-way has changed some tables and published nothing: their earlier versions are what is read.
+failed half-way has changed some tables and published nothing, so readers still use their earlier versions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COLUMNS = "table string, path string, version bigint, batch bigint, cleaned tim
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedTable:
     """One table: its name, its path, its version, the batch that this comes from, when old files were removed last."""
 
     table: str
@@ -36,28 +36,29 @@ class Row:
 
 
 # The rows of a table of versions at one version of its own, which never changes: the next batch need not read them.
-_seen: dict[str, tuple[tuple[str, int], dict[str, Row]]] = {}
+_cache: dict[str, tuple[tuple[str, int], dict[str, PublishedTable]]] = {}
 
 
-def publish(session: SparkSession, location: str, tables: Iterable[Row], batch: Batch) -> None:
+def publish(session: SparkSession, location: str, tables: Iterable[PublishedTable], batch: Batch) -> None:
     """Record the versions that the tables of the batch now have. The commit is the batch's: once it is in, all is."""
-    rows = published(session, location, batch) | {each.table: each for each in tables}
-    told = [(each.table, each.path, each.version, each.batch, each.cleaned) for _, each in sorted(rows.items())]
+    rows = read_published(session, location, batch) | {table.table: table for table in tables}
+    values = [(table.table, table.path, table.version, table.batch, table.cleaned) for _, table in sorted(rows.items())]
     with settings(session, identity(batch.app_id, batch.id)):
-        session.createDataFrame(told, _COLUMNS).coalesce(1).write.format("delta").mode("overwrite").save(location)
-    _seen[location] = ((batch.app_id, version(session, location)), rows)
+        session.createDataFrame(values, _COLUMNS).coalesce(1).write.format("delta").mode("overwrite").save(location)
+    _cache[location] = ((batch.app_id, version(session, location)), rows)
 
 
-def published(session: SparkSession, location: str, batch: Batch) -> dict[str, Row]:
+def read_published(session: SparkSession, location: str, batch: Batch) -> dict[str, PublishedTable]:
     """Return the last state, by the name of the table."""
     now = version(session, location)
     if now < 0:
         return {}
-    at, seen = _seen.get(location, (None, {}))
+    at, cached = _cache.get(location, (None, {}))
     if at == (batch.app_id, now):
-        return seen
-    found = session.read.format("delta").load(location).select("table", "path", "version", "batch", "cleaned")
+        return cached
+    stored = session.read.format("delta").load(location).select("table", "path", "version", "batch", "cleaned")
     # Spark gives times without a zone, in the zone of the machine.
     return {
-        row[0]: Row(row[0], row[1], row[2], row[3], row[4] and row[4].astimezone(dt.UTC)) for row in found.collect()
+        row[0]: PublishedTable(row[0], row[1], row[2], row[3], row[4] and row[4].astimezone(dt.UTC))
+        for row in stored.collect()
     }

@@ -1,4 +1,4 @@
-"""Topics of a capture whose changes are not kept: they are passed over, aloud, so that one table stops no other.
+"""Skip the topics of tables that are not captured, and report them, so that one table does not stop the others.
 
 A capture by a pattern reads every topic of its prefix, and so also those of tables that it does not choose any more,
 and of tables that were dropped before anything of them was kept.
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NotKept:
-    """What the lookup of a topic says whose table is not to be kept.
+class SkippedTable:
+    """A topic whose changes are skipped, and why.
 
-    `error` is raised in place of passing over where something of the table was kept: it would no longer be equal.
+    `error` is raised instead if the table was written before: it would no longer match its source.
     """
 
     topic: str
@@ -29,9 +29,9 @@ class NotKept:
     error: DataError | None = None
 
 
-def pass_over(found: NotKept, rows: DataFrame, folder: str, sink: str, batch: Batch) -> None:
-    """Say how many changes of a topic are passed over, or raise. Called once per batch that has any."""
-    kept = f"{folder}/{found.topic.rpartition('.')[2]}"
-    if found.error is not None and version(rows.sparkSession, kept) >= 0:
-        raise found.error
-    batch.tell(SetAside(sink, rows.count(), found.why, f"In the topic {found.topic}, as long as it keeps them."))
+def skip(skipped: SkippedTable, rows: DataFrame, folder: str, sink: str, batch: Batch) -> None:
+    """Report how many changes of a topic are skipped, or raise. Called once per batch that has any."""
+    location = f"{folder}/{skipped.topic.rpartition('.')[2]}"
+    if skipped.error is not None and version(rows.sparkSession, location) >= 0:
+        raise skipped.error
+    batch.tell(SetAside(sink, rows.count(), skipped.why, f"In the topic {skipped.topic}, as long as it keeps them."))

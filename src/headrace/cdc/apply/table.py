@@ -1,4 +1,4 @@
-"""A Delta table that changes of a source table go into: where it is, how it is made, how a commit is known again."""
+"""Create the Delta table of a source table, and write to it under the identity of a batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 # The place in the source's log of the change that a row shows.
 POSITION = "_headrace_position"
-# In the metadata of a column of changes, and then in a property of the table: how texts are to be read, where that is
-# not plain from the column's type.
-TOLD = "headrace.told"
+# Metadata of a column of changes, and a table property: the format of the texts, if the column type does not imply it.
+TEXT_FORMAT = "headrace.told"
 
 # Delta gathers the least and greatest value of so many columns per file. Keys behind them could not be pruned by.
 _WITH_STATISTICS = 32
@@ -38,21 +37,21 @@ _MERGE = {
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
 }
 _VECTORS = "delta.enableDeletionVectors"
-# Marking rows takes jobs of its own; writing their files anew takes longer, the larger these are. `bench/cdc.py --only
+# Deletion vectors take jobs of their own. Rewriting files takes longer the larger they are. `bench/cdc.py --only
 # vectors`: the same time at 8 MB, and 1.2 times the time without marks at 28 MB, 1.3 at 83 MB, 2.5 at 275 MB.
 _WORTH_VECTORS = 16 * 1024 * 1024
 # A batch is a few dozen small queries: what costs is their number of jobs and not their rows.
-QUICK = {
+SMALL_BATCH_CONF = {
     # Adaptive plans run a job per stage, to choose between plans that all take a moment here.
     "spark.sql.adaptive.enabled": "false",
-    # Which batches are in stands beside each version; otherwise every commit reads the whole log to find out.
+    # Store the batches of a table with each version; otherwise every commit reads the whole log.
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     # Rows that replace others are those of the keys that the condition names. Delta would look at each again.
     "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
-    # Thousands of keys are left to Spark. For Parquet their list would be packed and unpacked anew for each file, which
+    # Thousands of keys are left to Spark. For Parquet their list would be packed and unpacked for each file, which
     # took half of the search. The ranges around them are still handed down.
     "spark.sql.parquet.pushdown.inFilterThreshold": "0",
-    # A list of keys stays beside the code of a query, however short it is: see `replace.condition`.
+    # Keep a list of keys out of the generated code, however short it is: see `replace_where.key_condition`.
     "spark.sql.optimizer.inSetConversionThreshold": "0",
     "spark.sql.optimizer.inSetSwitchThreshold": "0",
     # A column may be named `${...}`: that is no setting.
@@ -61,14 +60,14 @@ QUICK = {
 
 
 @dataclass(frozen=True)
-class Into:
-    """One table, and the attempt at one batch that brings changes to it.
+class TableWrite:
+    """One table, and the attempt of a batch to write to it.
 
     | field      | meaning                                                                                       |
     |------------|-----------------------------------------------------------------------------------------------|
     | table      | the name for messages                                                                         |
     | location   | where the table is                                                                            |
-    | tombstones | where it is kept which keys are gone                                                          |
+    | tombstones | where the tombstones of its deleted keys are                                                  |
     | app_id     | the identity of the writer, the same for every table of a batch                               |
     | batch_id   | the number of the batch                                                                       |
     """
@@ -81,7 +80,7 @@ class Into:
 
     @contextmanager
     def commit(self, session: SparkSession) -> Iterator[None]:
-        """Give the writes of a block the identity of the batch: Delta skips one whose batch the table has.
+        """Run the writes of a block under the identity of the batch: Delta skips a write if the table has the batch.
 
         MERGE, DELETE and UPDATE take it from the session only. Tables that are written at the same time share it.
         """
@@ -89,17 +88,17 @@ class Into:
             yield
 
 
-def make(session: SparkSession, location: str, columns: T.StructType, key: Sequence[str]) -> None:
-    """Make a table, clustered by its key, unless it is there."""
+def create_table(session: SparkSession, location: str, columns: T.StructType, key: Sequence[str]) -> None:
+    """Create a table, clustered by its key, unless it exists."""
     if version(session, location) >= 0:
         return
     table = DeltaTable.createIfNotExists(session).location(location)
     # Rows of a table arrive as the source had them: what may be null there may change with the next ALTER TABLE.
-    table = table.addColumns(T.StructType([T.StructField(each.name, each.dataType) for each in columns]))
-    # Marked rows and wider types are features that not every reader knows: a table gets them when it needs them.
+    table = table.addColumns(T.StructType([T.StructField(column.name, column.dataType) for column in columns]))
+    # Not every reader supports deletion vectors and type widening: a table gets them when it needs them.
     table = table.property(_VECTORS, "false")
-    if told := told_of(columns):
-        table = table.property(TOLD, json.dumps(told))
+    if formats := text_formats_of(columns):
+        table = table.property(TEXT_FORMAT, json.dumps(formats))
     clustered = [name for name in key if not isinstance(columns[name].dataType, _MOVED_IN_FULL)][:_MOST_CLUSTERED]
     if any(columns.names.index(name) >= _WITH_STATISTICS for name in key):
         first = [*key, *(name for name in columns.names if name not in key)][:_WITH_STATISTICS]
@@ -112,38 +111,38 @@ def make(session: SparkSession, location: str, columns: T.StructType, key: Seque
 
 
 def _every_name(columns: T.StructType) -> Iterator[str]:
-    for each in columns:
-        yield each.name
-        if isinstance(each.dataType, T.StructType):
-            yield from _every_name(each.dataType)
+    for column in columns:
+        yield column.name
+        if isinstance(column.dataType, T.StructType):
+            yield from _every_name(column.dataType)
 
 
-def told_of(schema: T.StructType) -> dict[str, str]:
-    """Return how the texts of columns are read, where the columns say so."""
-    found: dict[str, str] = {}
+def text_formats_of(schema: T.StructType) -> dict[str, str]:
+    """Return the text formats in the metadata of columns."""
+    formats: dict[str, str] = {}
     for field in schema:
         if isinstance(field.dataType, T.StructType):
-            found |= told_of(field.dataType)
-        elif TOLD in (field.metadata or {}):
-            found[field.name] = str(field.metadata[TOLD])
-    return found
+            formats |= text_formats_of(field.dataType)
+        elif TEXT_FORMAT in (field.metadata or {}):
+            formats[field.name] = str(field.metadata[TEXT_FORMAT])
+    return formats
 
 
-def mark_rows_where_it_pays(session: SparkSession, location: str) -> None:
-    """Let a table that has grown mark its rows as gone, instead of writing the files anew that held them.
+def enable_deletion_vectors(session: SparkSession, location: str) -> None:
+    """Enable deletion vectors for a table that has grown, instead of rewriting the files of deleted rows.
 
     A commit of its own, once in a table's life.
     """
     now = snapshot(session, location)
     if now.metadata().configuration().get(_VECTORS).contains("true"):
         return
-    told = size(session, location)
-    if told is not None and told[1] > _WORTH_VECTORS:
+    table_size = size(session, location)
+    if table_size is not None and table_size[1] > _WORTH_VECTORS:
         session.sql(f"ALTER TABLE delta.{quoted(location)} SET TBLPROPERTIES ('{_VECTORS}' = 'true')")
 
 
-def fields(rows: DataFrame, name: str) -> T.StructType:
+def struct_fields(rows: DataFrame, name: str) -> T.StructType:
     """Return the columns within a struct of changes: `_key` or `_after`."""
-    found = rows.schema[name].dataType
-    assert isinstance(found, T.StructType)  # noqa: S101 - the frame of changes says so
-    return found
+    struct = rows.schema[name].dataType
+    assert isinstance(struct, T.StructType)  # noqa: S101 - the frame of changes says so
+    return struct

@@ -1,4 +1,4 @@
-"""What happened to each key, in the order of the log: the versions of its row and what ended them.
+"""Build the timeline of each key in log order: the versions of its row and what ended them.
 
 One row per place of the log:
 
@@ -22,7 +22,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.cdc.apply.reduce import with_every_column
+from headrace.cdc.apply.latest_change import with_unreadable_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,34 +43,36 @@ def is_version() -> Column:
 
 def events(changes: DataFrame) -> DataFrame:
     """Return the changes of a batch, each once, as `counts` takes them. What comes again has its place of before."""
-    given = with_every_column(changes).withColumn("_rank", rank(F.col("_op")))
+    complete_changes = with_unreadable_column(changes).withColumn("_rank", rank(F.col("_op")))
     first = F.min_by(F.struct("_op", "_commit_time", "_after", F.col("_unavailable").alias("_missing")), "_offset")
     unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
     moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
-    once = given.groupBy("_key", "_position", "_rank").agg(first.alias("one"), unreadable, moved)
+    once = complete_changes.groupBy("_key", "_position", "_rank").agg(first.alias("one"), unreadable, moved)
     return once.select("_key", "_position", "_rank", "one.*", "_unreadable", "_moved")
 
 
 def ends_of(versions: DataFrame) -> DataFrame:
-    """Return the ends that versions of the table tell: deletes and truncates."""
+    """Return the ends of stored versions: deletes and truncates."""
     ended = versions.where(is_version() & F.col("_old.ended").isin("d", "t"))
     return ended.select(
         "_key", F.col("_old.until").alias("_position"), F.col("_old.ended").alias("_op"), F.col("_old.to").alias("_at")
     )
 
 
-def whole(told: DataFrame) -> DataFrame:
-    """Return a timeline with each place once: what the table has stands before what the batch brings again."""
+def merge_stored(rows: DataFrame) -> DataFrame:
+    """Return a timeline with one row per log position. A stored row takes precedence over the same row in the batch."""
     stored = F.col("_old").isNotNull()
-    one = F.max_by(F.struct("_op", "_after", "_missing", "_old"), stored)
+    preferred = F.max_by(F.struct("_op", "_after", "_missing", "_old"), stored)
     # All that follows is done key by key: moved once here, rows need not be moved again.
     once = (
-        told.repartition("_key").groupBy("_key", "_position", "_rank").agg(one.alias("one"), F.min("_at").alias("_at"))
+        rows.repartition("_key")
+        .groupBy("_key", "_position", "_rank")
+        .agg(preferred.alias("one"), F.min("_at").alias("_at"))
     )
     return once.select("_key", "_position", "_rank", "_at", "one.*")
 
 
-def resolved(timeline: DataFrame) -> DataFrame:
+def resolve(timeline: DataFrame) -> DataFrame:
     """Return a timeline that says what the table has to hold.
 
     | column    | holds                                                                                             |
@@ -85,7 +87,7 @@ def resolved(timeline: DataFrame) -> DataFrame:
     stored, before = F.col("_old").isNotNull(), F.lag("_rank").over(log)
     # Before the first row of a timeline nothing has changed: what the table says there is right.
     alone = before.isNull() | (before == END)
-    # What stands before a new row under its key was another row.
+    # Before a new row, another row had the key.
     other = alone | (F.col("_op") == "c")
     placed = timeline.withColumns(
         {
@@ -101,13 +103,13 @@ def resolved(timeline: DataFrame) -> DataFrame:
 
 
 def _value(name: str, placed: DataFrame) -> Column:
-    """Return the newest value of a column that a version tells by itself."""
-    told = is_version() & (F.col("_holds") | ~F.array_contains("_missing", name))
-    return F.last(F.when(told, F.struct(placed["_after"][name].alias("value"))), ignorenulls=True)
+    """Return the newest value of a column that a version contains."""
+    has_value = is_version() & (F.col("_holds") | ~F.array_contains("_missing", name))
+    return F.last(F.when(has_value, F.struct(placed["_after"][name].alias("value"))), ignorenulls=True)
 
 
 def _with_ends(placed: DataFrame) -> DataFrame:
-    # From the end of the log backwards: a frame that begins at each row would be summed anew for each.
+    # From the end of the log backwards: a frame that begins at each row would be computed again for each.
     back = Window.partitionBy("_key").orderBy(F.desc("_position"), F.desc("_rank"))
     from_here = back.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     behind = back.rowsBetween(Window.unboundedPreceding, -1)
@@ -116,7 +118,7 @@ def _with_ends(placed: DataFrame) -> DataFrame:
     here = F.struct(F.col("_position").alias("until"), F.col("_op").alias("ended"), F.col("_since").alias("to"))
     version = F.last(F.when(is_version(), here), ignorenulls=True).over(behind)
     following = F.when(is_version(), F.lag(here).over(back)).otherwise(version)
-    told = timed.withColumn("_next", following)
+    with_next = timed.withColumn("_next", following)
     now = F.struct(
         F.col("_since").alias("since"),
         F.col("_next.to").alias("to"),
@@ -124,16 +126,16 @@ def _with_ends(placed: DataFrame) -> DataFrame:
         F.col("_next.until").alias("until"),
         F.col("_next.ended").alias("ended"),
     )
-    return told.withColumn("_now", now)
+    return with_next.withColumn("_now", now)
 
 
-def different(timeline: DataFrame, *, ends: bool) -> DataFrame:
+def changed_rows(timeline: DataFrame, *, ends: bool) -> DataFrame:
     """Return the rows of a resolved timeline that the table has not, or has otherwise, or has no longer (`_gone`).
 
     With `ends` the table has a row for each end of a version.
     """
-    wanted = is_version() | F.lit(ends) & F.col("_ends")
+    belongs = is_version() | F.lit(ends) & F.col("_ends")
     stored = F.col("_old").isNotNull()
     same = F.col("_now").eqNullSafe(F.col("_old")) & F.col("_values").eqNullSafe(F.col("_after"))
-    rows = timeline.where(F.when(wanted, ~(stored & same)).otherwise(stored))
-    return rows.withColumn("_gone", ~wanted)
+    rows = timeline.where(F.when(belongs, ~(stored & same)).otherwise(stored))
+    return rows.withColumn("_gone", ~belongs)

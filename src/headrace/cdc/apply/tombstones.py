@@ -1,8 +1,8 @@
-"""Which keys of a mirror are gone, and since when: no late change brings one back.
+"""Tombstones of deleted keys, so that no late change restores a row.
 
-A tombstone is a key and the position of its delete. A truncate is one tombstone for every key: it has no key. They are
-appended in a commit of their own, beside the mirror's: the batch is done when both are in, and is run again otherwise.
-A tombstone that is there twice says what one does.
+A tombstone is a key and the position of its delete. A truncate is one tombstone without a key, for every key.
+Tombstones are appended in a separate commit. The batch is complete when both commits are done, else it is retried.
+Duplicate tombstones are harmless.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.cdc.apply.table import POSITION, Into, fields, make
+from headrace.cdc.apply.table import POSITION, TableWrite, create_table, struct_fields
 from headrace.sinks.delta.log import version
 from headrace.sinks.delta.sql import quoted, without_identity
 
@@ -25,23 +25,23 @@ EVERY_KEY = "_headrace_every_key"
 
 
 @dataclass(frozen=True)
-class Graves:
-    """The greatest position of a tombstone, and of one for every key; None where there is none."""
+class TombstoneIndex:
+    """The greatest position of the tombstones of a table, and of its truncates. None: there is none."""
 
     newest: str | None
     truncated: str | None
 
-    def with_those_of(self, last: str | None, truncated: str | None) -> Graves:
-        """Return what is known once a batch's tombstones are there; too great a position costs a look, no more."""
-        return Graves(_greater(self.newest, last), _greater(self.truncated, truncated))
+    def updated(self, last: str | None, truncated: str | None) -> TombstoneIndex:
+        """Return the index after a batch. Too great a position only costs a lookup."""
+        return TombstoneIndex(_greater(self.newest, last), _greater(self.truncated, truncated))
 
 
-def _greater(one: str | None, other: str | None) -> str | None:
-    return max((each for each in (one, other) if each is not None), default=None)
+def _greater(position: str | None, other_position: str | None) -> str | None:
+    return max((candidate for candidate in (position, other_position) if candidate is not None), default=None)
 
 
-# What is known of the tombstones of a table at one of its versions: a version never changes.
-_seen: dict[str, tuple[tuple[str, int], Graves]] = {}
+# The index of a tombstone table by its version, which never changes.
+_cache: dict[str, tuple[tuple[str, int], TombstoneIndex]] = {}
 
 
 def columns(key: T.StructType) -> T.StructType:
@@ -50,11 +50,11 @@ def columns(key: T.StructType) -> T.StructType:
     return columns.add(DELETED_AT, T.TimestampType()).add(EVERY_KEY, T.BooleanType())
 
 
-def bury(gone: DataFrame, into: Into) -> None:
+def write_tombstones(deletes: DataFrame, into: TableWrite) -> None:
     """Append tombstones for reduced changes that are deletes or truncates."""
-    session, key = gone.sparkSession, fields(gone, "_key")
-    make(session, into.tombstones, columns(key), key.names)
-    rows = gone.select(
+    session, key = deletes.sparkSession, struct_fields(deletes, "_key")
+    create_table(session, into.tombstones, columns(key), key.names)
+    rows = deletes.select(
         *(F.col("_key")[name].alias(name) for name in key.names),
         F.col("_position").alias(POSITION),
         F.col("_commit_time").alias(DELETED_AT),
@@ -64,34 +64,37 @@ def bury(gone: DataFrame, into: Into) -> None:
     without_identity(rows.coalesce(1)).write.format("delta").mode("append").save(into.tombstones)
 
 
-def known(session: SparkSession, into: Into) -> Graves:
+def tombstone_index(session: SparkSession, into: TableWrite) -> TombstoneIndex:
     """Return the greatest positions of a table's tombstones. Reads them once per version of their table."""
     at = version(session, into.tombstones)
     if at < 0:
-        return Graves(None, None)
-    found = _seen.get(into.tombstones)
-    if found is None or found[0] != (into.app_id, at):
+        return TombstoneIndex(None, None)
+    cached = _cache.get(into.tombstones)
+    if cached is None or cached[0] != (into.app_id, at):
         last = read(session, into).agg(F.max(POSITION), F.max(F.when(F.col(EVERY_KEY), F.col(POSITION)))).first()
-        found = _seen[into.tombstones] = ((into.app_id, at), Graves(*last) if last else Graves(None, None))
-    return found[1]
+        cached = _cache[into.tombstones] = (
+            (into.app_id, at),
+            TombstoneIndex(*last) if last else TombstoneIndex(None, None),
+        )
+    return cached[1]
 
 
-def remember(session: SparkSession, into: Into, graves: Graves) -> None:
-    """Keep what is known of the tombstones as they now are, so that the next batch need not read them."""
-    _seen[into.tombstones] = ((into.app_id, version(session, into.tombstones)), graves)
+def cache_index(session: SparkSession, into: TableWrite, index: TombstoneIndex) -> None:
+    """Cache the index for the current version, so that the next batch need not read the table."""
+    _cache[into.tombstones] = ((into.app_id, version(session, into.tombstones)), index)
 
 
-def without_gone(rows: DataFrame, into: Into, within: Column) -> DataFrame:
-    """Return reduced changes without those that are older than a tombstone of their key."""
+def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> DataFrame:
+    """Return the changes that are not older than a tombstone of their key."""
     names = rows.schema["_key"].dataType.fieldNames()  # type: ignore[attr-defined]
     of_keys = read(rows.sparkSession, into).alias("old").where(~F.col(EVERY_KEY) & within)
     last = of_keys.groupBy(F.struct(*(F.col(quoted(name)) for name in names)).alias("_key")).agg(
         F.max(POSITION).alias("gone")
     )
-    kept = rows.join(last, "_key", "left").where(F.col("gone").isNull() | (F.col("_position") >= F.col("gone")))
-    return kept.drop("gone")
+    newer = rows.join(last, "_key", "left").where(F.col("gone").isNull() | (F.col("_position") >= F.col("gone")))
+    return newer.drop("gone")
 
 
-def read(session: SparkSession, into: Into) -> DataFrame:
+def read(session: SparkSession, into: TableWrite) -> DataFrame:
     """Return the tombstones of a table that has some."""
     return session.read.format("delta").load(into.tombstones)

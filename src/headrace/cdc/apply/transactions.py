@@ -1,16 +1,16 @@
-"""Changes that are applied by whole transactions: a reader of `_published` never sees an order without its items.
+"""Apply complete transactions only: a reader of `_published` never sees an order without its items.
 
-The topics of a database are read side by side, and a batch may end anywhere in each: with an order and not yet its
-items. So a batch hands on the changes of the transactions that are whole, in the order of their commits up to the first
-that is not, and keeps the others for the next batch:
+The topics of a database are read concurrently, and a batch may end anywhere in each: with an order and not yet its
+items. So a batch applies the complete transactions, in commit order up to the first incomplete one, and keeps the
+other changes for the next batch:
 
     LAKE/INTO/_pending     changes that wait for the rest of their transaction; the ends of transactions that wait
 
-The connector tells with the end of a transaction how many changes it has, by table. Messages that the transaction wrote
+The end record of a transaction has its number of changes, by table. Messages that the transaction wrote
 into the log (`pg_logical_emit_message`) are counted by it too, as a table of their own; they are in a topic that is not
 read, so they are not waited for. Rows of a snapshot belong to none, and pass.
 After a crash the connector sends again what it had not noted as sent, and that may be a part of a transaction only:
-transactions that were applied are remembered, and their changes pass at once.
+the ids of applied transactions are stored, and their changes pass immediately.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 
 PENDING = "_pending"
 BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
-# What the connector calls the messages of the log where it names a table: an object of its own, as Java tells one.
+# The connector's name for log messages in place of a table: the text of a Java object.
 _MESSAGES = r"^(?:\S+[.$]LogicalDecodingMessageId@[0-9a-f]+|LOGICAL_DECODING_MESSAGE)$"
 # More than a connector sends again: it notes every minute what it has sent.
 _REMEMBERED = 20_000
-# The end of a transaction is sent after its changes. One that lacks some for so long will lack them for ever.
+# The end of a transaction is sent after its changes. If some are missing for this long, they will never come.
 _PATIENCE = dt.timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
-class End:
-    """The end of a transaction: its place in the topic of transactions, its id, its changes, when it was told."""
+class TransactionEnd:
+    """The end of a transaction: its offset in the transaction topic, its id, its number of changes, its time."""
 
     offset: int
     transaction: str
     changes: int
-    told_ms: int
+    ended_ms: int
 
 
 @contextmanager
-def whole(rows: DataFrame, location: str, batch: Batch) -> Iterator[DataFrame]:
-    """Give the changes of transactions that are whole, and keep the others at a location for the next batch.
+def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Iterator[DataFrame]:
+    """Yield the changes of complete transactions, and store the others at a location for the next batch.
 
     `rows` are envelopes and the records of the topic of transactions, which have `status`, `id`, `event_count` and
     `data_collections`. An attempt that is made again finds what the first one found: what an earlier batch kept stays
@@ -66,30 +66,30 @@ def whole(rows: DataFrame, location: str, batch: Batch) -> Iterator[DataFrame]:
     everything = rows if waited is None else rows.unionByName(waited.drop(BATCH, _QUERY, _DONE))
     done = [] if waited is None else _done(waited)
     with kept(everything) as once:
-        seen, ends = _seen(once), _ends(once)
-        ready = complete(ends, seen, done)
+        change_counts, ends = _count_changes(once), _ends(once)
+        ready = complete_ids(ends, change_counts, done)
         lacking = [end for end in ends if end.transaction not in {*ready, *done}]
-        _require_no_loss(lacking, seen, ends)
-        passes = sorted({*ready, *(each for each in done if each in seen)})
+        _require_no_loss(lacking, change_counts, ends)
+        passes = sorted({*ready, *(transaction_id for transaction_id in done if transaction_id in change_counts)})
         mine = _transaction()
         now = F.col("op").isNotNull() & (mine.isNull() | mine.isin(passes))
         waits = F.when(F.col("op").isNull(), ~_of_end().isin([*ready, *done])).otherwise(~now)
-        held = once.where(waits & (F.col("op").isNotNull() | (F.col("status") == "END")))
-        _keep(session, held, [*done, *ready][-_REMEMBERED:], location, batch, before)
+        pending = once.where(waits & (F.col("op").isNotNull() | (F.col("status") == "END")))
+        _write_pending(session, pending, [*done, *ready][-_REMEMBERED:], location, batch, before)
         yield once.where(now)
 
 
-def complete(ends: Iterable[End], seen: Mapping[str, int], done: Sequence[str]) -> list[str]:
-    """Return the transactions that are whole, in the order of their commits, up to the first that is not."""
-    found, known = list[str](), set(done)
+def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int], done: Sequence[str]) -> list[str]:
+    """Return the ids of the complete transactions in commit order, up to the first incomplete one."""
+    ids, done_ids = list[str](), set(done)
     for end in ends:
-        if end.transaction in known:
+        if end.transaction in done_ids:
             continue
-        if seen.get(end.transaction, 0) < end.changes:
+        if change_counts.get(end.transaction, 0) < end.changes:
             break
-        found.append(end.transaction)
-        known.add(end.transaction)
-    return found
+        ids.append(end.transaction)
+        done_ids.add(end.transaction)
+    return ids
 
 
 def _transaction() -> Column:
@@ -101,25 +101,25 @@ def _of_end() -> Column:
     return F.split_part(F.col("id"), F.lit(":"), F.lit(1))
 
 
-def _seen(once: DataFrame) -> Mapping[str, int]:
+def _count_changes(once: DataFrame) -> Mapping[str, int]:
     """Count the changes of each transaction; one that was sent twice counts once."""
     source = F.col("source")
     place = F.struct("topic", source["lsn"], source["file"], source["pos"], source["row"], "op", "key")
-    told = once.where((F.col("op") != "m") & F.col("transaction")["id"].isNotNull())
-    found = told.groupBy(_transaction().alias("id")).agg(F.count_distinct(place).alias("changes"))
-    return Counter({row.id: row.changes for row in found.collect()})
+    changes = once.where((F.col("op") != "m") & F.col("transaction")["id"].isNotNull())
+    counts = changes.groupBy(_transaction().alias("id")).agg(F.count_distinct(place).alias("changes"))
+    return Counter({row.id: row.changes for row in counts.collect()})
 
 
-def _ends(once: DataFrame) -> list[End]:
-    told = once.where(F.col("status") == "END").select("offset", _of_end().alias("id"), _changes(), "ts_ms")
-    found = sorted(told.collect(), key=lambda row: row.offset)
-    return [End(row.offset, row.id, row.changes or 0, row.ts_ms or 0) for row in found]
+def _ends(once: DataFrame) -> list[TransactionEnd]:
+    rows = once.where(F.col("status") == "END").select("offset", _of_end().alias("id"), _changes(), "ts_ms")
+    ordered = sorted(rows.collect(), key=lambda row: row.offset)
+    return [TransactionEnd(row.offset, row.id, row.changes or 0, row.ts_ms or 0) for row in ordered]
 
 
 def _changes() -> Column:
-    """Return how many changes of rows an end tells of: everything but messages."""
-    messages = F.filter("data_collections", lambda each: each["data_collection"].rlike(_MESSAGES))
-    counted = F.aggregate(messages, F.lit(0).cast("long"), lambda sum_, each: sum_ + each["event_count"])
+    """Return the number of row changes of a transaction, without log messages."""
+    messages = F.filter("data_collections", lambda table_count: table_count["data_collection"].rlike(_MESSAGES))
+    counted = F.aggregate(messages, F.lit(0).cast("long"), lambda sum_, table_count: sum_ + table_count["event_count"])
     return (F.col("event_count") - F.coalesce(counted, F.lit(0))).alias("changes")
 
 
@@ -128,8 +128,8 @@ def _before(session: SparkSession, location: str, batch: Batch) -> int | None:
     if version(session, location) < 0:
         return None
     mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
-    found = session.read.format("delta").load(location).where(mine).agg(F.max(BATCH)).first()
-    return None if found is None else found[0]
+    row = session.read.format("delta").load(location).where(mine).agg(F.max(BATCH)).first()
+    return None if row is None else row[0]
 
 
 def _waited(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
@@ -140,16 +140,16 @@ def _waited(session: SparkSession, location: str, batch: Batch, before: int | No
 
 
 def _done(waited: DataFrame) -> list[str]:
-    found = waited.where(F.col(_DONE).isNotNull()).select(_DONE).first()
-    return list(found[0]) if found else []
+    row = waited.where(F.col(_DONE).isNotNull()).select(_DONE).first()
+    return list(row[0]) if row else []
 
 
-def _keep(
-    session: SparkSession, held: DataFrame, done: Sequence[str], location: str, batch: Batch, before: int | None
+def _write_pending(
+    session: SparkSession, pending: DataFrame, done: Sequence[str], location: str, batch: Batch, before: int | None
 ) -> None:
     """Write what waits, and remove what this batch and every later attempt at it do not need."""
     mark = {BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
-    rows = held.withColumns(mark | {_DONE: F.lit(None).cast("array<string>")})
+    rows = pending.withColumns(mark | {_DONE: F.lit(None).cast("array<string>")})
     memory = session.createDataFrame([(list(done),)], f"{_DONE} array<string>").withColumns(mark)
     old = f"{_QUERY} <> '{batch.query_id}' OR {BATCH} >= {batch.id} OR {BATCH} < {before if before is not None else 0}"
     written = rows.unionByName(memory, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
@@ -158,18 +158,20 @@ def _keep(
     written.save(location)
 
 
-def _require_no_loss(lacking: Sequence[End], seen: Mapping[str, int], ends: Sequence[End]) -> None:
+def _require_no_loss(
+    lacking: Sequence[TransactionEnd], change_counts: Mapping[str, int], ends: Sequence[TransactionEnd]
+) -> None:
     if not lacking:
         return
-    first, newest = lacking[0], max(end.told_ms for end in ends)
-    if newest - first.told_ms < _PATIENCE.total_seconds() * 1000:
+    first, newest = lacking[0], max(end.ended_ms for end in ends)
+    if newest - first.ended_ms < _PATIENCE.total_seconds() * 1000:
         return
     raise DataError(
         f"Transaction {first.transaction} of the source lacks changes.",
-        why=f"It has {first.changes} and {seen.get(first.transaction, 0)} of them are in the topics, although others "
-        f"have followed it for {_PATIENCE.total_seconds() / 60:.0f} minutes.",
+        why=f"It has {first.changes} changes, and {change_counts.get(first.transaction, 0)} of them are in the topics. "
+        f"Later transactions have followed it for {_PATIENCE.total_seconds() / 60:.0f} minutes.",
         state="The tables hold every transaction before it, and nothing after it.",
         remedy="Look whether a topic of the capture was deleted or has lost records by its retention; then capture the "
-        "database anew, or take `together` off the declaration.",
+        "database again, or remove `atomic_transactions` from the declaration.",
         code="HR-548",
     )

@@ -1,1 +1,1 @@
-"""The capture of a database: declared, begun, watched, deleted."""
+"""Capture a database with Debezium: declare, start, monitor and delete a capture."""

@@ -1,4 +1,4 @@
-"""What the catalogue of a source database says of its tables, and where its log is now."""
+"""Read the tables of a source database from its catalogue, and its current log position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from itertools import groupby
 
-from headrace.cdc.capture.declaration import Tables
+from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.capture.source_table import Family, SourceColumn, SourceTable
 from headrace.clients import mysql, postgres
 from headrace.errors import DataError, nearest
@@ -64,7 +64,7 @@ def family(database: Database) -> Family:
     return "mysql" if mysql.is_mysql(database) else "postgres"
 
 
-def read_tables(database: Database, chosen: Tables) -> tuple[SourceTable, ...]:
+def read_tables(database: Database, selection: TableSelection) -> tuple[SourceTable, ...]:
     """Return the chosen tables in the order of their names.
 
     Raises HR-520 for a table that was named and is not there. A pattern may match nothing yet. Called at the start of a
@@ -79,18 +79,18 @@ def read_tables(database: Database, chosen: Tables) -> tuple[SourceTable, ...]:
     else:
         with postgres.session(database) as connection:
             rows = list(connection.execute(_POSTGRES))
-    found = tuple(_tables(rows, kind))
-    there = [str(table) for table in found]
-    for name in chosen.names:
-        if name not in there:
+    tables = tuple(_tables(rows, kind))
+    names = [str(table) for table in tables]
+    for name in selection.names:
+        if name not in names:
             raise DataError(
                 f"There is no table '{name}' in the source database.",
-                why=f"Its catalogue lists {len(there)} tables that this user may see.{nearest(name, there)}",
+                why=f"Its catalogue lists {len(names)} tables that this user may see.{nearest(name, names)}",
                 state="Nothing was captured.",
                 remedy="Correct the name in the capture, or make the table.",
                 code="HR-520",
             )
-    return tuple(table for table in found if chosen.holds(table.schema, table.name))
+    return tuple(table for table in tables if selection.holds(table.schema, table.name))
 
 
 def position_now(database: Database) -> str:

@@ -1,6 +1,6 @@
-"""The settings of a Debezium connector, from the declaration of a capture. They define how changes look in topics.
+"""Build the Debezium connector configuration of a capture. It defines the format of changes in topics.
 
-Each value was chosen on real parts for being exact: what another setting would lose is said beside it.
+Each value was chosen because it is lossless on the real parts. Comments say what another value would lose.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WIRE = {
 }
 
 
-def settings(capture: Capture, database: Database, *, password: str, bootstrap: str) -> dict[str, str]:
+def connector_config(capture: Capture, database: Database, *, password: str, bootstrap: str) -> dict[str, str]:
     """Return the settings of the connector of a capture.
 
     `password` is a reference that the worker resolves, such as `${file:/run/secrets/shop.properties:password}`:
@@ -57,7 +57,7 @@ def settings(capture: Capture, database: Database, *, password: str, bootstrap: 
         "database.user": database.user,
         "database.password": password,
         # A comma ends an expression, unless it is escaped.
-        "table.include.list": re.sub(r"(?<!\\),", r"\\,", capture.chosen.expression),
+        "table.include.list": re.sub(r"(?<!\\),", r"\\,", capture.selection.expression),
         "heartbeat.interval.ms": heartbeat,
     }
     own = _mysql(capture, database, bootstrap) if family(database) == "mysql" else _postgres(capture, database)
@@ -79,7 +79,7 @@ def _postgres(capture: Capture, database: Database) -> dict[str, str]:
         # The capture makes it: only then are generated columns in it, and tables that are made later.
         "publication.name": capture.slot,
         "publication.autocreate.mode": "disabled",
-        # `isostring` turns 24:00:00 into 00:00:00. Here every value that cannot be told is out of range and is seen.
+        # `isostring` turns 24:00:00 into 00:00:00. Here every other value is out of range and is detected.
         "time.precision.mode": "adaptive",
         "interval.handling.mode": "string",
         "hstore.handling.mode": "json",

@@ -1,4 +1,4 @@
-"""Which tables of a database are captured, and what their topics are called: the one declaration of a capture."""
+"""Declare a capture: which tables of a database, and the names of their topics."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
 
 
 @dataclass(frozen=True)
-class Tables:
-    """A choice of tables, by full names (`public.orders`) or by a pattern that has to match a full name whole."""
+class TableSelection:
+    """A selection of tables, by full names (`public.orders`) or by a pattern that has to match a full name whole."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -64,7 +64,7 @@ class Capture:
             object.__setattr__(self, "prefix", self.database)
         Duration.parse(self.heartbeat)
         if not _PREFIX.fullmatch(self.prefix):
-            raise _refused(
+            raise _invalid_capture(
                 f"Its prefix '{self.prefix}' is not a name.",
                 "Take small letters, digits and underscores, 40 at most, a letter first: "
                 "`Capture(..., prefix='shop')`.",
@@ -73,17 +73,21 @@ class Capture:
             try:
                 re.compile(self.tables)
             except re.error as error:
-                raise _refused(f"Its pattern cannot be read: {error}.", "Correct `tables` of the capture.") from error
+                raise _invalid_capture(
+                    f"Its pattern cannot be read: {error}.", "Correct `tables` of the capture."
+                ) from error
         for name in () if isinstance(self.tables, str) else self.tables:
             if not re.fullmatch(r"[^.]+\.[^.]+", name):
-                raise _refused(f"'{name}' is not the full name of a table.", "Write schema and table: `public.orders`.")
+                raise _invalid_capture(
+                    f"'{name}' is not the full name of a table.", "Write schema and table: `public.orders`."
+                )
         if not self.tables:
-            raise _refused("It names no table.", r"Name tables, or all of a schema: `tables=r'public\..*'`.")
+            raise _invalid_capture("It names no table.", r"Name tables, or all of a schema: `tables=r'public\..*'`.")
 
     @property
-    def chosen(self) -> Tables:
+    def selection(self) -> TableSelection:
         """The choice of tables."""
-        return Tables(pattern=self.tables) if isinstance(self.tables, str) else Tables(self.tables)
+        return TableSelection(pattern=self.tables) if isinstance(self.tables, str) else TableSelection(self.tables)
 
     @property
     def connector(self) -> str:
@@ -106,12 +110,12 @@ class Capture:
 
     @property
     def transactions(self) -> str:
-        """The topic in which the connector tells where transactions begin and end."""
+        """The transaction metadata topic of the connector."""
         return f"{self.prefix}.transaction"
 
     @property
     def messages(self) -> str:
-        """The topic of what the source's log holds beside changes. No flow reads it."""
+        """The topic of log messages that are not changes. No flow reads it."""
         return f"{self.prefix}.message"
 
     @property
@@ -120,8 +124,8 @@ class Capture:
         return f"{self.prefix}.schema-history"
 
     @property
-    def topics_beside(self) -> tuple[str, ...]:
-        """The capture's own topics: none of them is that of a table."""
+    def internal_topics(self) -> tuple[str, ...]:
+        """The topics of the capture that belong to no table."""
         heartbeats = f"__debezium-heartbeat.{self.prefix}"
         return self.transactions, self.messages, self.schema_history, heartbeats
 
@@ -138,22 +142,22 @@ class Capture:
 
 
 @runtime_checkable
-class Captured(Protocol):
+class HasCapture(Protocol):
     """A sink for the changes of a captured database."""
 
     @property
     def capture(self) -> Capture | None:
-        """The capture that fills the topics, where the declaration says it: `headrace capture` begins it."""
+        """The capture that fills the topics, where the declaration says it: `headrace capture` starts it."""
         ...
 
 
 def captures(sink: Sink) -> tuple[Capture, ...]:
     """Return the captures whose changes a sink takes, each once, as far as the declaration says it."""
-    found = (each.capture for _, each in leaves(sink) if isinstance(each, Captured))
-    return tuple(dict.fromkeys(capture for capture in found if capture is not None))
+    declared = (leaf.capture for _, leaf in leaves(sink) if isinstance(leaf, HasCapture))
+    return tuple(dict.fromkeys(capture for capture in declared if capture is not None))
 
 
-def _refused(why: str, remedy: str) -> FlowError:
+def _invalid_capture(why: str, remedy: str) -> FlowError:
     return FlowError(
         "A capture is declared in a way that cannot run.",
         why=why,

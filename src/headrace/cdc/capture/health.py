@@ -1,10 +1,10 @@
-"""Whether a capture is whole: its connector runs, and the source still has everything that was not captured yet.
+"""Check a capture: its connector runs, and the source log still has everything that was not captured yet.
 
-A flow that reads the topics of a capture asks here when it starts and from time to time: it stops at HR-522, and tells
-of the rest (`cdc.capture.watch`). A slot that was moved on by hand is seen only until the connector saves its next
-position: it goes on behind the gap by itself.
+A flow that reads the topics of a capture checks it at its start and periodically. It stops at HR-522 and reports other
+problems (`cdc.capture.watch`). A slot that was advanced by hand is detected only until the connector saves its next
+position, because the connector then continues after the gap.
 
-| what is seen                                                             | told as           |
+| condition                                                                | error             |
 |--------------------------------------------------------------------------|-------------------|
 | Kafka Connect does not answer                                            | HR-613, transient |
 | the connector failed of something that passes; it was started again      | HR-614, transient |
@@ -36,7 +36,7 @@ _PASSING = re.compile(
 
 
 @dataclass(frozen=True)
-class Slot:
+class ReplicationSlot:
     """A replication slot as the server describes it.
 
     `confirmed` is what it would send first after a reconnection, and `active` whether somebody reads it now.
@@ -50,13 +50,13 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Captured:
-    """How far a capture is.
+class CaptureProgress:
+    """The progress of a capture.
 
     | field          | meaning                                                                                   |
     |----------------|-------------------------------------------------------------------------------------------|
     | position       | the saved position, as text that sorts like the log; None before the first one            |
-    | in_snapshot    | whether the saved position is within the snapshot: an interruption now begins it anew     |
+    | in_snapshot    | whether the saved position is within the snapshot: an interruption now restarts it        |
     | retained_bytes | how much log the source holds back for this capture; None where that is not known         |
     | warning        | what an operator should know, or empty                                                    |
     """
@@ -67,8 +67,10 @@ class Captured:
     warning: str = ""
 
 
-def look(capture: Capture, database: Database, connect: ConnectClient, *, running: bool = True) -> Captured:
-    """Look at a capture that was begun, and say how far it is, or raise: see the table above.
+def check_capture(
+    capture: Capture, database: Database, connect: ConnectClient, *, running: bool = True
+) -> CaptureProgress:
+    """Return the progress of a started capture, or raise as in the table above.
 
     Without `running` only the log is looked at, and not whether the connector runs.
 
@@ -80,17 +82,17 @@ def look(capture: Capture, database: Database, connect: ConnectClient, *, runnin
         with mysql.session(database) as cursor:
             cursor.execute("SHOW BINARY LOGS")
             files = [(str(row[0]), int(row[1])) for row in cursor.fetchall()]
-        seen = _binlog(capture, files, saved)
+        progress = _binlog(capture, files, saved)
     else:
         slot = read_slot(capture, database)
         saved = connect.position(capture.connector)
-        seen = _log_of_postgres(capture, slot, saved)
+        progress = _log_of_postgres(capture, slot, saved)
     if running:
         require_running(capture, connect)
-    return seen
+    return progress
 
 
-def read_slot(capture: Capture, database: Database) -> Slot | None:
+def read_slot(capture: Capture, database: Database) -> ReplicationSlot | None:
     """Return the slot of a capture, or None where there is none. Columns that an older server lacks are empty."""
     with postgres.session(database) as connection:
         row = connection.execute(
@@ -100,54 +102,60 @@ def read_slot(capture: Capture, database: Database) -> Slot | None:
             " FROM pg_replication_slots s WHERE s.slot_name = %s",
             (capture.slot,),
         ).fetchone()
-    return Slot(row[0], row[1], int(row[2]), int(row[3]), bool(row[4])) if row else None
+    return ReplicationSlot(row[0], row[1], int(row[2]), int(row[3]), bool(row[4])) if row else None
 
 
-def _log_of_postgres(capture: Capture, slot: Slot | None, saved: dict[str, object]) -> Captured:
-    known = _number(saved, "lsn_commit") or _number(saved, "lsn_proc") or _number(saved, "lsn")
+def _log_of_postgres(capture: Capture, slot: ReplicationSlot | None, saved: dict[str, object]) -> CaptureProgress:
+    saved_lsn = _number(saved, "lsn_commit") or _number(saved, "lsn_proc") or _number(saved, "lsn")
     if slot is None:
-        if known is None:
-            return Captured(None, in_snapshot=True)
-        raise gap(capture, f"The replication slot {capture.slot} is gone, and with it the log behind {known}")
+        if saved_lsn is None:
+            return CaptureProgress(None, in_snapshot=True)
+        raise log_gap_error(
+            capture,
+            f"The replication slot {capture.slot} does not exist any more, and the log after {saved_lsn} is lost",
+        )
     if slot.status == "lost" or slot.invalidated:
         why = f" ({slot.invalidated})" if slot.invalidated else ""
-        raise gap(capture, f"The server has given up the replication slot {capture.slot}{why}: its log is removed")
+        raise log_gap_error(
+            capture, f"The server has invalidated the replication slot {capture.slot}{why} and removed its log"
+        )
     newest = max(_number(saved, name) or 0 for name in ("lsn_commit", "lsn_proc", "lsn"))
     # While a connector reads it nobody else can move a slot. Debezium itself moves it to the last record that Kafka has
     # taken, and that may be one that came while Kafka Connect was saving the position of those before.
-    if known is not None and not slot.active and slot.confirmed > newest and "snapshot" not in saved:
-        raise gap(
+    if saved_lsn is not None and not slot.active and slot.confirmed > newest and "snapshot" not in saved:
+        raise log_gap_error(
             capture,
-            f"The replication slot {capture.slot} stands at {slot.confirmed}, and only the log up to {newest} was "
-            "captured: somebody moved the slot, or made it again",
+            f"The replication slot {capture.slot} is at {slot.confirmed}, but the log is captured up to {newest} only: "
+            "somebody advanced the slot, or created it again",
         )
     warning = ""
     if slot.retained_bytes > capture.retained_max or slot.status == "unreserved":
         warning = (
             f"The source keeps {slot.retained_bytes / 1e6:,.0f} MB of log for the slot {capture.slot}"
             + (", and may remove it any moment" if slot.status == "unreserved" else "")
-            + ". Its disk fills up while the connector does not get on."
+            + ". Its disk fills up while the connector makes no progress."
         )
-    position = lsn_position(known) if known is not None else None
-    return Captured(
-        position, in_snapshot=known is None or "snapshot" in saved, retained_bytes=slot.retained_bytes, warning=warning
+    position = lsn_position(saved_lsn) if saved_lsn is not None else None
+    return CaptureProgress(
+        position,
+        in_snapshot=saved_lsn is None or "snapshot" in saved,
+        retained_bytes=slot.retained_bytes,
+        warning=warning,
     )
 
 
-def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, object]) -> Captured:
+def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, object]) -> CaptureProgress:
     file, pos = saved.get("file"), _number(saved, "pos") or 0
     if not isinstance(file, str):
-        return Captured(None, in_snapshot=True)
+        return CaptureProgress(None, in_snapshot=True)
     names, sizes = [name for name, _ in files], dict(files)
     if file not in names:
-        raise gap(capture, f"The server has removed {file}, which was captured up to {pos} only")
+        raise log_gap_error(capture, f"The server has removed {file}, which was captured up to {pos} only")
     if pos > sizes[file]:
-        why = (
-            f"{file} was captured up to {pos} and has {sizes[file]} bytes: the server began its log anew, or is another"
-        )
-        raise gap(capture, why)
+        why = f"{file} was captured up to {pos} and has {sizes[file]} bytes: the server or its log was reset"
+        raise log_gap_error(capture, why)
     behind = sum(size for _, size in files[names.index(file) :]) - pos
-    return Captured(binlog_position(file, pos), in_snapshot="snapshot" in saved, retained_bytes=max(behind, 0))
+    return CaptureProgress(binlog_position(file, pos), in_snapshot="snapshot" in saved, retained_bytes=max(behind, 0))
 
 
 def require_running(capture: Capture, connect: ConnectClient) -> None:
@@ -155,24 +163,26 @@ def require_running(capture: Capture, connect: ConnectClient) -> None:
     status = connect.status(capture.connector)
     if status is None:
         raise DataError(
-            f"The connector '{capture.connector}' is gone.",
-            why="Kafka Connect knows no connector of this name: it was removed, or its topics were.",
+            f"The connector '{capture.connector}' does not exist.",
+            why="Kafka Connect has no connector of this name: it, or the topics of Kafka Connect, were deleted.",
             state="Everything that reached the topics is kept. Nothing more is captured.",
-            remedy="Begin the capture again; it goes on where it was if Kafka Connect still has its position.",
+            remedy="Start the capture again. It resumes if Kafka Connect still has its position.",
             code="HR-523",
         )
     if status.state == "FAILED":
-        raise failed(capture, status, connect)
+        raise failed_connector_error(capture, status, connect)
 
 
-def failed(capture: Capture, status: ConnectorStatus, connect: ConnectClient) -> DataError | PartUnavailable:
-    """Return what a failed connector is told as. One that failed of something that passes is started again first."""
+def failed_connector_error(
+    capture: Capture, status: ConnectorStatus, connect: ConnectClient
+) -> DataError | PartUnavailable:
+    """Return the error for a failed connector. Restarts the connector first if the cause is transient."""
     if _PASSING.search(status.trace):
         connect.restart(capture.connector)
         return PartUnavailable(
-            f"The connector '{capture.connector}' had failed and was started again.",
+            f"The connector '{capture.connector}' had failed and was restarted.",
             why=f"It says: {status.cause}.",
-            state="Its position is kept, and so is the log of the source: nothing is lost.",
+            state="Nothing is lost: Kafka Connect has its position, and the source has its log.",
             remedy="Nothing, if the source and the broker are up again.",
             code="HR-614",
         )
@@ -180,30 +190,30 @@ def failed(capture: Capture, status: ConnectorStatus, connect: ConnectClient) ->
         f"The connector '{capture.connector}' has failed.",
         why=f"It says: {status.cause}.",
         state="Everything up to its position is in the topics. Nothing more is captured; the source keeps its log.",
-        remedy="Remove the cause in the source, and start the connector again.",
+        remedy="Fix the cause in the source, and restart the connector.",
         code="HR-523",
     )
 
 
-def held_back(capture: Capture, warning: str) -> PartUnavailable:
+def retained_log_error(capture: Capture, warning: str) -> PartUnavailable:
     """HR-616: the source keeps more log for a capture than it should."""
     return PartUnavailable(
         f"The log of the database '{capture.database}' is held back.",
         why=warning,
-        state="Nothing is lost yet. The server stops when its disk is full, or gives the slot up before: then the "
-        "snapshot has to be taken again.",
-        remedy="Look why the connector does not get on (`headrace capture look`), or give a slot up that nobody needs "
-        "any more (`headrace capture forget`). `retained_max` of the capture is the limit.",
+        state="Nothing is lost yet. The server stops when its disk is full, or invalidates the slot before: then "
+        "a new snapshot is needed.",
+        remedy="Find out why the connector makes no progress (`headrace capture look`), or delete a capture that "
+        "nobody needs any more (`headrace capture forget`). `retained_max` of the capture is the limit.",
         code="HR-616",
     )
 
 
-def gap(capture: Capture, why: str) -> DataError:
+def log_gap_error(capture: Capture, why: str) -> DataError:
     """HR-522: changes that nobody can read any more."""
     return DataError(
         f"Changes of the database '{capture.database}' are missing between what was captured and what can be read now.",
         why=f"{why}.",
-        state="What was captured before is kept. Nothing behind the gap may be applied: rows could differ for ever.",
+        state="What was captured before is kept. Nothing after the gap may be applied: rows could differ forever.",
         remedy="Take the snapshot again: stop the flows that read the capture and run `headrace capture forget FLOW "
         "--topics`; give each of them another `name` and `path`, or delete its checkpoint and its tables; then run "
         "`headrace capture begin FLOW`.",

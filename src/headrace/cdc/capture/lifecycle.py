@@ -1,6 +1,6 @@
-"""Begin a capture, and forget one: what has to be in the source and in Kafka Connect for changes to flow.
+"""Start and delete a capture: set up the source database and Kafka Connect.
 
-Beginning again is harmless: what is there is compared with the declaration, and the connector goes on where it was.
+Starting is idempotent: the current state is compared with the declaration, and the connector resumes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from psycopg import Connection, sql
 
 from headrace.cdc.capture.catalogue import family, read_tables
-from headrace.cdc.capture.connector import settings
-from headrace.cdc.capture.declaration import Capture, Tables
-from headrace.cdc.capture.health import failed, look
+from headrace.cdc.capture.connector import connector_config
+from headrace.cdc.capture.declaration import Capture, TableSelection
+from headrace.cdc.capture.health import check_capture, failed_connector_error
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.capture.topics import delete_topics, old_records, written
+from headrace.cdc.capture.topics import delete_topics, old_records_error, written_topics
 from headrace.clients import mysql, postgres
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient
@@ -30,13 +30,13 @@ from headrace.flow.target import Database, Target
 
 # A connector starts within seconds; after a kill of its worker the old session has to end first.
 START_SECONDS = 60.0
-# A worker hands new settings to a connector within a second or two, and tells its old state until then.
+# A worker applies a new configuration within a second or two, and reports the old state until then.
 _SETTLED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Worker:
-    """Where Kafka Connect is, and what it needs to reach the rest.
+class ConnectWorker:
+    """The Kafka Connect worker of a capture, and what it needs to reach the broker and the database.
 
     | field     | meaning                                                                                        |
     |-----------|------------------------------------------------------------------------------------------------|
@@ -59,7 +59,7 @@ class Worker:
         return self.target or Target("connect", lake="", checkpoints="", kafka={"bootstrap.servers": self.bootstrap})
 
 
-def worker_of(target: Target, database: str) -> Worker:
+def connect_worker(target: Target, database: str) -> ConnectWorker:
     """Return the Kafka Connect of a target, for captures of one of its databases. Raises HR-135 without one."""
     connect = target.connect
     if connect is None:
@@ -71,11 +71,11 @@ def worker_of(target: Target, database: str) -> Worker:
             code="HR-135",
         )
     bootstrap = connect.bootstrap or revealed(target.kafka.get("bootstrap.servers", ""))
-    return Worker(connect.url, bootstrap, connect.secrets, connect.passwords.get(database), target)
+    return ConnectWorker(connect.url, bootstrap, connect.secrets, connect.passwords.get(database), target)
 
 
-def begin(capture: Capture, database: Database, worker: Worker) -> tuple[SourceTable, ...]:
-    """Bring a capture to run, and return its tables.
+def start_capture(capture: Capture, database: Database, worker: ConnectWorker) -> tuple[SourceTable, ...]:
+    """Start a capture, and return its tables.
 
     1. Read the tables, and refuse what could not be captured whole (HR-520, HR-521, HR-524).
     2. Refuse a snapshot into topics that an earlier capture wrote (HR-527).
@@ -84,60 +84,62 @@ def begin(capture: Capture, database: Database, worker: Worker) -> tuple[SourceT
     5. Hand the connector to Kafka Connect, and wait until it runs.
     """
     connect = ConnectClient(worker.url)
-    tables = read_tables(database, capture.chosen)
+    tables = read_tables(database, capture.selection)
     _require_log(capture, database)
-    wanted = _wanted(capture, database, worker)
-    # Settings say whether it is there: the state of one that was removed is told for a moment longer.
-    known = connect.settings(capture.connector)
-    before = known is not None or _goes_on(capture, connect, wanted, worker)
-    same = known is not None and wanted.items() <= known.items()
+    settings_ = _connector_settings(capture, database, worker)
+    # The configuration shows whether the connector exists: a deleted one still has a state for a moment.
+    current = connect.settings(capture.connector)
+    before = current is not None or _can_resume(capture, connect, settings_, worker)
+    same = current is not None and settings_.items() <= current.items()
     if before:
         # One with other settings need not run: they may be what it failed of, such as an old address of the source.
-        look(capture, database, connect, running=same)
+        check_capture(capture, database, connect, running=same)
     if family(database) == "postgres":
         with postgres.session(database) as connection:
             _publish(connection, capture, tables, begun=before)
-    connect.put(capture.connector, wanted)
+    connect.put(capture.connector, settings_)
     if before:
         connect.resume(capture.connector)
     _await_running(capture, connect, old_failures=0.0 if same else _SETTLED_SECONDS)
     return tables
 
 
-def _goes_on(capture: Capture, connect: ConnectClient, wanted: Mapping[str, str], worker: Worker) -> bool:
-    """Return whether a connector that is not there would go on where one of its name was, and make it, stopped.
+def _can_resume(capture: Capture, connect: ConnectClient, settings_: Mapping[str, str], worker: ConnectWorker) -> bool:
+    """Return whether a new connector would resume from the position of a deleted one, and create it, stopped.
 
-    Kafka Connect keeps the position of a connector that is gone, and tells it of one that is there only. Raises HR-527
+    Kafka Connect keeps the position of a deleted connector, but returns it only for an existing one. Raises HR-527
     where there is none, and the topics were written before.
     """
-    old = written(capture, worker.broker)
+    old = written_topics(capture, worker.broker)
     if not old:
         return False
-    connect.put_stopped(capture.connector, wanted)
+    connect.put_stopped(capture.connector, settings_)
     if connect.position(capture.connector):
         return True
     connect.delete(capture.connector)
-    raise old_records(capture, old)
+    raise old_records_error(capture, old)
 
 
-def messages(capture: Capture, target: Target) -> int:
-    """Count the messages that the source's log held beside changes (`m`). They change no row, and are passed over."""
+def count_messages(capture: Capture, target: Target) -> int:
+    """Count the log messages (`m`) in the topics of a capture. They change no row and are skipped."""
     partitions = [(capture.messages, number) for number in range(list_topics(target).get(capture.messages, 0))]
     first = first_offsets(target, partitions)
-    return sum(end - first[each] for each, end in end_offsets(target, partitions).items())
+    return sum(end - first[partition] for partition, end in end_offsets(target, partitions).items())
 
 
-def forget(capture: Capture, database: Database, worker: Worker, *, topics: bool = False) -> tuple[str, ...]:
-    """Remove a capture: connector, position, slot, publication, password. May be repeated.
+def delete_capture(
+    capture: Capture, database: Database, worker: ConnectWorker, *, topics: bool = False
+) -> tuple[str, ...]:
+    """Delete a capture: connector, position, slot, publication, password. Idempotent.
 
     Tables stay, and so do topics, unless they are to go, too. Returns the topics that are gone.
     """
     connect = ConnectClient(worker.url)
-    there = connect.settings(capture.connector) is not None
-    if not there and topics:
+    exists = connect.settings(capture.connector) is not None
+    if not exists and topics:
         # A position outlives its connector, and can be deleted of one that is there only.
-        connect.put_stopped(capture.connector, _wanted(capture, database, worker))
-    if there or topics:
+        connect.put_stopped(capture.connector, _connector_settings(capture, database, worker))
+    if exists or topics:
         connect.stop(capture.connector)
         deadline = time.monotonic() + START_SECONDS
         while (status := connect.status(capture.connector)) and status.state != "STOPPED":
@@ -164,7 +166,7 @@ def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: fl
         if status is not None and status.running:
             return
         if status is not None and status.state == "FAILED" and time.monotonic() >= believed:
-            raise failed(capture, status, connect)
+            raise failed_connector_error(capture, status, connect)
         time.sleep(0.2)  # Kafka Connect gives no event when a connector runs
     raise PartUnavailable(
         f"The connector '{capture.connector}' does not start.",
@@ -175,11 +177,13 @@ def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: fl
     )
 
 
-def _wanted(capture: Capture, database: Database, worker: Worker) -> dict[str, str]:
-    return settings(capture, database, password=_reference(capture, database, worker), bootstrap=worker.bootstrap)
+def _connector_settings(capture: Capture, database: Database, worker: ConnectWorker) -> dict[str, str]:
+    return connector_config(
+        capture, database, password=_reference(capture, database, worker), bootstrap=worker.bootstrap
+    )
 
 
-def _reference(capture: Capture, database: Database, worker: Worker) -> str:
+def _reference(capture: Capture, database: Database, worker: ConnectWorker) -> str:
     """Return the reference by which the worker finds the password, after putting it where the worker looks."""
     if worker.password is not None or worker.secrets is None or database.password is None:
         return worker.password or ""
@@ -217,25 +221,25 @@ def _require_logical(connection: Connection) -> None:
 def _require_binlog(database: Database) -> None:
     with mysql.session(database) as cursor:
         cursor.execute("SELECT @@log_bin, @@binlog_format, @@binlog_row_image")
-        found = cursor.fetchone()
-    if found is None or (bool(found[0]), found[1], found[2]) != (True, "ROW", "FULL"):
-        said = f"log_bin, binlog_format and binlog_row_image are {', '.join(map(str, found or ()))}"
-        raise _no_log(said, "Set `log_bin`, `binlog_format = ROW` and `binlog_row_image = FULL`")
+        row = cursor.fetchone()
+    if row is None or (bool(row[0]), row[1], row[2]) != (True, "ROW", "FULL"):
+        current = f"log_bin, binlog_format and binlog_row_image are {', '.join(map(str, row or ()))}"
+        raise _no_log(current, "Set `log_bin`, `binlog_format = ROW` and `binlog_row_image = FULL`")
     if mysql.is_mariadb(database):
-        require_written(database)
+        require_binlog_position(database)
 
 
-def require_written(database: Database) -> None:
+def require_binlog_position(database: Database) -> None:
     """Raise HR-521 for a MariaDB that has never written to its binlog: the connector fails at one without a place."""
     with mysql.session(database) as cursor:
         cursor.execute("SELECT @@gtid_current_pos")
-        found = cursor.fetchone()
-    if found is None or not found[0]:
+        row = cursor.fetchone()
+    if row is None or not row[0]:
         raise DataError(
             "The source database has written nothing to its log yet.",
-            why="Its `gtid_current_pos` is empty, and the connector needs a place in the log to begin at.",
+            why="Its `gtid_current_pos` is empty, and the connector needs a log position to start at.",
             state="Nothing was captured, and the source was not changed.",
-            remedy="Make the first table, or change a row, and begin the capture again.",
+            remedy="Create the first table, or change a row, and start the capture again.",
             code="HR-521",
         )
 
@@ -252,16 +256,18 @@ def _no_log(why: str, remedy: str) -> DataError:
 
 def _one_schema(capture: Capture) -> str | None:
     """Return the schema that a pattern names in plain letters before its dot, or None for any other pattern."""
-    named = re.match(r"(\w+)\\\.", capture.chosen.pattern or "")
-    return named.group(1) if named and "|" not in (capture.chosen.pattern or "") else None
+    named = re.match(r"(\w+)\\\.", capture.selection.pattern or "")
+    return named.group(1) if named and "|" not in (capture.selection.pattern or "") else None
 
 
 def _published(capture: Capture, database: Database) -> tuple[SourceTable, ...]:
     """Return every table that the publication covers: for a pattern more than those that match it."""
     if not isinstance(capture.tables, str):
-        return read_tables(database, capture.chosen)
+        return read_tables(database, capture.selection)
     schema = _one_schema(capture)
-    return tuple(table for table in read_tables(database, Tables(pattern=".*")) if schema in (None, table.schema))
+    return tuple(
+        table for table in read_tables(database, TableSelection(pattern=".*")) if schema in (None, table.schema)
+    )
 
 
 def _require_identities(tables: Sequence[SourceTable]) -> None:
@@ -288,15 +294,15 @@ def _publish(connection: Connection, capture: Capture, tables: Sequence[SourceTa
     listed = connection.execute(
         "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s", (capture.slot,)
     ).fetchall()
-    there = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (capture.slot,)).fetchone()
-    if there:
+    exists = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (capture.slot,)).fetchone()
+    if exists:
         missing = {str(table) for table in tables} - {str(row[0]) for row in listed}
         if missing and begun:
             raise DataError(
                 f"The capture '{capture.prefix}' runs without the table {min(missing)}.",
-                why="It was begun without it. Rows that are in the table by now would never be captured.",
+                why="It was started without it. Rows that are already in the table would never be captured.",
                 state="Nothing was changed; the other tables are captured as before.",
-                remedy="Capture the table under a prefix of its own, or forget the capture and begin it anew.",
+                remedy="Capture the table under a prefix of its own, or delete the capture and start it again.",
                 code="HR-525",
             )
         if not missing:

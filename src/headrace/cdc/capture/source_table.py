@@ -1,4 +1,4 @@
-"""Tables of a source database, in the words of its own catalogue.
+"""Tables of a source database, as its catalogue describes them.
 
 `catalogue` reads them, changes are decoded and applied by them. Nothing here asks a database.
 """
@@ -17,7 +17,7 @@ class SourceColumn:
 
     Postgres: `numeric(12,2)`, `timestamp(3) with time zone`, `integer[]`, `character varying(20)`. MySQL and MariaDB:
     `bigint(20) unsigned`, `datetime(6)`, `enum('a','b')`. An enum of Postgres is `enum`, whatever it is named, and a
-    domain is the type that it stands on.
+    domain is its base type.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The topics of a capture on a broker: what an earlier capture of its name left in them, and how they are deleted."""
+"""The topics of a capture on a broker: find records of an earlier capture, and delete topics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headrace.flow.target import Target
 _ANSWER_SECONDS = 30.0
 
 
-def written(capture: Capture, target: Target) -> tuple[str, ...]:
+def written_topics(capture: Capture, target: Target) -> tuple[str, ...]:
     """Return the topics of a capture's tables and transactions that records were ever written to.
 
     What retention has removed counts too: a table may have been made of it.
     """
-    there = list_topics(target)
-    mine = [name for name in there if re.fullmatch(capture.topics, name) or name == capture.transactions]
-    ends = end_offsets(target, [(name, number) for name in mine for number in range(there[name])])
+    partitions = list_topics(target)
+    mine = [name for name in partitions if re.fullmatch(capture.topics, name) or name == capture.transactions]
+    ends = end_offsets(target, [(name, number) for name in mine for number in range(partitions[name])])
     return tuple(sorted({topic for (topic, _), end in ends.items() if end > 0}))
 
 
@@ -35,7 +35,7 @@ def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
     """
     client, metadata = reached(target.kafka)
     mine = sorted(
-        name for name in metadata.topics if re.fullmatch(capture.topics, name) or name in capture.topics_beside
+        name for name in metadata.topics if re.fullmatch(capture.topics, name) or name in capture.internal_topics
     )
     for name, answer in client.delete_topics(mine, request_timeout=_ANSWER_SECONDS).items() if mine else ():
         try:
@@ -46,22 +46,22 @@ def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
                 continue
             if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
                 raise no_broker(str(target.kafka["bootstrap.servers"]), error) from problem
-            raise _kept(name, f"The broker says: {error.str()}.") from problem
+            raise _undeleted(name, f"The broker says: {error.str()}.") from problem
     deadline = time.monotonic() + _ANSWER_SECONDS
     while rest := [name for name in mine if name in client.list_topics(timeout=_ANSWER_SECONDS).topics]:
         if time.monotonic() > deadline:
-            raise _kept(rest[0], "The broker took the order, and still has the topic.")
+            raise _undeleted(rest[0], "The broker took the order, and still has the topic.")
         time.sleep(0.05)  # metadata follows the controller within milliseconds
     return tuple(mine)
 
 
-def old_records(capture: Capture, topics: tuple[str, ...]) -> DataError:
+def old_records_error(capture: Capture, topics: tuple[str, ...]) -> DataError:
     """HR-527: a snapshot would be taken into topics that hold changes from before it."""
     more = f" and {len(topics) - 1} more" if topics[1:] else ""
     return DataError(
         f"The topics of the capture '{capture.prefix}' were written by an earlier capture: {topics[0]}{more}.",
-        why="Kafka Connect has no position of it, so this one would begin with a snapshot, whose rows stand before "
-        "every change: a row of which the topics or the tables know a change would keep its old values, in silence.",
+        why="Kafka Connect has no position of it, so this one would start with a snapshot, whose rows sort before "
+        "every change: a row that was changed in the topics or the tables would silently keep its old values.",
         state="Nothing was changed: no connector was made, and topics and tables are as they were.",
         remedy="Stop the flows that read the capture and run `headrace capture forget FLOW --topics`; give each of "
         "them another `name` and `path`, or delete its checkpoint and its tables; then run `headrace capture begin "
@@ -70,11 +70,11 @@ def old_records(capture: Capture, topics: tuple[str, ...]) -> DataError:
     )
 
 
-def _kept(topic: str, why: str) -> DataError:
+def _undeleted(topic: str, why: str) -> DataError:
     return DataError(
         f"Topic '{topic}' cannot be deleted.",
         why=why,
-        state="Connector, position, slot and publication are gone. Topics may be left.",
+        state="Connector, position, slot and publication are deleted. Topics may be left.",
         remedy="Grant the right to delete topics, or have them deleted, and run the command again.",
         code="HR-503",
     )

@@ -1,4 +1,4 @@
-"""Waiting for a capture: until its topics are there, and until everything before a place of the log is in them."""
+"""Wait for a capture: until its topics exist, and until they contain every change before a log position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import look
+from headrace.cdc.capture.health import check_capture
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient
@@ -21,11 +21,11 @@ _PAUSE_SECONDS = 0.2
 
 def await_topics(capture: Capture, tables: Iterable[SourceTable], target: Target) -> None:
     """Return when every table has its topic, which comes with its first row. Raises HR-615 after two minutes."""
-    wanted = {capture.topic(table) for table in tables}
-    if not _within_time(lambda: wanted <= set(list_topics(target))):
-        missing = min(wanted - set(list_topics(target)), default="")
+    topics = {capture.topic(table) for table in tables}
+    if not _within_time(lambda: topics <= set(list_topics(target))):
+        missing = min(topics - set(list_topics(target)), default="")
         raise _late(
-            capture, f"The topic {missing} is not there: its table has no row, or the snapshot did not come to it"
+            capture, f"The topic {missing} does not exist: its table has no row, or the snapshot has not reached it"
         )
 
 
@@ -35,21 +35,21 @@ def await_position(capture: Capture, database: Database, connect: ConnectClient,
     The saved position is looked at, which follows what the broker has acknowledged. In a database where nothing happens
     it moves with the capture's heartbeat.
     """
-    seen: str | None = None
+    position_seen: str | None = None
 
-    def there() -> bool:
-        nonlocal seen
-        found = look(capture, database, connect)
-        seen = found.position
-        return seen is not None and seen >= position and not found.in_snapshot
+    def has_arrived() -> bool:
+        nonlocal position_seen
+        progress = check_capture(capture, database, connect)
+        position_seen = progress.position
+        return position_seen is not None and position_seen >= position and not progress.in_snapshot
 
-    if not _within_time(there):
-        raise _late(capture, f"It is at {seen or 'its beginning'}, and {position} is waited for")
+    if not _within_time(has_arrived):
+        raise _late(capture, f"It is at {position_seen or 'its beginning'}; expected: {position}")
 
 
-def _within_time(there: Callable[[], bool]) -> bool:
+def _within_time(is_done: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not there():
+    while not is_done():
         if time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE_SECONDS)
@@ -58,7 +58,7 @@ def _within_time(there: Callable[[], bool]) -> bool:
 
 def _late(capture: Capture, why: str) -> PartUnavailable:
     return PartUnavailable(
-        f"The capture '{capture.prefix}' has not come as far as it should within {PATIENCE_SECONDS:.0f} s.",
+        f"The capture '{capture.prefix}' has not made the expected progress within {PATIENCE_SECONDS:.0f} s.",
         why=f"{why}.",
         state="Nothing is lost: what is not captured yet is in the log of the source.",
         remedy="Run the command again; if it repeats, look at the log of Kafka Connect, which `headrace ps` names.",

@@ -1,1 +1,1 @@
-"""Envelopes of Debezium as typed changes of a table."""
+"""Decode Debezium envelopes into typed changes of a table."""

@@ -1,4 +1,4 @@
-"""Debezium's envelopes into typed changes of one table.
+"""Decode Debezium envelopes into typed changes of one table.
 
 An envelope is read with its columns as maps of text, exactly as the JSON holds them: a column that is absent differs
 from one that is null, and no reader has made a number or a time of a text before its type is known. `changes` gives
@@ -13,10 +13,10 @@ The frame of changes, one row per change of a row:
 | `_partition`   | int              | of the topic                                                             |
 | `_offset`      | bigint           | of the record; the order is `_position`, then `_offset`, never a clock   |
 | `_commit_time` | timestamp        | when the source committed, to the microsecond where it says so           |
-| `_transaction` | string           | the transaction's id; null where the source tells none                   |
+| `_transaction` | string           | the transaction's id; null if the source has none                   |
 | `_key`         | struct           | the columns of the primary key, typed; null for `t`                      |
 | `_after`       | struct           | all columns, typed; null for `d` and `t`                                 |
-| `_unavailable` | array of strings | columns of which an update says nothing: keep the old value              |
+| `_unavailable` | array of strings | columns that an update does not contain: keep the old value              |
 | `_unreadable`  | array of strings | columns whose text does not fit their type; empty when all is well       |
 | `_before`      | struct           | on request: all columns before a `u` or `d`, as far as the log has them  |
 
@@ -24,7 +24,7 @@ The frame of changes, one row per change of a row:
 update lacks altogether, because the source has them no more, or did not have them yet. In both `_after` is null there.
 
 An update that moves a row to another key is a `d` of the old key and a `c` of the new one. Debezium sends it so by
-itself; where one record tells both keys, it becomes two rows here.
+itself. A record with both keys becomes two rows here.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
-from headrace.cdc.apply.table import TOLD
+from headrace.cdc.apply.table import TEXT_FORMAT
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.decode.types import Reading, lost, reading
+from headrace.cdc.decode.types import TypeDecoder, decoder_for, lost_values
 from headrace.errors import FlowError
 
 # What Debezium writes for a value that is not in the log, unless `unavailable.value.placeholder` says otherwise.
@@ -56,7 +56,7 @@ _SOURCE = {
     "db": StringType(),
     "schema": StringType(),
     "table": StringType(),
-    # A number in Postgres, absent in MySQL: told as text.
+    # A number in Postgres, absent in MySQL: sent as text.
     "txId": StringType(),
     "lsn": LongType(),
     "sequence": StringType(),
@@ -81,7 +81,7 @@ ENVELOPE = StructType(
 # Changes by table; messages of the log under a name of their own.
 _COUNTS = ArrayType(StructType([StructField("data_collection", StringType()), StructField("event_count", LongType())]))
 
-# What the connector tells in the topic of transactions, with the end of each.
+# The records of Debezium's transaction topic.
 TRANSACTION = StructType(
     [
         StructField("status", StringType(), nullable=False),
@@ -101,7 +101,7 @@ _META = ("_op", "_position", "_partition", "_offset", "_commit_time", "_transact
 _CHANGES, _WITH_ROW = ("c", "u", "d", "r", "t"), ("c", "u", "r")
 
 
-def changes(
+def decode_changes(
     rows: DataFrame,
     table: SourceTable,
     *,
@@ -111,16 +111,16 @@ def changes(
 ) -> DataFrame:
     """Return the changes of one table, in the frame that the module describes.
 
-    `rows` are envelopes of this table's topic, with `partition`, `offset` and `key` of Kafka beside them. Works on
-    batches and streams. Messages of the log (`m`) are left out. Raises what `require_whole` raises.
+    `rows` are envelopes of this table's topic, with Kafka's `partition`, `offset` and `key`. Works on batches
+    and streams. Messages of the log (`m`) are left out. Raises what `require_lossless` raises.
 
-    With `cleared`, a `t` comes with the last row of a snapshot, and stands right before the place that all its rows
-    have: what is older was there when an earlier snapshot was taken that broke off, and is gone.
+    With `cleared`, a `t` comes with the last row of a snapshot, right before the position of all its rows:
+    older rows are from an earlier snapshot that was interrupted, and were deleted since.
 
-    The columns within `_after` say in their metadata (`headrace.told`) how texts are read that another column of the
-    same Spark type has otherwise: a time in milliseconds, for instance.
+    The metadata of a column within `_after` (`headrace.told`) names the format of its texts, if another column of the
+    same Spark type may use another one: a time in milliseconds, for example.
     """
-    require_whole(table)
+    require_lossless(table)
     for step in _steps(table, placeholder, before, cleared, SparkContext._gateway):
         rows = step(rows)
     return rows
@@ -137,34 +137,34 @@ def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _j
         **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},
         **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
     }
-    readings = [reading(column.type, table.family) for column in table.columns]
-    lacking = _lacking(table, readings, placeholder)
+    decoders = [decoder_for(column.type, table.family) for column in table.columns]
+    lacking = _lacking(table, decoders, placeholder)
     values = {
         **{
-            _numbered(_VALUE, n): F.when(~lacking[n], each.read(F.col(_numbered(_TEXT, n))))
-            for n, each in enumerate(readings)
+            _numbered(_VALUE, n): F.when(~lacking[n], decoder.read(F.col(_numbered(_TEXT, n))))
+            for n, decoder in enumerate(decoders)
         },
         **{
-            _numbered(_KEY_VALUE, n): reading(column.type, table.family).read(F.col(_numbered(_KEY_TEXT, n)))
+            _numbered(_KEY_VALUE, n): decoder_for(column.type, table.family).read(F.col(_numbered(_KEY_TEXT, n)))
             for n, column in enumerate(keys)
         },
     }
-    told = [{TOLD: each.told} if each.told else {} for each in readings]
+    formats = [{TEXT_FORMAT: decoder.text_format} if decoder.text_format else {} for decoder in decoders]
     unread = _names(_unread(table, keys, lacking))
     if before:
         # A text of the old row that does not fit is no null either.
-        unread = F.concat(unread, _unread_before(table, readings, placeholder))
-    olds = {"_before": _row_before(table, readings, placeholder, told)} if before else {}
+        unread = F.concat(unread, _unread_before(table, decoders, placeholder))
+    olds = {"_before": _row_before(table, decoders, placeholder, formats)} if before else {}
     result = [
         *(F.col(name) for name in _META),
         F.when(F.col("_op") != "t", _struct(_KEY_VALUE, keys)).alias("_key"),
-        F.when(F.col("_op").isin(*_WITH_ROW), _struct(_VALUE, table.columns, told)).alias("_after"),
+        F.when(F.col("_op").isin(*_WITH_ROW), _struct(_VALUE, table.columns, formats)).alias("_after"),
         _names((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
         unread.alias("_unreadable"),
         *(F.col(name) for name in olds),
     ]
     return (
-        *_told(),
+        *_metadata_steps(),
         *_split(keys, cleared=cleared),
         lambda rows: rows.withColumns(texts),
         lambda rows: rows.withColumns(values),
@@ -173,22 +173,22 @@ def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _j
     )
 
 
-def doubted(table: SourceTable) -> Column | None:
-    """Return whether an envelope has a time that may be told in another unit than the table's type says.
+def ambiguous_value(table: SourceTable) -> Column | None:
+    """Return the condition that an envelope has a time that may be in another unit than the column type says.
 
     A record does not say in which unit it was written, and a time that changes its digits at the source changes its
-    unit with them. Who finds such a value asks the source's catalogue again. None for a table without such columns.
+    unit with them. The sink then reads the source catalogue again. None for a table without such columns.
     """
     conditions = []
     for column in table.columns:
-        doubts = reading(column.type, table.family).doubted
-        if doubts is not None:
-            conditions += [F.coalesce(doubts(_text(of, column)), F.lit(False)) for of in ("after", "before")]
+        ambiguous = decoder_for(column.type, table.family).is_ambiguous
+        if ambiguous is not None:
+            conditions += [F.coalesce(ambiguous(_text(of, column)), F.lit(False)) for of in ("after", "before")]
     return reduce(or_, conditions) if conditions else None
 
 
 def require_key(table: SourceTable) -> None:
-    """Raise HR-245 for a table whose rows cannot be told apart."""
+    """Raise HR-245 for a table without a primary key."""
     if not table.key:
         raise FlowError(
             f"Table {table} has no primary key.",
@@ -199,15 +199,15 @@ def require_key(table: SourceTable) -> None:
         )
 
 
-def require_whole(table: SourceTable) -> None:
-    """Raise HR-245 for a table whose rows cannot be told apart, HR-246 for one of which the connector loses values."""
+def require_lossless(table: SourceTable) -> None:
+    """Raise HR-245 for a table without a primary key, HR-246 for one with columns whose values the connector loses."""
     require_key(table)
-    found = {column: lost(column.type, table.family, table.identity) for column in table.columns}
-    told = [f"{column.name} ({column.type}): {why}" for column, why in found.items() if why]
-    if told:
+    losses = {column: lost_values(column.type, table.family, table.identity) for column in table.columns}
+    reasons = [f"{column.name} ({column.type}): {why}" for column, why in losses.items() if why]
+    if reasons:
         raise FlowError(
-            f"Table {table} has columns whose values do not arrive whole.",
-            why=f"The connector cannot tell them: {'; '.join(told)}.",
+            f"Table {table} has columns whose values the connector loses.",
+            why=f"Values are lost in: {'; '.join(reasons)}.",
             state="Nothing was read or written for it.",
             remedy=f"Run ALTER TABLE {table} REPLICA IDENTITY FULL where that helps, change the types, or leave the "
             "columns out.",
@@ -215,16 +215,8 @@ def require_whole(table: SourceTable) -> None:
         )
 
 
-def change_schema(table: SourceTable) -> StructType:
-    """Return the typed columns of a table, as `_after` holds them."""
-    schema = StructType()
-    for column in table.columns:
-        schema = schema.add(column.name, reading(column.type, table.family).spark)
-    return schema
-
-
-def _told() -> tuple[Step, ...]:
-    """Read what every change has beside its columns, and leave messages out."""
+def _metadata_steps() -> tuple[Step, ...]:
+    """Read the metadata of every change, and drop log messages."""
     source, is_change = F.col("source"), F.col("op") != "m"
     at = F.coalesce(F.timestamp_micros(source["ts_us"]), F.timestamp_millis(source["ts_ms"]))
     columns = {
@@ -246,14 +238,14 @@ def _told() -> tuple[Step, ...]:
 
 
 def position(source: Column, *, before: int = 0) -> Column:
-    """Return the place in the log as text that sorts as the log does; null where the source tells none.
+    """Return the place in the log as text that sorts as the log does; null if the source has none.
 
     With `before`, the place so many bytes earlier: no change begins there.
 
     Postgres: the LSN. MySQL and MariaDB: the number of the binlog file, the position in it, the row of the event.
 
-    Rows of a snapshot of Postgres begin with `-` and so stand before every change. A transaction that was open when the
-    snapshot was taken is not in it, and has changes at lower places of the log than the snapshot's own.
+    Positions of Postgres snapshot rows begin with `-` and sort before every change. A transaction that was open when
+    the snapshot was taken is not in it, and has changes at lower places of the log than the snapshot's own.
     """
     lsn = source["lsn"] - before
     log = F.when(F.col("op") == "r", F.concat(F.lit("-"), _digits(lsn, 19))).otherwise(_digits(lsn, 20))
@@ -271,7 +263,7 @@ def _digits(number: Column, width: int) -> Column:
 
 
 def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
-    """Make two of an update that tells another key before than after, and of the last row of a snapshot."""
+    """Split an update that changes the key, and the last row of a snapshot, into two changes."""
     moved = F.lit(False)
     for column in keys:
         old = _text(_OLD, column)
@@ -280,7 +272,7 @@ def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
     if cleared:
         is_last = (F.col("_op") == "r") & F.col(_SNAPSHOT).isin(*_LAST_OF_SNAPSHOT)
         both = F.coalesce(both, F.when(is_last, F.array(F.lit("t"), F.lit("r"))))
-    each = F.explode(F.coalesce(both, F.array("_op"))).alias("_op")
+    split_op = F.explode(F.coalesce(both, F.array("_op"))).alias("_op")
     rest = [F.col(name) for name in (*_META[1:], _KEY, _OLD, _NEW, _BEFORE)]
     was = F.col("_op").alias(_OP)
     clears = (F.col(_OP) == "r") & (F.col("_op") == "t")
@@ -291,7 +283,7 @@ def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
         _KEY: F.when(is_old, F.col(_OLD)).otherwise(F.col(_KEY)),
     }
     return (
-        lambda rows: rows.select(was, each, *rest),
+        lambda rows: rows.select(was, split_op, *rest),
         lambda rows: rows.withColumns(moved_to),
         lambda rows: rows.drop(_BEFORE, _OP),
     )
@@ -310,14 +302,14 @@ def _key_text(column: SourceColumn) -> Column:
     return F.coalesce(_text(_KEY, column), otherwise)
 
 
-def _lacking(table: SourceTable, readings: list[Reading], placeholder: str) -> list[Column]:
+def _lacking(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> list[Column]:
     """Return, for each column, whether the change says nothing of it."""
     lacking = []
-    for n, (column, each) in enumerate(zip(table.columns, readings, strict=True)):
+    for n, (column, decoder) in enumerate(zip(table.columns, decoders, strict=True)):
         absent = (F.col("_op") == "u") & ~F.map_contains_key(_NEW, F.lit(column.name))
         if table.family == "postgres":
-            # Any op: the row of a new key is told by `c`, with what the log holds of the old one.
-            absent = absent | F.col(_numbered(_TEXT, n)).isin(*each.placeholders(placeholder))
+            # Any op: `c` has the row of a new key, with what the log contains of the old one.
+            absent = absent | F.col(_numbered(_TEXT, n)).isin(*decoder.placeholders(placeholder))
         lacking.append(F.coalesce(absent, F.lit(False)))
     return lacking
 
@@ -327,14 +319,14 @@ def _unread(table: SourceTable, keys: list[SourceColumn], lacking: list[Column])
     yield "_op", ~op.isin(*_CHANGES)
     yield "_position", F.col("_position").isNull()
     yield "_after", op.isin(*_WITH_ROW) & F.col(_NEW).isNull()
-    found = set()
+    key_names = set()
     for n, column in enumerate(keys):
-        found.add(column.name)
+        key_names.add(column.name)
         text = (op != "t") & F.col(_numbered(_KEY_VALUE, n)).isNull()
         place = table.columns.index(column)
         yield column.name, text | (_has_text(place) & ~lacking[place])
     for n, column in enumerate(table.columns):
-        if column.name not in found:
+        if column.name not in key_names:
             yield column.name, _has_text(n) & ~lacking[n]
 
 
@@ -348,34 +340,36 @@ def _names(conditions: Iterable[tuple[str, Column]]) -> Column:
     return F.array_compact(F.array(*(F.when(condition, F.lit(name)) for name, condition in conditions)))
 
 
-def _struct(of: str, columns: Sequence[SourceColumn], told: Sequence[dict[str, str]] = ()) -> Column:
-    about = told or [{} for _ in columns]
-    values = (F.col(_numbered(of, n)).alias(column.name, metadata=about[n]) for n, column in enumerate(columns))
+def _struct(of: str, columns: Sequence[SourceColumn], formats: Sequence[dict[str, str]] = ()) -> Column:
+    metadata = formats or [{} for _ in columns]
+    values = (F.col(_numbered(of, n)).alias(column.name, metadata=metadata[n]) for n, column in enumerate(columns))
     return F.struct(*values)
 
 
-def _texts_before(table: SourceTable, readings: list[Reading], placeholder: str) -> Iterable[Column]:
+def _texts_before(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Iterable[Column]:
     """Return the texts of the old row; those for values that the log does not hold are none."""
-    for column, each in zip(table.columns, readings, strict=True):
+    for column, decoder in zip(table.columns, decoders, strict=True):
         text = _text(_OLD, column)
-        yield F.when(~text.isin(*each.placeholders(placeholder)), text) if table.family == "postgres" else text
+        yield F.when(~text.isin(*decoder.placeholders(placeholder)), text) if table.family == "postgres" else text
 
 
 def _row_before(
-    table: SourceTable, readings: list[Reading], placeholder: str, told: Sequence[dict[str, str]]
+    table: SourceTable, decoders: list[TypeDecoder], placeholder: str, formats: Sequence[dict[str, str]]
 ) -> Column:
-    texts = _texts_before(table, readings, placeholder)
-    values = [each.read(text) for each, text in zip(readings, texts, strict=True)]
+    texts = _texts_before(table, decoders, placeholder)
+    values = [decoder.read(text) for decoder, text in zip(decoders, texts, strict=True)]
     names = (column.name for column in table.columns)
-    row = F.struct(*(value.alias(name, metadata=each) for value, name, each in zip(values, names, told, strict=True)))
+    row = F.struct(
+        *(value.alias(name, metadata=metadata) for value, name, metadata in zip(values, names, formats, strict=True))
+    )
     return F.when(F.col("_op").isin("u", "d") & F.col(_OLD).isNotNull(), row)
 
 
-def _unread_before(table: SourceTable, readings: list[Reading], placeholder: str) -> Column:
-    texts = _texts_before(table, readings, placeholder)
-    there = F.col("_before").isNotNull()
+def _unread_before(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Column:
+    texts = _texts_before(table, decoders, placeholder)
+    exists = F.col("_before").isNotNull()
     return _names(
-        (column.name, there & text.isNotNull() & F.col("_before")[column.name].isNull())
+        (column.name, exists & text.isNotNull() & F.col("_before")[column.name].isNull())
         for column, text in zip(table.columns, texts, strict=True)
     )
 

@@ -1,4 +1,4 @@
-"""The texts of Debezium's JSON into values, exactly, or into null where a text does not fit.
+"""Convert the texts of Debezium's JSON to values exactly, or to null if a text does not fit.
 
 Spark's own casts round, cut and guess: `1.239` becomes 1.24 as decimal(12,2), `1e400` infinity, `2024` the first of
 January, `12.7` the number 12. So a text has to have the form of its type before it is cast, and what the type cannot
@@ -52,7 +52,7 @@ def as_text(text: Column) -> Column:
 
 
 def label(text: Column) -> Column:
-    """A label of an enum of which one holds a comma: the connector escapes it in changes, and not in a snapshot."""
+    """A label of an enum with a comma in one label: the connector escapes it in changes, but not in a snapshot."""
     return F.replace(text, F.lit("\\,"), F.lit(","))
 
 
@@ -78,17 +78,17 @@ def floating(spark: DataType) -> Read:
 
 
 def decimal(spark: DataType, scale: int) -> Read:
-    """Digits, of which no more than `scale` stand behind the point: nothing is rounded."""
+    """Digits with at most `scale` after the point: nothing is rounded."""
     form = rf"^-?\d+(\.\d{{0,{scale}}}0*)?$"
     return lambda text: F.when(text.rlike(form), text.try_cast(spark))
 
 
 def digits(text: Column) -> Column:
     """A number of any length as text; NaN and infinities as the source writes them."""
-    chosen = F.when(text.rlike(_FLOAT), text)
+    result = F.when(text.rlike(_FLOAT), text)
     for word, written in _SPECIAL.items():
-        chosen = chosen.when(text == word, written)
-    return chosen
+        result = result.when(text == word, written)
+    return result
 
 
 def binary(text: Column) -> Column:
@@ -102,19 +102,19 @@ def bits(length: int) -> Read:
     def read(text: Column) -> Column:
         hexadecimal = F.hex(F.unbase64(text))
         count = (F.length(hexadecimal) / 2).cast("int")
-        each = F.transform(
+        groups = F.transform(
             F.sequence(count - 1, F.lit(0)),
             lambda n: F.lpad(F.conv(F.substring(hexadecimal, n * 2 + 1, F.lit(2)), 16, 2), 8, "0"),
         )
         # No byte at all is what is left of a value without a one.
-        shown = F.ltrim(F.when(count > 0, F.array_join(each, "")).otherwise(F.lit("")), F.lit("0"))
+        shown = F.ltrim(F.when(count > 0, F.array_join(groups, "")).otherwise(F.lit("")), F.lit("0"))
         return F.when(text.rlike(_BASE64) & (F.length(shown) <= length), F.lpad(shown, length, "0"))
 
     return read
 
 
 def unknown(text: Column) -> Column:
-    """The text of a type that the connector does not know: it tells its bytes, as hexadecimal digits."""
+    """The text of a type that the connector does not know: it sends the bytes as hexadecimal digits."""
     return F.when(text.rlike(_HEX), F.decode(F.unhex(text), "UTF-8"))
 
 
@@ -183,10 +183,10 @@ def clock(per_second: int) -> Read:
     return read
 
 
-def doubted_local(per_second: int) -> Read:
+def ambiguous_local(per_second: int) -> Read:
     """Whether a number may be of the other unit: microseconds are a thousand times as many.
 
-    Milliseconds are doubted more than 292 years from 1970, microseconds within 107 days of it: one of the other unit
+    Milliseconds are ambiguous more than 292 years from 1970, microseconds within 107 days of it: one of the other unit
     stands there, unless its time is just as far from where times are.
     """
 
@@ -199,7 +199,7 @@ def doubted_local(per_second: int) -> Read:
     return read
 
 
-def doubted_clock(per_second: int) -> Read:
+def ambiguous_clock(per_second: int) -> Read:
     """Whether a time of day may be of the other unit: more than a day, or within its first minute and a half."""
 
     def read(text: Column) -> Column:
@@ -211,9 +211,9 @@ def doubted_clock(per_second: int) -> Read:
     return read
 
 
-def any_element(doubted: Read) -> Read:
-    """Whether an element of an array is doubted."""
-    return lambda text: F.exists(F.from_json(text, "array<string>"), doubted)
+def any_element(is_ambiguous: Read) -> Read:
+    """Whether an element of an array is ambiguous."""
+    return lambda text: F.exists(F.from_json(text, "array<string>"), is_ambiguous)
 
 
 def array(element: Read) -> Read:
@@ -221,7 +221,7 @@ def array(element: Read) -> Read:
 
     def read(text: Column) -> Column:
         elements = F.from_json(text, "array<string>")
-        unfit = F.exists(elements, lambda each: each.isNotNull() & element(each).isNull())
+        unfit = F.exists(elements, lambda item: item.isNotNull() & element(item).isNull())
         return F.when(~unfit, F.transform(elements, element))
 
     return read

@@ -1,4 +1,4 @@
-"""Which Spark type a source's type becomes, and how its text is read: one rule per type.
+"""Map the types of a source database to Spark types, and decode their texts.
 
 Nothing is lost on the way: a number of more digits than Spark's decimal holds stays text, a time of day, an interval
 and everything without a type of Spark's own stay the text that the source's connector writes. `infinity` of dates and
@@ -35,16 +35,16 @@ from pyspark.sql.types import (
 from headrace.cdc.capture.source_table import Family
 from headrace.cdc.decode import text as texts
 
-# What is told as itself.
+# The format of a value that is its own text.
 _TEXT = "text"
-# What Spark's decimal holds.
-_MOST_DIGITS = 38
+# The precision of Spark's decimal.
+_MAX_PRECISION = 38
 
-# Arrays of these elements arrive marked when an update leaves a large one alone; others arrive as null.
-_MARKED = ("text", "character varying", "json", "jsonb", "integer", "bigint", "date", "uuid")
-# And arrays of these arrive with all that their elements hold.
+# Unchanged large arrays of these elements arrive as a placeholder, others as null.
+_WITH_PLACEHOLDER = ("text", "character varying", "json", "jsonb", "integer", "bigint", "date", "uuid")
+# Arrays of these elements arrive without loss.
 _ELEMENTS = (
-    *_MARKED,
+    *_WITH_PLACEHOLDER,
     *("boolean", "smallint", "real", "double precision", "numeric", "character", "bytea", "enum", "inet", "cidr"),
     *("macaddr", "macaddr8", "int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange", "oid"),
     *("timestamp without time zone", "timestamp with time zone"),
@@ -52,52 +52,52 @@ _ELEMENTS = (
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The Spark type of a column, and the expression that makes a value of its text, or null if it does not fit."""
+class TypeDecoder:
+    """The Spark type of a column and the expression that decodes its text: null if the text does not fit."""
 
     spark: DataType
     read: texts.Read
-    # Whether the connector tells its bytes.
+    # Whether the connector sends its bytes as hexadecimal digits.
     hexadecimal: bool = False
-    # What a text means, where a text of another column of the same Spark type may mean something else.
-    told: str = ""
-    # Whether a text may have been written when the type was another one, and would then be read as a wrong value.
-    doubted: texts.Read | None = None
+    # How to read the text, if another column of the same Spark type may use another format.
+    text_format: str = ""
+    # Whether a text may be from before a change of the column type, and would then be read as a wrong value.
+    is_ambiguous: texts.Read | None = None
 
     def placeholders(self, placeholder: str) -> tuple[str, ...]:
-        """Return the texts that stand for a value which is not in the log."""
+        """Return the placeholders for a value that is not in the log."""
         if isinstance(self.spark, ArrayType):
             # By the type of its elements: the text, its bytes as numbers, or a UUID made of it.
             numbers = ",".join(str(byte) for byte in placeholder.encode())
-            made = UUID(bytes=md5(placeholder.encode(), usedforsecurity=False).digest(), version=3)
-            return f'["{placeholder}"]', f"[{numbers}]", f'["{made}"]'
+            uuid_ = UUID(bytes=md5(placeholder.encode(), usedforsecurity=False).digest(), version=3)
+            return f'["{placeholder}"]', f"[{numbers}]", f'["{uuid_}"]'
         if self.hexadecimal:
             return placeholder, placeholder.encode().hex()
         return (placeholder,)
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How types of some names are read. `shown` and `note` are for the page of types."""
+class TypeMapping:
+    """The decoder of some source types. `shown` and `note` are for docs/cdc/types.md."""
 
     names: tuple[str, ...]
     shown: str
     note: str
-    reading: Callable[[tuple[int, ...]], Reading]
+    decoder: Callable[[tuple[int, ...]], TypeDecoder]
 
 
-def reading(source: str, family: Family) -> Reading:
-    """Return how a type, as the source's catalogue writes it in full, is read."""
-    return _reading(" ".join(source.lower().split()), family)
+def decoder_for(source: str, family: Family) -> TypeDecoder:
+    """Return the decoder of a source type, as the source catalogue writes it in full."""
+    return _decoder_for(" ".join(source.lower().split()), family)
 
 
-def rules(family: Family) -> tuple[Rule, ...]:
-    """Return the rules in the order of the page; a type that none of them names is text."""
+def type_mappings(family: Family) -> tuple[TypeMapping, ...]:
+    """Return the mappings in the order of the page. A type without a mapping is text."""
     return _POSTGRES if family == "postgres" else _MYSQL
 
 
-def lost(source: str, family: Family, identity: str) -> str | None:
-    """Return what the connector loses of a type's values, or None for the types that arrive whole."""
+def lost_values(source: str, family: Family, identity: str) -> str | None:
+    """Return which values of a type the connector loses, or None if it loses none."""
     name, _ = _parts(" ".join(source.lower().split()))
     if family != "postgres":
         return None
@@ -106,55 +106,60 @@ def lost(source: str, family: Family, identity: str) -> str | None:
     if not name.endswith("[]"):
         return None
     if name.removesuffix("[]") not in _ELEMENTS:
-        return "of arrays of this type the connector tells less than there is, or nothing"
-    if name.removesuffix("[]") not in _MARKED and identity != "full":
+        return "the connector sends arrays of this type incompletely, or not at all"
+    if name.removesuffix("[]") not in _WITH_PLACEHOLDER and identity != "full":
         return "a large value that an update leaves alone arrives as null, unless the replica identity is full"
     return None
 
 
 @cache
-def _reading(source: str, family: Family) -> Reading:
+def _decoder_for(source: str, family: Family) -> TypeDecoder:
     if source.endswith("[]"):
-        element = _reading(source.removesuffix("[]"), family)
-        doubted = texts.any_element(element.doubted) if element.doubted else None
-        return Reading(ArrayType(element.spark), texts.array(element.read), told=element.told, doubted=doubted)
+        element = _decoder_for(source.removesuffix("[]"), family)
+        is_ambiguous = texts.any_element(element.is_ambiguous) if element.is_ambiguous else None
+        return TypeDecoder(
+            ArrayType(element.spark),
+            texts.array(element.read),
+            text_format=element.text_format,
+            is_ambiguous=is_ambiguous,
+        )
     name, arguments = _parts(source)
-    named = {each: rule for rule in rules(family) for each in rule.names}
+    named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
     if name == "enum" and "," in source.replace("','", ""):
-        return Reading(StringType(), texts.label, told=_TEXT)
-    return named[name].reading(arguments) if name in named else _UNKNOWN[family]
+        return TypeDecoder(StringType(), texts.label, text_format=_TEXT)
+    return named[name].decoder(arguments) if name in named else _UNKNOWN[family]
 
 
 def _parts(source: str) -> tuple[str, tuple[int, ...]]:
     """Return the name without its numbers, and the numbers: `timestamp(3) with time zone` has one."""
     if source.startswith(("enum(", "set(")):
         return source.partition("(")[0], ()
-    found = re.search(r"\(([\d,\- ]+)\)", source)
-    if found is None:
+    match = re.search(r"\(([\d,\- ]+)\)", source)
+    if match is None:
         return source.replace(" zerofill", ""), ()
-    name = " ".join((source[: found.start()] + source[found.end() :]).replace(" zerofill", "").split())
-    return name, tuple(int(each) for each in found[1].split(","))
+    name = " ".join((source[: match.start()] + source[match.end() :]).replace(" zerofill", "").split())
+    return name, tuple(int(digit_group) for digit_group in match[1].split(","))
 
 
-def _plain(spark: DataType, read: texts.Read) -> Callable[[tuple[int, ...]], Reading]:
-    return lambda _: Reading(spark, read)
+def _plain(spark: DataType, read: texts.Read) -> Callable[[tuple[int, ...]], TypeDecoder]:
+    return lambda _: TypeDecoder(spark, read)
 
 
-def _whole(spark: DataType) -> Callable[[tuple[int, ...]], Reading]:
+def _whole_number(spark: DataType) -> Callable[[tuple[int, ...]], TypeDecoder]:
     return _plain(spark, texts.integer(spark))
 
 
-def _numeric(arguments: tuple[int, ...]) -> Reading:
+def _numeric(arguments: tuple[int, ...]) -> TypeDecoder:
     """Return a decimal of Spark for a precision that it holds, and text for all others."""
     if not arguments:
-        return Reading(StringType(), texts.digits, told=_TEXT)
+        return TypeDecoder(StringType(), texts.digits, text_format=_TEXT)
     precision, scale = (*arguments, 0)[:2]
     # A negative scale of Postgres counts zeros before the point; one above the precision, zeros behind it.
-    whole, scale = max(precision - scale, 0), max(scale, 0)
-    if whole + scale > _MOST_DIGITS:
-        return Reading(StringType(), texts.digits, told=_TEXT)
-    spark = DecimalType(whole + scale, scale)
-    return Reading(spark, texts.decimal(spark, scale))
+    integer_digits, scale = max(precision - scale, 0), max(scale, 0)
+    if integer_digits + scale > _MAX_PRECISION:
+        return TypeDecoder(StringType(), texts.digits, text_format=_TEXT)
+    spark = DecimalType(integer_digits + scale, scale)
+    return TypeDecoder(spark, texts.decimal(spark, scale))
 
 
 def _per_second(arguments: tuple[int, ...], without: int) -> int:
@@ -167,103 +172,112 @@ def _unit(per_second: int) -> str:
     return "milliseconds" if per_second == 1_000 else "microseconds"
 
 
-def _local(without: int) -> Callable[[tuple[int, ...]], Reading]:
-    def read(arguments: tuple[int, ...]) -> Reading:
+def _local(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
+    def read(arguments: tuple[int, ...]) -> TypeDecoder:
         unit = _per_second(arguments, without)
-        return Reading(TimestampNTZType(), texts.local(unit), told=_unit(unit), doubted=texts.doubted_local(unit))
+        return TypeDecoder(
+            TimestampNTZType(), texts.local(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_local(unit)
+        )
 
     return read
 
 
-def _clock(arguments: tuple[int, ...]) -> Reading:
+def _clock(arguments: tuple[int, ...]) -> TypeDecoder:
     unit = _per_second(arguments, 6)
-    return Reading(StringType(), texts.clock(unit), told=_unit(unit), doubted=texts.doubted_clock(unit))
+    return TypeDecoder(
+        StringType(), texts.clock(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_clock(unit)
+    )
 
 
-def _bits(arguments: tuple[int, ...]) -> Reading:
+def _bits(arguments: tuple[int, ...]) -> TypeDecoder:
     length = arguments[0] if arguments else 1
     if length == 1:
-        return Reading(BooleanType(), texts.boolean)
-    return Reading(StringType(), texts.bits(length), told=f"{length} bits")
+        return TypeDecoder(BooleanType(), texts.boolean)
+    return TypeDecoder(StringType(), texts.bits(length), text_format=f"{length} bits")
 
 
-_UNKNOWN: dict[Family, Reading] = {
-    "postgres": Reading(StringType(), texts.unknown, hexadecimal=True, told="bytes"),
-    "mysql": Reading(StringType(), texts.as_text, told=_TEXT),
+_UNKNOWN: dict[Family, TypeDecoder] = {
+    "postgres": TypeDecoder(StringType(), texts.unknown, hexadecimal=True, text_format="bytes"),
+    "mysql": TypeDecoder(StringType(), texts.as_text, text_format=_TEXT),
 }
-_AS_TEXT = lambda _: Reading(StringType(), texts.as_text, told=_TEXT)  # noqa: E731
+_AS_TEXT = lambda _: TypeDecoder(StringType(), texts.as_text, text_format=_TEXT)  # noqa: E731
 _FLOAT, _DOUBLE = (_plain(kind, texts.floating(kind)) for kind in (FloatType(), DoubleType()))
 _DATE, _MOMENT = _plain(DateType(), texts.date), _plain(TimestampType(), texts.moment)
-_BINARY = lambda _: Reading(BinaryType(), texts.binary, hexadecimal=True)  # noqa: E731
+_BINARY = lambda _: TypeDecoder(BinaryType(), texts.binary, hexadecimal=True)  # noqa: E731
 _ENDS = "`infinity` and `-infinity` are the ends of Spark's type"
 
 _POSTGRES = (
-    Rule(("boolean",), "boolean", "", _plain(BooleanType(), texts.boolean)),
-    Rule(("smallint",), "smallint", "", _whole(ShortType())),
-    Rule(("integer",), "int", "", _whole(IntegerType())),
-    Rule(("bigint", "oid"), "bigint", "", _whole(LongType())),
-    Rule(("real",), "float", "NaN and infinities are kept", _FLOAT),
-    Rule(("double precision",), "double", "NaN and infinities are kept", _DOUBLE),
-    Rule(
+    TypeMapping(("boolean",), "boolean", "", _plain(BooleanType(), texts.boolean)),
+    TypeMapping(("smallint",), "smallint", "", _whole_number(ShortType())),
+    TypeMapping(("integer",), "int", "", _whole_number(IntegerType())),
+    TypeMapping(("bigint", "oid"), "bigint", "", _whole_number(LongType())),
+    TypeMapping(("real",), "float", "NaN and infinities are kept", _FLOAT),
+    TypeMapping(("double precision",), "double", "NaN and infinities are kept", _DOUBLE),
+    TypeMapping(
         ("numeric",),
         "decimal(p,s)",
         "exact; NaN does not fit; without a precision, or beyond 38 digits: string, with `NaN` and `Infinity`",
         _numeric,
     ),
-    Rule(("money",), "decimal(19,2)", "", lambda _: _numeric((19, 2))),
-    Rule(("date",), "date", _ENDS, _DATE),
-    Rule(("timestamp without time zone",), "timestamp_ntz", f"microseconds; {_ENDS}", _local(6)),
-    Rule(("timestamp with time zone",), "timestamp", f"UTC, microseconds; {_ENDS}", _MOMENT),
-    Rule(
+    TypeMapping(("money",), "decimal(19,2)", "", lambda _: _numeric((19, 2))),
+    TypeMapping(("date",), "date", _ENDS, _DATE),
+    TypeMapping(("timestamp without time zone",), "timestamp_ntz", f"microseconds; {_ENDS}", _local(6)),
+    TypeMapping(("timestamp with time zone",), "timestamp", f"UTC, microseconds; {_ENDS}", _MOMENT),
+    TypeMapping(
         ("time without time zone",),
         "string",
         "`12:34:56.123456`, `24:00:00.000000` included",
         _clock,
     ),
-    Rule(("time with time zone",), "string", "`12:34:56.123456Z`: in UTC, its own offset is lost", _AS_TEXT),
-    Rule(("interval",), "string", "`P1Y2M3DT4H5M6.789012S`", _AS_TEXT),
-    Rule(("bytea",), "binary", "", _BINARY),
-    Rule(("uuid",), "string", "lower case", lambda _: Reading(StringType(), texts.uuid, told=_TEXT)),
-    Rule(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),
-    Rule(("json", "jsonb"), "string", "the text of the document", _AS_TEXT),
-    Rule(("text", "character varying", "character", "name", "enum", "xml"), "string", "", _AS_TEXT),
-    Rule(("inet", "cidr", "macaddr", "macaddr8"), "string", "as Postgres writes it", _AS_TEXT),
-    Rule(
+    TypeMapping(("time with time zone",), "string", "`12:34:56.123456Z`: in UTC, its own offset is lost", _AS_TEXT),
+    TypeMapping(("interval",), "string", "`P1Y2M3DT4H5M6.789012S`", _AS_TEXT),
+    TypeMapping(("bytea",), "binary", "", _BINARY),
+    TypeMapping(("uuid",), "string", "lower case", lambda _: TypeDecoder(StringType(), texts.uuid, text_format=_TEXT)),
+    TypeMapping(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),
+    TypeMapping(("json", "jsonb"), "string", "the text of the document", _AS_TEXT),
+    TypeMapping(("text", "character varying", "character", "name", "enum", "xml"), "string", "", _AS_TEXT),
+    TypeMapping(("inet", "cidr", "macaddr", "macaddr8"), "string", "as Postgres writes it", _AS_TEXT),
+    TypeMapping(
         ("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"),
         "string",
         "as Postgres writes it",
         _AS_TEXT,
     ),
-    Rule(("tsvector", "citext", "ltree", "hstore"), "string", "`hstore` as a JSON object", _AS_TEXT),
-    Rule(("point",), "string", "a JSON object of x, y, wkb and srid", _AS_TEXT),
+    TypeMapping(("tsvector", "citext", "ltree", "hstore"), "string", "`hstore` as a JSON object", _AS_TEXT),
+    TypeMapping(("point",), "string", "a JSON object of x, y, wkb and srid", _AS_TEXT),
 )
 
 _MYSQL = (
-    Rule(
-        ("tinyint",), "tinyint", "`tinyint(1)` and `boolean` too: any number of a byte can be in it", _whole(ByteType())
+    TypeMapping(
+        ("tinyint",),
+        "tinyint",
+        "`tinyint(1)` and `boolean` too: any number of a byte can be in it",
+        _whole_number(ByteType()),
     ),
-    Rule(("tinyint unsigned", "smallint", "year"), "smallint", "", _whole(ShortType())),
-    Rule(("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _whole(IntegerType())),
-    Rule(("int unsigned", "bigint"), "bigint", "", _whole(LongType())),
-    Rule(("bigint unsigned",), "decimal(20,0)", "", lambda _: _numeric((20, 0))),
-    Rule(("float", "float unsigned"), "float", "", _FLOAT),
-    Rule(("double", "double unsigned"), "double", "", _DOUBLE),
-    Rule(("decimal", "decimal unsigned"), "decimal(p,s)", "exact; beyond 38 digits: string", _numeric),
-    Rule(("date",), "date", "`0000-00-00` arrives as null", _DATE),
-    Rule(("datetime",), "timestamp_ntz", "microseconds; `0000-00-00` arrives as null", _local(0)),
-    Rule(("timestamp",), "timestamp", "UTC, microseconds; `0000-00-00` arrives as null or 1970", _MOMENT),
-    Rule(
+    TypeMapping(("tinyint unsigned", "smallint", "year"), "smallint", "", _whole_number(ShortType())),
+    TypeMapping(
+        ("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _whole_number(IntegerType())
+    ),
+    TypeMapping(("int unsigned", "bigint"), "bigint", "", _whole_number(LongType())),
+    TypeMapping(("bigint unsigned",), "decimal(20,0)", "", lambda _: _numeric((20, 0))),
+    TypeMapping(("float", "float unsigned"), "float", "", _FLOAT),
+    TypeMapping(("double", "double unsigned"), "double", "", _DOUBLE),
+    TypeMapping(("decimal", "decimal unsigned"), "decimal(p,s)", "exact; beyond 38 digits: string", _numeric),
+    TypeMapping(("date",), "date", "`0000-00-00` arrives as null", _DATE),
+    TypeMapping(("datetime",), "timestamp_ntz", "microseconds; `0000-00-00` arrives as null", _local(0)),
+    TypeMapping(("timestamp",), "timestamp", "UTC, microseconds; `0000-00-00` arrives as null or 1970", _MOMENT),
+    TypeMapping(
         ("time",),
         "string",
         "`12:34:56.123456`, from `-838:59:59.000000` to `838:59:59.000000`",
         # Always in microseconds, whatever its digits.
-        lambda _: Reading(StringType(), texts.clock(1_000_000), told=_unit(1_000_000)),
+        lambda _: TypeDecoder(StringType(), texts.clock(1_000_000), text_format=_unit(1_000_000)),
     ),
-    Rule(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "binary", "", _BINARY),
-    Rule(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),
-    Rule(("enum",), "string", "", _AS_TEXT),
-    Rule(("set",), "string", "labels with commas between them", _AS_TEXT),
-    Rule(("json",), "string", "the text of the document", _AS_TEXT),
-    Rule(("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid"), "string", "", _AS_TEXT),
-    Rule(("point",), "string", "a JSON object of x, y, wkb and srid", _AS_TEXT),
+    TypeMapping(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "binary", "", _BINARY),
+    TypeMapping(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),
+    TypeMapping(("enum",), "string", "", _AS_TEXT),
+    TypeMapping(("set",), "string", "labels with commas between them", _AS_TEXT),
+    TypeMapping(("json",), "string", "the text of the document", _AS_TEXT),
+    TypeMapping(("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid"), "string", "", _AS_TEXT),
+    TypeMapping(("point",), "string", "a JSON object of x, y, wkb and srid", _AS_TEXT),
 )

@@ -1,1 +1,1 @@
-"""A mirror compared with its source, row by row, and repaired."""
+"""Compare a mirror with its source row by row, and repair it."""

@@ -1,4 +1,4 @@
-"""A mirror compared with its source, row for row and value for value, and repaired.
+"""Compare a mirror with its source, row for row and value for value, and repair it.
 
 1. The source is read in one snapshot, together with its place in the log; the mirror at one version.
 2. Both sides are summed in chunks of keys. Only the chunks whose sums differ are compared row by row.
@@ -26,8 +26,8 @@ from headrace.cdc.apply.history import UNTIL
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.decode.envelope import require_key
-from headrace.cdc.reconcile.source_rows import Snapshot, Text, snapshot
-from headrace.cdc.reconcile.texts import comparable, expected, held, is_compared, restored
+from headrace.cdc.reconcile.source_rows import SourceSnapshot, Text, open_snapshot
+from headrace.cdc.reconcile.texts import comparable_text, is_compared, mirror_text, source_text, typed_value
 from headrace.errors import DataError
 from headrace.flow.target import Database
 from headrace.sinks.delta.sql import quoted
@@ -42,7 +42,7 @@ _CHUNKS = 256
 # Between two looks at rows that differ.
 _PAUSE_SECONDS = 2.0
 
-Kind = Literal["missing", "extra", "different"]
+DifferenceKind = Literal["missing", "extra", "different"]
 Values = tuple[Text, ...]
 _IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
@@ -52,7 +52,7 @@ class Difference:
     """A row that differs: `missing` from the mirror, `extra` in it, or `different` in some columns."""
 
     key: dict[str, str | None]
-    kind: Kind
+    kind: DifferenceKind
     columns: tuple[str, ...]
     source: Values | None
     # Of the mirror's row, where there is one.
@@ -64,16 +64,16 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What a comparison found.
+class TableComparison:
+    """The result of comparing a mirror with its source.
 
-    | field       | meaning                                                                     |
-    |-------------|-----------------------------------------------------------------------------|
-    | position    | the place in the source's log at the last look                              |
-    | version     | the version of the mirror at the last look                                  |
-    | rows        | rows of the source at the first look                                        |
-    | lacking     | columns of the source that the mirror has not                               |
-    | untold      | columns whose type has no text that both sides can tell: not compared       |
+    | field              | meaning                                                              |
+    |--------------------|----------------------------------------------------------------------|
+    | position           | the source log position at the last comparison                       |
+    | version            | the version of the mirror at the last comparison                     |
+    | rows               | rows of the source at the first comparison                           |
+    | missing_columns    | columns of the source that the mirror does not have                  |
+    | uncompared_columns | columns whose type has no common text form                           |
     """
 
     table: SourceTable
@@ -82,13 +82,13 @@ class Compared:
     version: int
     rows: int
     differences: tuple[Difference, ...]
-    lacking: tuple[str, ...]
-    untold: tuple[str, ...]
+    missing_columns: tuple[str, ...]
+    uncompared_columns: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
         """Whether the mirror holds what its source holds."""
-        return not self.differences and not self.lacking
+        return not self.differences and not self.missing_columns
 
     def as_dict(self) -> dict[str, object]:
         """The comparison as `--json` prints it."""
@@ -98,9 +98,9 @@ class Compared:
             "position": self.position,
             "version": self.version,
             "rows": self.rows,
-            "differences": [each.as_dict() for each in self.differences],
-            "lacking": list(self.lacking),
-            "not_compared": list(self.untold),
+            "differences": [difference.as_dict() for difference in self.differences],
+            "lacking": list(self.missing_columns),
+            "not_compared": list(self.uncompared_columns),
         }
 
 
@@ -114,7 +114,7 @@ class _Row:
 
 def compare(
     spark: SparkSession, database: Database, table: SourceTable, location: str, *, patience: float = 0.0
-) -> Compared:
+) -> TableComparison:
     """Compare a mirror with its source. `patience` is how many seconds rows that differ are looked at again.
 
     Raises HR-245 for a table without a primary key, and HR-526 where there is no mirror.
@@ -125,44 +125,53 @@ def compare(
     suspects: dict[str, Difference] | None = None
     rows = 0
     while True:
-        with snapshot(database) as source:
+        with open_snapshot(database) as source:
             version = _version(spark, location)
             if suspects is None:
-                rows, chosen = pair.differing(source, version)
+                rows, is_selected = pair.differing(source, version)
             else:
-                chosen = frozenset(suspects).__contains__
-            suspects = pair.differences(source, version, chosen)
+                is_selected = frozenset(suspects).__contains__
+            suspects = pair.differences(source, version, is_selected)
             position = source.position
         if not suspects or time.monotonic() >= until:
             break
         time.sleep(min(_PAUSE_SECONDS, max(until - time.monotonic(), 0)))
-    return Compared(table, location, position, version, rows, tuple(suspects.values()), pair.lacking, pair.untold)
+    return TableComparison(
+        table,
+        location,
+        position,
+        version,
+        rows,
+        tuple(suspects.values()),
+        pair.missing_columns,
+        pair.uncompared_columns,
+    )
 
 
-def repair(spark: SparkSession, found: Compared) -> None:
+def repair(spark: SparkSession, comparison: TableComparison) -> None:
     """Write the source's values of the rows that differ, in one commit that a second attempt passes over.
 
     The caller holds the table against other writers. A row that was changed since it was compared is left alone.
     """
-    if not found.differences:
+    if not comparison.differences:
         return
-    pair = _Pair.of(spark, found.table, found.location)
+    pair = _Pair.of(spark, comparison.table, comparison.location)
     session = spark.newSession()
-    sums = hashlib.sha256(json.dumps([each.as_dict() for each in found.differences]).encode()).hexdigest()
-    identity = (f"headrace-reconcile/{found.table}/{found.position}/{sums[:16]}", "0")
+    sums = hashlib.sha256(json.dumps([column.as_dict() for column in comparison.differences]).encode()).hexdigest()
+    identity = (f"headrace-reconcile/{comparison.table}/{comparison.position}/{sums[:16]}", "0")
     for name, value in zip(_IDENTITY, identity, strict=True):
         session.conf.set(name, value)
     # A column may be named `${...}`: that is no setting.
     session.conf.set("spark.sql.variable.substitute", "false")
-    rows = pair.typed(session, found)
-    keys = [f"old.{quoted(name)} = new.{quoted(name)}" for name in found.table.key]
-    values: dict[str, str | Column] = {quoted(each.name): f"new.{quoted(each.name)}" for each in pair.columns}
+    rows = pair.typed(session, comparison)
+    keys = [f"old.{quoted(name)} = new.{quoted(name)}" for name in comparison.table.key]
+    values: dict[str, str | Column] = {quoted(column.name): f"new.{quoted(column.name)}" for column in pair.columns}
     first = values | {POSITION: "new._first"}
     as_compared = f"old.{POSITION} <=> new._position"
     if pair.is_soft:
         values, first = values | {DELETED: "false"}, first | {DELETED: "false"}
     (
-        DeltaTable.forPath(session, found.location)
+        DeltaTable.forPath(session, comparison.location)
         .alias("old")
         .merge(rows.alias("new"), " AND ".join(keys))
         .whenMatchedDelete(f"new._kind = 'extra' AND {as_compared}")
@@ -181,8 +190,8 @@ class _Pair:
     location: str
     columns: tuple[SourceColumn, ...]
     kinds: tuple[T.DataType, ...]
-    lacking: tuple[str, ...]
-    untold: tuple[str, ...]
+    missing_columns: tuple[str, ...]
+    uncompared_columns: tuple[str, ...]
     is_soft: bool
 
     @classmethod
@@ -195,60 +204,64 @@ class _Pair:
                 remedy="Correct `--into`, or run the flow that captures the table.",
                 code="HR-526",
             )
-        fields = {each.name: each.dataType for each in DeltaTable.forPath(spark, location).toDF().schema}
+        fields = {column.name: column.dataType for column in DeltaTable.forPath(spark, location).toDF().schema}
         if POSITION not in fields or UNTIL in fields:
             raise DataError(
-                f"What is kept of table {table} at {location} is no mirror.",
-                why="A history and a log hold more than the rows that are there now.",
+                f"The table of {table} at {location} is not a mirror.",
+                why="A history and a change log contain more than the current rows.",
                 state="Nothing was compared or changed.",
                 remedy="Correct `--into`, or compare the mirror of the table.",
                 code="HR-526",
             )
-        both = tuple(each for each in table.columns if each.name in fields and is_compared(each))
+        both = tuple(column for column in table.columns if column.name in fields and is_compared(column))
         return cls(
             spark,
             table,
             location,
             both,
-            tuple(fields[each.name] for each in both),
-            tuple(each.name for each in table.columns if each.name not in fields),
-            tuple(each.name for each in table.columns if not is_compared(each)),
+            tuple(fields[column.name] for column in both),
+            tuple(column.name for column in table.columns if column.name not in fields),
+            tuple(column.name for column in table.columns if not is_compared(column)),
             DELETED in fields,
         )
 
-    def differing(self, source: Snapshot, version: int) -> tuple[int, Callable[[str], bool]]:
+    def differing(self, source: SourceSnapshot, version: int) -> tuple[int, Callable[[str], bool]]:
         """Sum both sides in chunks. Return the source's number of rows, and whether a key's chunk differs."""
         ours, theirs = _sums(self._source(source)), _sums(self._mirror(version))
         differing = {chunk for chunk in range(_CHUNKS) if ours.get(chunk) != theirs.get(chunk)}
         return sum(count for count, _ in ours.values()), lambda key: _chunk(key) in differing
 
-    def differences(self, source: Snapshot, version: int, chosen: Callable[[str], bool]) -> dict[str, Difference]:
+    def differences(
+        self, source: SourceSnapshot, version: int, is_selected: Callable[[str], bool]
+    ) -> dict[str, Difference]:
         """Compare the rows of the chosen keys."""
-        ours = {row.key: row for row in self._source(source) if chosen(row.key)}
-        theirs = {row.key: row for row in self._mirror(version) if chosen(row.key)}
-        found: dict[str, Difference] = {}
+        ours = {row.key: row for row in self._source(source) if is_selected(row.key)}
+        theirs = {row.key: row for row in self._mirror(version) if is_selected(row.key)}
+        differences: dict[str, Difference] = {}
         for key in sorted({*ours, *theirs}):
-            one, other = ours.get(key), theirs.get(key)
-            if one is None or other is None:
-                some = one or other
+            mine, other = ours.get(key), theirs.get(key)
+            if mine is None or other is None:
+                some = mine or other
                 assert some is not None  # noqa: S101 - the key came from one of them
-                kind: Kind = "missing" if other is None else "extra"
-                found[key] = self._difference(kind, some, one, other, ())
-            elif one.compared != other.compared:
-                pairs = zip(self.columns, one.compared, other.compared, strict=True)
-                names = tuple(column.name for column, mine, yours in pairs if mine != yours)
-                found[key] = self._difference("different", one, one, other, names)
-        return found
+                kind: DifferenceKind = "missing" if other is None else "extra"
+                differences[key] = self._difference(kind, some, mine, other, ())
+            elif mine.compared != other.compared:
+                pairs = zip(self.columns, mine.compared, other.compared, strict=True)
+                names = tuple(
+                    column.name for column, source_value, mirror_value in pairs if source_value != mirror_value
+                )
+                differences[key] = self._difference("different", mine, mine, other, names)
+        return differences
 
     def _difference(
-        self, kind: Kind, some: _Row, one: _Row | None, other: _Row | None, names: tuple[str, ...]
+        self, kind: DifferenceKind, some: _Row, source: _Row | None, stored: _Row | None, names: tuple[str, ...]
     ) -> Difference:
-        texts = dict(zip((each.name for each in self.columns), some.values, strict=True))
+        texts = dict(zip((column.name for column in self.columns), some.values, strict=True))
         key = {name: None if texts[name] is None else str(texts[name]) for name in self.table.key}
-        return Difference(key, kind, names, one.values if one else None, other.position if other else None)
+        return Difference(key, kind, names, source.values if source else None, stored.position if stored else None)
 
-    def _source(self, source: Snapshot) -> Iterator[_Row]:
-        writes = [expected(column, self.table.family) for column in self.columns]
+    def _source(self, source: SourceSnapshot) -> Iterator[_Row]:
+        writes = [source_text(column, self.table.family) for column in self.columns]
         for row in source.rows(self.table, self.columns):
             yield self._row(tuple(write(text) for write, text in zip(writes, row, strict=True)), None)
 
@@ -257,28 +270,28 @@ class _Pair:
         if self.is_soft:
             rows = rows.where(~F.coalesce(F.col(DELETED), F.lit(False)))
         pairs = zip(self.columns, self.kinds, strict=True)
-        texts = rows.select(*(held(F.col(quoted(each.name)), kind) for each, kind in pairs), POSITION)
+        texts = rows.select(*(mirror_text(F.col(quoted(column.name)), kind) for column, kind in pairs), POSITION)
         for row in texts.toLocalIterator():
             yield self._row(tuple(row)[:-1], row[-1])
 
     def _row(self, values: Values, position: str | None) -> _Row:
-        compared = tuple(comparable(text, kind) for text, kind in zip(values, self.kinds, strict=True))
-        names = [each.name for each in self.columns]
+        compared = tuple(comparable_text(text, kind) for text, kind in zip(values, self.kinds, strict=True))
+        names = [column.name for column in self.columns]
         key = json.dumps([compared[names.index(name)] for name in self.table.key])
         return _Row(key, values, compared, position)
 
-    def typed(self, session: SparkSession, found: Compared) -> DataFrame:
+    def typed(self, session: SparkSession, comparison: TableComparison) -> DataFrame:
         """Return the rows to write, typed, with what is to be done with each."""
-        names = [each.name for each in self.columns]
+        names = [difference.name for difference in self.columns]
         # A row that was never a change: before all of them in Postgres, at its own place in a binlog.
-        first = f"-{found.position[1:]}" if self.table.family == "postgres" else found.position
+        first = f"-{comparison.position[1:]}" if self.table.family == "postgres" else comparison.position
         texts = []
-        for each in found.differences:
-            values = each.source or tuple(each.key.get(name) for name in names)
-            texts.append((each.kind, each.position, first, *(_flat(text) for text in values)))
+        for difference in comparison.differences:
+            values = difference.source or tuple(difference.key.get(name) for name in names)
+            texts.append((difference.kind, difference.position, first, *(_flat(text) for text in values)))
         fields = ["_kind", "_position", "_first", *(f"t{n}" for n in range(len(names)))]
         frame = session.createDataFrame(texts, T.StructType([T.StructField(name, T.StringType()) for name in fields]))
-        columns = [restored(F.col(f"t{n}"), kind).alias(names[n]) for n, kind in enumerate(self.kinds)]
+        columns = [typed_value(F.col(f"t{n}"), kind).alias(names[n]) for n, kind in enumerate(self.kinds)]
         return frame.select("_kind", "_position", "_first", *columns)
 
 

@@ -1,4 +1,4 @@
-"""Whether a source table holds a row of a key: what an erasure asks first."""
+"""Check whether a source table has a row with a key. An erasure starts with this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.clients import mysql, postgres
 from headrace.flow.target import Database
 
 
-def holds_row(database: Database, table: SourceTable, key: Mapping[str, str]) -> bool:
+def row_exists(database: Database, table: SourceTable, key: Mapping[str, str]) -> bool:
     """Whether a row has the key. Keys are compared as texts: `42` is no row of a table whose keys are words.
 
     Raises as the client of the database does, when it does not answer or refuses.

@@ -1,4 +1,4 @@
-"""The rows of source tables as texts, read in one snapshot together with its place in the log."""
+"""Read the rows of source tables as text, in one snapshot with its log position."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POSTGRES_FORMS = {
 _AT_A_TIME = 5_000
 
 
-class Snapshot(Protocol):
+class SourceSnapshot(Protocol):
     """A database as it was at one place of its log, for as long as it is open."""
 
     @property
@@ -47,13 +47,13 @@ class Snapshot(Protocol):
 
 
 @contextmanager
-def snapshot(database: Database) -> Iterator[Snapshot]:
+def open_snapshot(database: Database) -> Iterator[SourceSnapshot]:
     """Open a snapshot that only reads. It holds no lock, but keeps old rows of the server alive: close it soon."""
     if family(database) == "mysql":
         with mysql.session(database) as cursor:
             cursor.execute("SET time_zone = '+00:00', NAMES utf8mb4")
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-            yield _Binlog(_binlog_place(cursor), cursor)
+            yield _Binlog(_binlog_position(cursor), cursor)
         return
     with postgres.session(database) as connection:
         for name, value in _POSTGRES_FORMS.items():
@@ -71,11 +71,11 @@ class _Postgres:
     connection: psycopg.Connection
 
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
-        chosen = sql.SQL(", ").join(
-            sql.SQL("{}::text[]" if each.type.endswith("[]") else "{}::text").format(sql.Identifier(each.name))
-            for each in columns
+        expressions = sql.SQL(", ").join(
+            sql.SQL("{}::text[]" if column.type.endswith("[]") else "{}::text").format(sql.Identifier(column.name))
+            for column in columns
         )
-        query = sql.SQL("SELECT {} FROM {}").format(chosen, sql.Identifier(table.schema, table.name))
+        query = sql.SQL("SELECT {} FROM {}").format(expressions, sql.Identifier(table.schema, table.name))
         with self.connection.cursor(name="headrace_rows") as cursor:
             cursor.itersize = _AT_A_TIME
             cursor.execute(query)
@@ -88,19 +88,19 @@ class _Binlog:
     cursor: Cursor
 
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
-        chosen = ", ".join(_shown(each) for each in columns)
+        expressions = ", ".join(_shown(column) for column in columns)
         with self.cursor.connection.cursor(SSCursor) as cursor:
-            cursor.execute(f"SELECT {chosen} FROM {_name(table.schema)}.{_name(table.name)}")  # noqa: S608 - quoted
-            while found := cursor.fetchmany(_AT_A_TIME):
-                yield from found
+            cursor.execute(f"SELECT {expressions} FROM {_name(table.schema)}.{_name(table.name)}")  # noqa: S608 - quoted
+            while rows := cursor.fetchmany(_AT_A_TIME):
+                yield from rows
 
 
-def _binlog_place(cursor: Cursor) -> str:
-    """Return the place of the snapshot itself where the server tells it (MariaDB), else the place right after."""
+def _binlog_position(cursor: Cursor) -> str:
+    """Return the position of the snapshot if the server has it (MariaDB), else the position right after it."""
     cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
-    told = {str(name).lower(): str(value) for name, value in cursor.fetchall()}
-    if told.get("binlog_snapshot_file"):
-        return binlog_position(told["binlog_snapshot_file"], int(told["binlog_snapshot_position"]))
+    status = {str(name).lower(): str(value) for name, value in cursor.fetchall()}
+    if status.get("binlog_snapshot_file"):
+        return binlog_position(status["binlog_snapshot_file"], int(status["binlog_snapshot_position"]))
     return binlog_position(*(mysql.log_place(cursor) or ("0", 0)))
 
 

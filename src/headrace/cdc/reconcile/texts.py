@@ -1,7 +1,7 @@
-"""What a mirror has to hold for a value of its source: one text per value, the same from both sides.
+"""Convert source values and mirror values to the same text, to compare them.
 
 From the source's own text, and without the decoder of changes: a fault of the decoder has to show as a difference.
-Types whose text cannot be told from the source's are not compared; a report names their columns.
+Types without a common text are not compared; a report names their columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLOCK = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?(?:([+-])(\d\d)(?::
 _INTERVAL = re.compile(
     r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?\d+(?:\.\d+)?)S)?)?"
 )
-_UNTOLD = re.compile(
+_UNCOMPARED = re.compile(
     r"(point|box|lseg|line|path|polygon|circle|hstore|geometry|geography|linestring|multi\w+|inet4|inet6)\b"
 )
 
@@ -32,28 +32,28 @@ Write = Callable[[str], str | None]
 
 
 def is_compared(column: SourceColumn) -> bool:
-    """Whether a column's values have a text that both sides can tell."""
-    return _UNTOLD.match(column.type.lower()) is None
+    """Whether the values of a column have the same text on both sides."""
+    return _UNCOMPARED.match(column.type.lower()) is None
 
 
-def expected(column: SourceColumn, family: Family) -> Callable[[Text], Text]:
+def source_text(column: SourceColumn, family: Family) -> Callable[[Text], Text]:
     """Return the function that makes the text of a mirror's value out of the text of its source."""
     kind = " ".join(column.type.lower().split())
     write = _postgres(kind.removesuffix("[]")) if family == "postgres" else _mysql(kind)
 
-    def each(text: Text) -> Text:
+    def convert(text: Text) -> Text:
         if isinstance(text, list):
-            return [each(element) for element in text]
+            return [convert(element) for element in text]
         return None if text is None else write(text)
 
-    return each
+    return convert
 
 
-def held(value: Column, kind: T.DataType) -> Column:
+def mirror_text(value: Column, kind: T.DataType) -> Column:
     """Return the expression that writes a mirror's value as the same text."""
     if isinstance(kind, T.ArrayType):
         element = kind.elementType
-        return F.transform(value, lambda each: held(each, element))
+        return F.transform(value, lambda item: mirror_text(item, element))
     if isinstance(kind, T.DateType):
         return F.unix_date(value).cast("string")
     if isinstance(kind, T.TimestampType | T.TimestampNTZType):
@@ -61,11 +61,11 @@ def held(value: Column, kind: T.DataType) -> Column:
     return F.lower(F.hex(value)) if isinstance(kind, T.BinaryType) else value.cast("string")
 
 
-def restored(text: Column, kind: T.DataType) -> Column:
+def typed_value(text: Column, kind: T.DataType) -> Column:
     """Return the expression that makes a mirror's value out of its text, as `held` writes it."""
     if isinstance(kind, T.ArrayType):
         element = kind.elementType
-        return F.transform(F.from_json(text, "array<string>"), lambda each: restored(each, element))
+        return F.transform(F.from_json(text, "array<string>"), lambda item: typed_value(item, element))
     if isinstance(kind, T.DateType):
         return F.date_from_unix_date(text.cast("int"))
     if isinstance(kind, T.TimestampType | T.TimestampNTZType):
@@ -73,10 +73,10 @@ def restored(text: Column, kind: T.DataType) -> Column:
     return F.unhex(text) if isinstance(kind, T.BinaryType) else text.cast(kind)
 
 
-def comparable(text: Text, kind: T.DataType) -> Text:
+def comparable_text(text: Text, kind: T.DataType) -> Text:
     """Return a text in the form in which equal values are equal texts: floats are written in more than one way."""
     if isinstance(kind, T.ArrayType) and isinstance(text, list):
-        return [comparable(each, kind.elementType) for each in text]
+        return [comparable_text(item, kind.elementType) for item in text]
     if isinstance(text, str) and isinstance(kind, T.FloatType | T.DoubleType):
         number = float(text)
         return "NaN" if number != number else struct.pack(_PACKED[type(kind)], number).hex()  # noqa: PLR0124
@@ -118,57 +118,57 @@ def _days(year: int, month: int, day: int) -> int:
 
 def _moment(text: str) -> tuple[int, int] | None:
     """Return the day and the microseconds of it; None for a day that there is not, as MySQL may hold."""
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         return None
-    year, month, day = (int(found[part]) for part in (1, 2, 3))
+    year, month, day = (int(match[part]) for part in (1, 2, 3))
     if not (month and day):
         return None
-    clock = [int(found[part] or 0) for part in (4, 5, 6)]
+    clock = [int(match[part] or 0) for part in (4, 5, 6)]
     seconds = clock[0] * 3600 + clock[1] * 60 + clock[2]
-    return _days(1 - year if found[8] else year, month, day), seconds * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+    return _days(1 - year if match[8] else year, month, day), seconds * 1_000_000 + int((match[7] or "").ljust(6, "0"))
 
 
 def _date(text: str) -> str | None:
     if text in ("infinity", "-infinity"):
         return str(_LAST_DAY if text == "infinity" else _FIRST_DAY)
-    found = _moment(text)
-    return None if found is None else str(found[0])
+    moment = _moment(text)
+    return None if moment is None else str(moment[0])
 
 
 def _time(text: str) -> str | None:
     if text in ("infinity", "-infinity"):
         return str(_LAST if text == "infinity" else _FIRST)
-    found = _moment(text)
-    return None if found is None else str(found[0] * 86_400_000_000 + found[1])
+    moment = _moment(text)
+    return None if moment is None else str(moment[0] * 86_400_000_000 + moment[1])
 
 
 def _clock(text: str) -> str:
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
         return text
-    return f"{found[1]}{int(found[2]):02d}:{found[3]}:{found[4]}.{(found[5] or '').ljust(6, '0')}"
+    return f"{match[1]}{int(match[2]):02d}:{match[3]}:{match[4]}.{(match[5] or '').ljust(6, '0')}"
 
 
 def _zoned_clock(text: str) -> str:
-    """Return a time of day in UTC: its own offset is not told by changes."""
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    """Return a time of day in UTC: changes do not contain its own offset."""
+    match = _CLOCK.fullmatch(text)
+    if match is None:
         return text
-    hour, minute, second = (int(found[part]) for part in (2, 3, 4))
-    offset = sum(int(found[part] or 0) * unit for part, unit in ((7, 3600), (8, 60), (9, 1)))
-    seconds = hour * 3600 + minute * 60 + second - (offset if found[6] == "+" else -offset)
+    hour, minute, second = (int(match[part]) for part in (2, 3, 4))
+    offset = sum(int(match[part] or 0) * unit for part, unit in ((7, 3600), (8, 60), (9, 1)))
+    seconds = hour * 3600 + minute * 60 + second - (offset if match[6] == "+" else -offset)
     seconds %= 86_400
-    fraction = (found[5] or "").rstrip("0")
+    fraction = (match[5] or "").rstrip("0")
     shown = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return f"{shown}.{fraction}Z" if fraction else f"{shown}Z"
 
 
 def _interval(text: str) -> str:
-    found = _INTERVAL.fullmatch(text)
-    if found is None:
+    match = _INTERVAL.fullmatch(text)
+    if match is None:
         return text
-    year, month, day, hour, minute, second = (found[part] or "0" for part in range(1, 7))
+    year, month, day, hour, minute, second = (match[part] or "0" for part in range(1, 7))
     return f"P{year}Y{month}M{day}DT{hour}H{minute}M{second}S"
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from headrace.cdc.capture.declaration import Capture, captures
-from headrace.cdc.capture.health import look
-from headrace.cdc.capture.lifecycle import Worker, begin, forget, messages, worker_of
+from headrace.cdc.capture.health import check_capture
+from headrace.cdc.capture.lifecycle import ConnectWorker, connect_worker, count_messages, delete_capture, start_capture
 from headrace.cli.output import ANSWER_IS_NO, OK, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
 from headrace.clients.kafka_connect import ConnectClient
@@ -44,7 +44,7 @@ def begin_command(
     chosen, found = _found(project, target, flows, connect, password)
     done = {}
     for capture, worker in found:
-        tables = begin(capture, database_of(chosen, capture.database), worker)
+        tables = start_capture(capture, database_of(chosen, capture.database), worker)
         done[capture.prefix] = [str(table) for table in tables]
         if not json:
             out.print(f"{capture.prefix}: {', '.join(done[capture.prefix]) or 'no table yet'}", markup=False)
@@ -63,7 +63,7 @@ def look_command(
     """Say how far every capture is, or what stops it."""
     chosen, found = _found(project, target, flows, connect, None)
     seen = {
-        capture.prefix: look(capture, database_of(chosen, capture.database), ConnectClient(worker.url))
+        capture.prefix: check_capture(capture, database_of(chosen, capture.database), ConnectClient(worker.url))
         for capture, worker in found
     }
     passed_over = {capture.prefix: _messages(capture, chosen) for capture, _ in found}
@@ -105,7 +105,7 @@ def forget_command(
             raise typer.Exit(OK)
     deleted = list[str]()
     for capture, worker in found:
-        deleted += forget(capture, database_of(chosen, capture.database), worker, topics=topics)
+        deleted += delete_capture(capture, database_of(chosen, capture.database), worker, topics=topics)
     if json:
         emit({"ok": True, "forgotten": [capture.prefix for capture, _ in found], "topics": deleted})
     else:
@@ -115,14 +115,14 @@ def forget_command(
 def _messages(capture: Capture, target: Target) -> int | None:
     """Count what was passed over. The alarm must not fail for a count: None where the broker cannot be asked."""
     try:
-        return messages(capture, target)
+        return count_messages(capture, target)
     except HeadraceError:
         return None
 
 
 def _found(
     folder: Path, target: str | None, names: list[str] | None, connect: str | None, password: str | None
-) -> tuple[Target, list[tuple[Capture, Worker]]]:
+) -> tuple[Target, list[tuple[Capture, ConnectWorker]]]:
     """Return the target, and the captures of the flows, each with the Kafka Connect that runs it."""
     _, chosen, flows = opened(folder, target, names)
     found = list(dict.fromkeys(capture for flow in flows for capture in captures(flow.sink)))
@@ -138,7 +138,7 @@ def _found(
         named = chosen.connect or KafkaConnect(connect)
         # The folder of secrets is one that the local workers read.
         chosen = replace(chosen, connect=replace(named, url=connect, secrets=None))
-    workers = [worker_of(chosen, capture.database) for capture in found]
+    workers = [connect_worker(chosen, capture.database) for capture in found]
     if password is not None:
         workers = [replace(worker, password=password) for worker in workers]
     return chosen, list(zip(found, workers, strict=True))

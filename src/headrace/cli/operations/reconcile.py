@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from headrace.cdc.capture.catalogue import read_tables
-from headrace.cdc.capture.declaration import Tables
-from headrace.cdc.reconcile.compare import Compared, compare, repair
+from headrace.cdc.capture.declaration import TableSelection
+from headrace.cdc.reconcile.compare import TableComparison, compare, repair
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import opened_session
@@ -53,7 +53,7 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
     patience = Duration.parse(wait).seconds
     opened_project, chosen, _ = opened(project, target, [])
     source = database_of(chosen, database)
-    known = read_tables(source, Tables(pattern=tables))
+    known = read_tables(source, TableSelection(pattern=tables))
     folder = chosen.table(into)
     found = []
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def _row(each: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
 
 
-def _agreed(found: Compared, *, yes: bool) -> bool:
+def _agreed(found: TableComparison, *, yes: bool) -> bool:
     """Say what a repair does, and let a person decide."""
     if yes:
         return True
@@ -164,7 +164,7 @@ def _agreed(found: Compared, *, yes: bool) -> bool:
     return typer.confirm("Repair it?", default=False, err=True)
 
 
-def _tell(found: Compared) -> None:
+def _tell(found: TableComparison) -> None:
     verdict = "equal" if found.equal else f"{len(found.differences)} row(s) differ"
     out.print(
         f"{found.table}: {verdict}. {found.rows} rows at position {found.position}, version {found.version}.",
@@ -175,6 +175,6 @@ def _tell(found: Compared) -> None:
         out.print(f"  {each.kind} {key} {', '.join(each.columns)}".rstrip(), markup=False)
     if len(found.differences) > _FEW:
         out.print(f"  and {len(found.differences) - _FEW} more: `--json` names all.", markup=False)
-    for label, names in (("The mirror lacks", found.lacking), ("Not compared", found.untold)):
+    for label, names in (("The mirror lacks", found.missing_columns), ("Not compared", found.uncompared_columns)):
         if names:
             out.print(f"  {label}: {', '.join(names)}.", markup=False)

@@ -24,7 +24,7 @@ from headrace.flow.target import Target
 from headrace.patterns.orders import flows as pattern
 from headrace.patterns.orders import model
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
-from headrace.patterns.records import Consumed
+from headrace.patterns.records import ConsumedRecord
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import highest_lease
 from headrace.runtime.state.size import read_note
@@ -187,7 +187,7 @@ def states(spark: SparkSession, target: Target, settings: pattern.OrderSettings)
     return found
 
 
-def _per_second(records: Sequence[Consumed]) -> float:
+def _per_second(records: Sequence[ConsumedRecord]) -> float:
     times = [record.timestamp_ms for record in records]
     return len(times) * 1000 / max(1, max(times) - min(times)) if times else 0.0
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.cdc.apply.transactions import BATCH, PENDING
-from headrace.cdc.capture.declaration import Captured
+from headrace.cdc.capture.declaration import HasCapture
 from headrace.cdc.sink import PUBLISHED
 from headrace.clients.storage import files_for
 from headrace.flow.flow import Flow
@@ -230,7 +230,7 @@ class Erasure:
             folders = [
                 sink.folder(self._target).rstrip("/")
                 for _, sink in leaves(flow.sink)
-                if isinstance(sink, InFolder) and isinstance(sink, Captured) and sink.capture is not None
+                if isinstance(sink, InFolder) and isinstance(sink, HasCapture) and sink.capture is not None
             ]
             for table in self._tables:
                 own = table.location in {f"{folder}/{self.subject.table}" for folder in folders}
@@ -274,7 +274,7 @@ class Erasure:
     def _publish(self, versions: Mapping[str, int]) -> None:
         for flow in self.stopped:
             for _, sink in leaves(flow.sink):
-                if isinstance(sink, InFolder) and isinstance(sink, Captured):
+                if isinstance(sink, InFolder) and isinstance(sink, HasCapture):
                     folder = sink.folder(self._target).rstrip("/")
                     within = {path: number for path, number in versions.items() if is_within(path, folder)}
                     publish_again(self._spark, f"{folder}/{PUBLISHED}", within)

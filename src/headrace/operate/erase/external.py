@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.reconcile.source_row import holds_row
+from headrace.cdc.reconcile.source_row import row_exists
 from headrace.clients.kafka import list_topics
 from headrace.clients.postgres import database_of
 from headrace.clients.storage import files_for
@@ -70,11 +70,11 @@ def sources(target: Target, flows: Sequence[Flow], name: str) -> list[Source]:
     schema, _, bare = name.rpartition(".")
     found = []
     for capture in dict.fromkeys(captures(flows)):
-        names = capture.chosen.names
+        names = capture.selection.names
         if names and not any(each.rpartition(".")[2] == bare for each in names):
             continue
         try:
-            known = read_tables(database_of(target, capture.database), capture.chosen)
+            known = read_tables(database_of(target, capture.database), capture.selection)
         except HeadraceError as error:
             found.append(Source(capture.database, None, error.what))
             continue
@@ -87,7 +87,7 @@ def in_source(target: Target, source: Source, subject: Subject) -> tuple[Answer,
     if source.table is None:
         return "unknown", source.why
     try:
-        there = holds_row(database_of(target, source.database), source.table, subject.key)
+        there = row_exists(database_of(target, source.database), source.table, subject.key)
     except HeadraceError as error:
         return "unknown", error.what
     return ("there" if there else "gone"), ""

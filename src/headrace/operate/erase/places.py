@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.cdc.apply.transactions import PENDING
-from headrace.cdc.capture.declaration import Capture, Captured
+from headrace.cdc.capture.declaration import Capture, HasCapture
 from headrace.clients.storage import files_for
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves
@@ -145,7 +145,7 @@ def captures(flows: Iterable[Flow]) -> Iterator[Capture]:
     """Yield the captures whose changes flows read."""
     for flow in flows:
         for _, sink in leaves(flow.sink):
-            if isinstance(sink, Captured) and sink.capture is not None:
+            if isinstance(sink, HasCapture) and sink.capture is not None:
                 yield sink.capture
 
 

@@ -49,7 +49,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz ÄÖÜ\n"
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChange:
     """One row inserted, updated or deleted. An update holds the columns that change, the key's too where it moves."""
 
     op: Literal["insert", "update", "delete"]
@@ -65,11 +65,11 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Transaction:
+class ShopTransaction:
     """Changes that happen together. `number` counts from 0 over the whole history."""
 
     number: int
-    changes: tuple[Change, ...]
+    changes: tuple[RowChange, ...]
 
 
 class Shop:
@@ -84,12 +84,12 @@ class Shop:
         self._gone: list[int] = []
         self._number = 0
 
-    def history(self) -> Iterator[Transaction]:
+    def history(self) -> Iterator[ShopTransaction]:
         """Yield the transactions, without waiting and without end. The first `OPENING` make the shop."""
         for part in range(OPENING):
-            changes = [each for _ in range(_CUSTOMERS // OPENING) for each in self._customer()]
+            changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._customer()]
             if part:  # the first customers have no orders at once
-                changes += [each for _ in range(_ORDERS // (OPENING - 1)) for each in self._placed()]
+                changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._placed()]
             yield self._done(changes)
         happenings = (
             (self._order, 40),
@@ -109,12 +109,12 @@ class Shop:
             if changes:
                 yield self._done(changes)
 
-    def _done(self, changes: list[Change]) -> Transaction:
-        done = Transaction(self._number, tuple(changes))
+    def _done(self, changes: list[RowChange]) -> ShopTransaction:
+        done = ShopTransaction(self._number, tuple(changes))
         self._number += 1
         return done
 
-    def _customer(self) -> list[Change]:
+    def _customer(self) -> list[RowChange]:
         number = self._new("customer")
         self._orders_of[number] = set()
         name = f"{self._random.choice(_NAMES)} {number}"
@@ -127,13 +127,13 @@ class Shop:
             "profile": self._profile(),
             "since": self._now(),
         }
-        return [Change("insert", "customers", (number,), values)]
+        return [RowChange("insert", "customers", (number,), values)]
 
-    def _order(self) -> list[Change]:
+    def _order(self) -> list[RowChange]:
         new = self._customer() if self._chance(0.05) else []
         return [*new, *self._placed(new[0].key[0] if new else None)]
 
-    def _placed(self, customer: int | None = None, order: int | None = None) -> list[Change]:
+    def _placed(self, customer: int | None = None, order: int | None = None) -> list[RowChange]:
         """Return an order with its items, for a customer or for any, under a key of its own or a given one."""
         customer = self._any(self._orders_of) if customer is None else customer
         order = self._new("order") if order is None else order
@@ -150,7 +150,7 @@ class Shop:
                 "quantity": 1,
                 "price": price,
             }
-            items.append(Change("insert", "items", (order, line), values))
+            items.append(RowChange("insert", "items", (order, line), values))
         head: dict[str, Value] = {
             "id": order,
             "customer_id": customer,
@@ -160,26 +160,26 @@ class Shop:
             "note": self._text() if self._chance(0.2) else None,
             "details": self._profile(),
         }
-        return [Change("insert", "orders", (order,), head), *items]
+        return [RowChange("insert", "orders", (order,), head), *items]
 
-    def _moves_on(self) -> list[Change]:
-        return [Change("update", "orders", (self._any(self._orders),), {"status": self._random.choice(_STATUSES)})]
+    def _moves_on(self) -> list[RowChange]:
+        return [RowChange("update", "orders", (self._any(self._orders),), {"status": self._random.choice(_STATUSES)})]
 
-    def _line(self) -> list[Change]:
+    def _line(self) -> list[RowChange]:
         order = self._any(self._orders)
         line = self._random.choice(sorted(self._orders[order]))
         quantity, price = self._random.randint(2, 9), self._money(99, 250_000)
         self._orders[order][line] = quantity * price
         total = sum(self._orders[order].values(), Decimal(0))
         return [
-            Change("update", "items", (order, line), {"quantity": quantity, "price": price}),
-            Change("update", "orders", (order,), {"total": total}),
+            RowChange("update", "items", (order, line), {"quantity": quantity, "price": price}),
+            RowChange("update", "orders", (order,), {"total": total}),
         ]
 
-    def _note(self) -> list[Change]:
-        return [Change("update", "orders", (self._any(self._orders),), {"note": self._text()})]
+    def _note(self) -> list[RowChange]:
+        return [RowChange("update", "orders", (self._any(self._orders),), {"note": self._text()})]
 
-    def _customer_changes(self) -> list[Change]:
+    def _customer_changes(self) -> list[RowChange]:
         new: Row
         match self._random.randrange(3):
             case 0:
@@ -188,33 +188,33 @@ class Shop:
                 new = {"tags": self._tags()}
             case _:
                 new = {"profile": self._profile(), "email": None}
-        return [Change("update", "customers", (self._any(self._orders_of),), new)]
+        return [RowChange("update", "customers", (self._any(self._orders_of),), new)]
 
-    def _removed(self) -> list[Change]:
+    def _removed(self) -> list[RowChange]:
         order = self._any(self._orders)
         lines = self._orders.pop(order)
         self._orders_of[self._customer_of.pop(order)].discard(order)
         self._gone.append(order)
-        items = [Change("delete", "items", (order, line)) for line in lines]
-        return [*items, Change("delete", "orders", (order,))]
+        items = [RowChange("delete", "items", (order, line)) for line in lines]
+        return [*items, RowChange("delete", "orders", (order,))]
 
-    def _comes_back(self) -> list[Change]:
+    def _comes_back(self) -> list[RowChange]:
         if not self._gone:
             return []
         return self._placed(order=self._gone.pop(self._random.randrange(len(self._gone))))
 
-    def _another_key(self) -> list[Change]:
+    def _another_key(self) -> list[RowChange]:
         old, new = self._any(self._orders_of), self._new("customer")
         orders = self._orders_of.pop(old)
         self._orders_of[new] = orders
         self._customer_of |= dict.fromkeys(orders, new)
-        moved = Change("update", "customers", (old,), {"id": new})
-        return [moved, *(Change("update", "orders", (order,), {"customer_id": new}) for order in sorted(orders))]
+        moved = RowChange("update", "customers", (old,), {"id": new})
+        return [moved, *(RowChange("update", "orders", (order,), {"customer_id": new}) for order in sorted(orders))]
 
     def _any(self, keys: Mapping[int, object]) -> int:
         """Choose a key that is there: by far more often a young one, as in a real shop."""
-        found = list(keys)
-        return found[-1 - min(int(self._random.expovariate(1) * len(found) / 4), len(found) - 1)]
+        ordered = list(keys)
+        return ordered[-1 - min(int(self._random.expovariate(1) * len(ordered) / 4), len(ordered) - 1)]
 
     def _new(self, of: str) -> int:
         number = self._next[of]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.patterns.cdc.generator import KEYS, Change, Key, Row, Transaction
+from headrace.patterns.cdc.generator import KEYS, Key, Row, RowChange, ShopTransaction
 
 Tables = dict[str, dict[Key, Row]]
 
 
-def replayed(history: Iterable[Transaction]) -> Tables:
+def replay(history: Iterable[ShopTransaction]) -> Tables:
     """Return the rows of each table by their keys, after all transactions of a history, its first one included."""
     tables: Tables = {name: {} for name in KEYS}
     for transaction in history:
@@ -18,27 +18,20 @@ def replayed(history: Iterable[Transaction]) -> Tables:
     return tables
 
 
-def unrelated(tables: Tables) -> list[str]:
-    """Return what belongs to nothing: orders without their customer, items without their order."""
-    customers, orders = tables["customers"], tables["orders"]
-    lost = [f"order {key[0]}" for key, row in orders.items() if (row["customer_id"],) not in customers]
-    return lost + [f"item {key}" for key in tables["items"] if key[:1] not in orders]
-
-
-def differences(expected: Tables, held: Tables) -> list[str]:
+def differences(expected: Tables, actual: Tables) -> list[str]:
     """Return every row in which two states of the shop differ, in words."""
-    found = []
+    messages = []
     for table, rows in expected.items():
-        there = held.get(table, {})
-        found += [f"{table} {key} is not there" for key in rows if key not in there]
-        found += [f"{table} {key} should not be there" for key in there if key not in rows]
-        for key in rows.keys() & there.keys():
-            names = [name for name in rows[key] if rows[key][name] != there[key].get(name)]
-            found += [f"{table} {key} differs in {', '.join(names)}"] if names else []
-    return sorted(found)
+        actual_rows = actual.get(table, {})
+        messages += [f"{table} {key} is not there" for key in rows if key not in actual_rows]
+        messages += [f"{table} {key} should not be there" for key in actual_rows if key not in rows]
+        for key in rows.keys() & actual_rows.keys():
+            names = [name for name in rows[key] if rows[key][name] != actual_rows[key].get(name)]
+            messages += [f"{table} {key} differs in {', '.join(names)}"] if names else []
+    return sorted(messages)
 
 
-def _apply(tables: Tables, change: Change) -> None:
+def _apply(tables: Tables, change: RowChange) -> None:
     rows = tables[change.table]
     if (change.key in rows) is (change.op == "insert"):
         raise ValueError(

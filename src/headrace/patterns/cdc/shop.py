@@ -1,7 +1,7 @@
 """The shop in Postgres: its tables, and its history written into them, transaction by transaction.
 
-How far the history has come stands in a table beside the others, and is moved by the very transaction that it counts.
-So a shop that was stopped or killed goes on with the next transaction, and the model can always be told what to replay.
+A table stores the progress of the history. Each transaction of the history also updates it. So a shop that was stopped
+or killed resumes with the next transaction, and the model can replay exactly what was written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from headrace.clients.postgres import session
 from headrace.errors import ConfigError
 from headrace.flow.target import Database
-from headrace.patterns.cdc.generator import KEYS, OPENING, Change, Shop, Transaction, Value
+from headrace.patterns.cdc.generator import KEYS, OPENING, RowChange, Shop, ShopTransaction, Value
 from headrace.patterns.cdc.model import Tables
 
 SCHEMA = "demo_shop"
@@ -72,13 +72,13 @@ def open_shop(database: Database, *, seed: int) -> None:
             sql.SQL("INSERT INTO {} (seed, done) VALUES (%s, 0) ON CONFLICT DO NOTHING").format(_name("history")),
             (seed,),
         )
-        begun, done = place(connection)
-        if begun != seed:
+        current_seed, done = progress(connection)
+        if current_seed != seed:
             raise ConfigError(
                 "The shop lives by another history.",
-                why=f"It was begun with the seed {begun}, and is to go on with the seed {seed}.",
+                why=f"It was started with the seed {current_seed}, and cannot continue with the seed {seed}.",
                 state="Nothing was changed.",
-                remedy=f"Go on with `--seed {begun}`, or begin anew in another folder: `--home`.",
+                remedy=f"Continue with `--seed {current_seed}`, or start in another folder: `--home`.",
                 code="HR-124",
             )
         for transaction in islice(Shop(seed).history(), done, OPENING):
@@ -86,10 +86,10 @@ def open_shop(database: Database, *, seed: int) -> None:
 
 
 def live(database: Database, *, seed: int, rate: float, stop: Event) -> Counter[str]:
-    """Go on with the history, so many transactions per second, until `stop` is set. Returns the changes by kind."""
+    """Continue the history, `rate` transactions per second, until `stop` is set. Returns the changes by kind."""
     counts: Counter[str] = Counter()
     with session(database) as connection:
-        _, done = place(connection)
+        _, done = progress(connection)
         started = time.monotonic()
         for number, transaction in enumerate(islice(Shop(seed).history(), done, None)):
             if stop.wait(max(0.0, started + number / rate - time.monotonic())):
@@ -99,7 +99,7 @@ def live(database: Database, *, seed: int, rate: float, stop: Event) -> Counter[
     return counts
 
 
-def place(connection: psycopg.Connection) -> tuple[int, int]:
+def progress(connection: psycopg.Connection) -> tuple[int, int]:
     """Return the seed of the history, and how many of its transactions are in."""
     row = connection.execute(sql.SQL("SELECT seed, done FROM {}").format(_name("history"))).fetchone()
     assert row is not None  # noqa: S101 - written when the tables are made
@@ -108,12 +108,12 @@ def place(connection: psycopg.Connection) -> tuple[int, int]:
 
 def counts(connection: psycopg.Connection) -> dict[str, int]:
     """Return the number of rows of each table, all of one moment."""
-    each = sql.SQL(", ").join(sql.SQL("(SELECT count(*) FROM {})").format(_name(table)) for table in KEYS)
-    row = connection.execute(sql.SQL("SELECT {}").format(each)).fetchone()
+    counters = sql.SQL(", ").join(sql.SQL("(SELECT count(*) FROM {})").format(_name(table)) for table in KEYS)
+    row = connection.execute(sql.SQL("SELECT {}").format(counters)).fetchone()
     return dict(zip(KEYS, row or (), strict=True))
 
 
-def held(connection: psycopg.Connection) -> Tables:
+def table_rows(connection: psycopg.Connection) -> Tables:
     """Return every row that the tables hold, as the model has them. For a shop that rests."""
     tables: Tables = {}
     for table, key in KEYS.items():
@@ -123,7 +123,7 @@ def held(connection: psycopg.Connection) -> Tables:
     return tables
 
 
-def write(connection: psycopg.Connection, transaction: Transaction) -> None:
+def write(connection: psycopg.Connection, transaction: ShopTransaction) -> None:
     """Commit a transaction, and with it that it is in."""
     with connection.pipeline(), connection.transaction():
         for change in transaction.changes:
@@ -132,7 +132,7 @@ def write(connection: psycopg.Connection, transaction: Transaction) -> None:
         connection.execute(sql.SQL("UPDATE {} SET done = %s").format(_name("history")), (transaction.number + 1,))
 
 
-def _statement(change: Change) -> tuple[sql.Composed, list[object]]:
+def _statement(change: RowChange) -> tuple[sql.Composed, list[object]]:
     names = [sql.Identifier(name) for name in change.values]
     values = [_adapted(value) for value in change.values.values()]
     table, key = _name(change.table), KEYS[change.table]

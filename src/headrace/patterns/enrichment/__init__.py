@@ -1,1 +1,1 @@
-"""Enrichment: purchases beside what is known of their products, also of those that become known later."""
+"""Enrichment: purchases joined with their products, also with products that arrive later."""

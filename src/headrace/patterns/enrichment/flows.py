@@ -1,7 +1,7 @@
 """Enrichment: purchases joined with a table of products that changes while they come.
 
 Two flows. `products` keeps the newest state of each product in a table, the dimension. `purchases` writes each purchase
-beside its product, or lets it wait in the same table until the product is known.
+with its product, or lets it wait in the same table until the product arrives.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
     settings = settings or EnrichmentSettings()
     purchases = Flow(
         name="purchases",
-        description="Purchases beside their products",
+        description="Purchases with their products",
         inputs=Input(
             KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets),
             schema=PURCHASE,

@@ -6,7 +6,7 @@ minutes, most in its first ones.
 
 - Most products are announced a minute before they are born.
 - Three in ten are announced up to three minutes after it: their first purchases wait for them.
-- One in forty is never announced: its purchases wait for ever.
+- One in forty is never announced: its purchases wait forever.
 - The price of a product changes every ten minutes.
 
 Both come in one stream, in the order of their arrival, each record with its topic. A stream begins with all products
@@ -29,9 +29,9 @@ from typing import ClassVar
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
-    Break,
-    Record,
-    Said,
+    Corruption,
+    GeneratedEvent,
+    GeneratedRecord,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
@@ -84,7 +84,7 @@ def price(seed: int, product: CatalogueEntry, change: int) -> str:
 
 @dataclass(frozen=True)
 class PurchaseTraffic(Traffic):
-    """How a stream of purchases looks: as any traffic. What is told of products comes on top of `rate`.
+    """How a stream of purchases looks: as any traffic. Records of products come on top of `rate`.
 
     The topics are where the flows read.
     """
@@ -111,7 +111,7 @@ class ProductGenerator:
         """That of the catalogue, which purchases are made from too."""
         return self.settings.seed
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         start = self.settings.milliseconds(from_)
         end = None if until is None else self.settings.milliseconds(until)
@@ -123,26 +123,29 @@ class ProductGenerator:
             while due and due[0][0] <= product.born_ms - _AHEAD_MS:
                 if end is not None and due[0][0] >= end:
                     return
-                yield self._said(*heappop(due), start)
+                yield self._event(*heappop(due), start)
             if end is not None and product.born_ms - _AHEAD_MS >= end and not due:
                 return
-            for said in self._changes(product, start):
-                heappush(due, said)
+            for event in self._changes(product, start):
+                heappush(due, event)
 
     def _changes(self, product: CatalogueEntry, start: int) -> Iterator[tuple[int, int, int]]:
         """Yield when what is said of a product: its number, and how often its price has changed."""
         if product.announced_ms is None:
             return
         last = _SOLD_FOR * _BORN_EVERY_MS // _PRICE_LASTS_MS
-        known = [
+        changes = [
             (max(product.announced_ms, product.born_ms + change * _PRICE_LASTS_MS if change else 0), change)
             for change in range(last)
         ]
-        before = [each for each in known if each[0] <= start]
-        for moment, change in [*before[-1:], *(each for each in known if each[0] > start)]:
+        before = [moment_and_change for moment_and_change in changes if moment_and_change[0] <= start]
+        for moment, change in [
+            *before[-1:],
+            *(moment_and_change for moment_and_change in changes if moment_and_change[0] > start),
+        ]:
             yield moment, product.number, change
 
-    def _said(self, moment: int, number: int, change: int, start: int) -> Record:
+    def _event(self, moment: int, number: int, change: int, start: int) -> GeneratedRecord:
         product = entry(self.seed, number)
         text = (
             f'{{"product_id":"{product.product_id}","name":{json.dumps(product.name)},'
@@ -150,7 +153,7 @@ class ProductGenerator:
             f'"updated_at":"{iso(moment)}"}}'
         )
         kind = "price" if change else "product"
-        return Record(product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic)
+        return GeneratedRecord(product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic)
 
 
 class _Simulation:
@@ -163,16 +166,16 @@ class _Simulation:
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
 
-    def event(self, now: int) -> Said:
+    def event(self, now: int) -> GeneratedEvent:
         return self._purchase(now - self._delays[self._bits(12)])
 
-    def late(self, now: int) -> Said:
+    def late(self, now: int) -> GeneratedEvent:
         return self._purchase(now - int((20 + 40 * self.random()) * MINUTE_MS))
 
-    def alone(self, now: int) -> Said:
+    def alone(self, now: int) -> GeneratedEvent:
         return self._purchase(now)
 
-    def _purchase(self, event_ms: int) -> Said:
+    def _purchase(self, event_ms: int) -> GeneratedEvent:
         draw = self.random
         # The square crowds the draws at the newest products.
         product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
@@ -180,11 +183,11 @@ class _Simulation:
             f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
             f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},"ts":"{iso(event_ms)}"}}'
         )
-        return Said(product.product_id.encode(), text, event_ms)
+        return GeneratedEvent(product.product_id.encode(), text, event_ms)
 
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Break] = {
+MALFORMED: dict[str, Corruption] = {
     **broken_anywhere("user_id", "ts"),
     "quantity_not_a_number": with_(quantity="two"),
     "no_quantity": without("quantity"),
@@ -209,7 +212,7 @@ class PurchaseGenerator(TrafficGenerator):
 class EnrichmentGenerator(PurchaseGenerator):
     """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Record]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         both = ProductGenerator(self.settings).events(from_, until), super().events(from_, until)
         return merge(*both, key=lambda record: record.arrival_ms)

@@ -1,4 +1,4 @@
-"""The right answer of enrichment, in plain Python: each purchase once, beside its product or waiting for it.
+"""The right answer of enrichment, in plain Python: each purchase once, with its product or waiting for it.
 
 A replay is handed what Kafka held, where Spark cut its batches, which version of the dimension each batch saw, and what
 these versions held. For each batch, in order:
@@ -15,10 +15,19 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import Bad, Consumed, Field, Schema, decimal, instant, integer, text
-from headrace.patterns.window_model import Batch, taken
+from headrace.patterns.records import (
+    ConsumedRecord,
+    Field,
+    InvalidRecord,
+    RecordSchema,
+    decimal,
+    instant,
+    integer,
+    text,
+)
+from headrace.patterns.window_model import BatchOffsets, batch_records
 
-PURCHASE = Schema(
+PURCHASE = RecordSchema(
     (
         Field("purchase_id", text),
         Field("product_id", text),
@@ -28,7 +37,7 @@ PURCHASE = Schema(
     ),
     time="ts",
 )
-PRODUCT = Schema(
+PRODUCT = RecordSchema(
     (
         Field("product_id", text),
         Field("name", text),
@@ -64,8 +73,8 @@ class Product:
 
     def is_valid_at(self, moment_us: int) -> bool:
         """Whether the row says what was so at that time."""
-        begun = self.valid_from_us is None or self.valid_from_us <= moment_us
-        return begun and (self.valid_to_us is None or moment_us < self.valid_to_us)
+        is_started = self.valid_from_us is None or self.valid_from_us <= moment_us
+        return is_started and (self.valid_to_us is None or moment_us < self.valid_to_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +94,11 @@ class EnrichedPurchase:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EnrichmentOutcome:
     """What the table must hold, the bad records, and how many purchases were enriched in a later batch than theirs."""
 
     rows: list[EnrichedPurchase]
-    bad: list[Bad]
+    bad: list[InvalidRecord]
     enriched_later: int
 
 
@@ -98,11 +107,11 @@ Catalogue = Sequence[Product]
 
 
 def replay(
-    records: Iterable[Consumed],
-    batches: Sequence[Batch],
-    seen: Sequence[int],
+    records: Iterable[ConsumedRecord],
+    batches: Sequence[BatchOffsets],
+    versions_seen: Sequence[int],
     versions: Mapping[int, Catalogue],
-) -> Outcome:
+) -> EnrichmentOutcome:
     """Run the purchases through their batches, in the steps that the module's docstring numbers."""
     log = {(record.partition, record.offset): record for record in records}
     by_id: dict[int, dict[str, list[Product]]] = {}
@@ -110,57 +119,57 @@ def replay(
         for product in catalogue:
             by_id.setdefault(version, {}).setdefault(product.product_id, []).append(product)
     waiting: list[Purchase] = []
-    outcome = Outcome([], [], 0)
+    outcome = EnrichmentOutcome([], [], 0)
     later, version = 0, -1
-    for batch, version in zip(batches, seen, strict=True):
-        judged = [judge(record) for record in taken(log, batch)]
-        outcome.bad.extend(each for each in judged if isinstance(each, Bad))
-        arrived = [each for each in judged if not isinstance(each, Bad)]
+    for batch, version in zip(batches, versions_seen, strict=True):
+        judged = [judge(record) for record in batch_records(log, batch)]
+        outcome.bad.extend(verdict for verdict in judged if isinstance(verdict, InvalidRecord))
+        arrived = [verdict for verdict in judged if not isinstance(verdict, InvalidRecord)]
         still: list[Purchase] = []
         for number, purchase in enumerate([*waiting, *arrived]):
-            found = _find(by_id.get(version, {}).get(purchase.product_id, ()), purchase)
-            if found is None:
+            match = _find(by_id.get(version, {}).get(purchase.product_id, ()), purchase)
+            if match is None:
                 still.append(purchase)
             else:
-                outcome.rows.append(_row(purchase, found, version))
+                outcome.rows.append(_row(purchase, match, version))
                 later += number < len(waiting)
         waiting = still
     outcome.rows.extend(_row(purchase, None, version) for purchase in waiting)
-    return Outcome(outcome.rows, outcome.bad, later)
+    return EnrichmentOutcome(outcome.rows, outcome.bad, later)
 
 
-def judge(record: Consumed) -> Purchase | Bad:
+def judge(record: ConsumedRecord) -> Purchase | InvalidRecord:
     """Say what a record is: a purchase, or bad for the first reason that holds."""
-    given = PURCHASE.judge(record)
-    if isinstance(given, Bad):
-        return given
+    values = PURCHASE.judge(record)
+    if isinstance(values, InvalidRecord):
+        return values
     return Purchase(
-        str(given["purchase_id"]),
-        str(given["product_id"]),
-        str(given["user_id"]),
-        cast("int", given["quantity"]),
-        cast("int", given["ts"]),
+        str(values["purchase_id"]),
+        str(values["product_id"]),
+        str(values["user_id"]),
+        cast("int", values["quantity"]),
+        cast("int", values["ts"]),
     )
 
 
-def newest_products(records: Iterable[Consumed]) -> dict[str, Product]:
+def newest_products(records: Iterable[ConsumedRecord]) -> dict[str, Product]:
     """Return what the dimension must hold after these records: of each product what was said last, by its own time."""
     newest: dict[str, tuple[int, Product]] = {}
     for record in records:
-        given = PRODUCT.judge(record)
-        if isinstance(given, Bad):
+        values = PRODUCT.judge(record)
+        if isinstance(values, InvalidRecord):
             continue
         product = Product(
-            str(given["product_id"]), str(given["name"]), str(given["category"]), cast("Decimal", given["price"])
+            str(values["product_id"]), str(values["name"]), str(values["category"]), cast("Decimal", values["price"])
         )
-        said = cast("int", given["updated_at"])
-        if said >= newest.get(product.product_id, (said, product))[0]:
-            newest[product.product_id] = (said, product)
+        updated_at = cast("int", values["updated_at"])
+        if updated_at >= newest.get(product.product_id, (updated_at, product))[0]:
+            newest[product.product_id] = (updated_at, product)
     return {name: product for name, (_, product) in newest.items()}
 
 
 def _find(products: Iterable[Product], purchase: Purchase) -> Product | None:
-    return next((each for each in products if each.is_valid_at(purchase.ts_us)), None)
+    return next((product for product in products if product.is_valid_at(purchase.ts_us)), None)
 
 
 def _row(purchase: Purchase, product: Product | None, version: int) -> EnrichedPurchase:

@@ -61,7 +61,7 @@ class IotSettings:
     | trigger       | every 30 seconds    | freshness of the table and of the alerts                           |
     | gold_table    | gold/device_metrics | where the figures go                                               |
     | alerts_topic  | iot-alerts          | where windows with an alert go                                     |
-    | status_topic  | iot-device-status   | where it is told that a device is silent, and that it is back      |
+    | status_topic  | iot-device-status   | where silent devices, and their return, are reported               |
     | policy        | `TablePolicy()`     | how the gold table is kept: small files joined, old ones removed   |
     """
 
@@ -121,7 +121,9 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
     """Return the two flows of the IoT pattern."""
     settings = settings or IotSettings()
     source = KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets)
-    silence, forget = (timedelta(milliseconds=Duration.parse(each).ms) for each in (settings.silence, settings.forget))
+    silence, forget = (
+        timedelta(milliseconds=Duration.parse(duration).ms) for duration in (settings.silence, settings.forget)
+    )
 
     def readings(idle: str | None = None) -> Input:
         marked = Watermark("ts", settings.watermark, idle=idle)

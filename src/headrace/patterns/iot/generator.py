@@ -22,8 +22,8 @@ from typing import ClassVar
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
-    Break,
-    Said,
+    Corruption,
+    GeneratedEvent,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
@@ -77,18 +77,18 @@ class _Simulation:
         self._planned_until, self._weights = start_ms, [0.0]
         self._overheated, self._damp = -1, -1
 
-    def event(self, now: int) -> Said:
+    def event(self, now: int) -> GeneratedEvent:
         device = self._choose(now)
-        return self._said(device, now - self._delays[self._bits(12)])
+        return self._event(device, now - self._delays[self._bits(12)])
 
-    def late(self, now: int) -> Said:
+    def late(self, now: int) -> GeneratedEvent:
         offline = _SHORTEST_OFFLINE_MS + int(self.random() * (_LONGEST_OFFLINE_MS - _SHORTEST_OFFLINE_MS))
-        return self._said(self._choose(now), now - offline)
+        return self._event(self._choose(now), now - offline)
 
-    def alone(self, now: int) -> Said:
-        return self._said(self._choose(now), now)
+    def alone(self, now: int) -> GeneratedEvent:
+        return self._event(self._choose(now), now)
 
-    def _said(self, device: int, ts: int) -> Said:
+    def _event(self, device: int, ts: int) -> GeneratedEvent:
         of_day = math.sin(ts % DAY_MS / DAY_MS * math.tau)
         temperature = 45 + device % 20 + 8 * of_day + 4 * (self.random() - 0.5)
         humidity = 55 - device % 10 - 15 * of_day + 6 * (self.random() - 0.5)
@@ -100,7 +100,7 @@ class _Simulation:
             f'{{"device_id":"{self._names[device]}","temperature":{temperature:.2f},"humidity":{humidity:.2f},'
             f'"ts":"{iso(ts)}"}}'
         )
-        return Said(self._keys[device], text, ts)
+        return GeneratedEvent(self._keys[device], text, ts)
 
     def _choose(self, now: int) -> int:
         """Draw who sends next."""
@@ -122,7 +122,7 @@ class _Simulation:
 
     def _is_silent(self, device: int, now: int) -> bool:
         this = now // _ROUND_MS
-        return any(start <= now < end for each in (this - 1, this) for start, end in self._silence(device, each))
+        return any(start <= now < end for period in (this - 1, this) for start, end in self._silence(device, period))
 
     def _silence(self, device: int, turn: int) -> Iterator[tuple[int, int]]:
         luck = random.Random(f"{self._seed}/silence/{device}/{turn}")  # noqa: S311
@@ -132,7 +132,7 @@ class _Simulation:
 
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Break] = {
+MALFORMED: dict[str, Corruption] = {
     **broken_anywhere("device_id", "ts"),
     "temperature_not_a_number": with_(temperature="hot"),
     "sensor_broken": with_(temperature=99999),

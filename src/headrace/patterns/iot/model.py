@@ -13,12 +13,23 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import cast
 
-from headrace.patterns.records import HOUR_MS, MINUTE_MS, Bad, Consumed, Field, Schema, average, decimal, instant, text
-from headrace.patterns.window_model import Batch, WindowFlow, taken
+from headrace.patterns.records import (
+    HOUR_MS,
+    MINUTE_MS,
+    ConsumedRecord,
+    Field,
+    InvalidRecord,
+    RecordSchema,
+    average,
+    decimal,
+    instant,
+    text,
+)
+from headrace.patterns.window_model import BatchOffsets, WindowFlow, batch_records
 
 DAY_MS = 24 * HOUR_MS
 
-READING = Schema(
+READING = RecordSchema(
     (
         Field("device_id", text),
         Field("temperature", decimal(6, 2)),
@@ -47,18 +58,18 @@ class Reading:
         return self.ts_us // 1000
 
 
-def judge(record: Consumed) -> Reading | Bad:
+def judge(record: ConsumedRecord) -> Reading | InvalidRecord:
     """Say what a record is: a reading, or bad for the first reason that holds."""
-    given = READING.judge(record)
-    if isinstance(given, Bad):
-        return given
+    values = READING.judge(record)
+    if isinstance(values, InvalidRecord):
+        return values
     return Reading(
         record.partition,
         record.offset,
-        device_id=str(given["device_id"]),
-        temperature=cast("Decimal", given["temperature"]),
-        humidity=cast("Decimal", given["humidity"]),
-        ts_us=cast("int", given["ts"]),
+        device_id=str(values["device_id"]),
+        temperature=cast("Decimal", values["temperature"]),
+        humidity=cast("Decimal", values["humidity"]),
+        ts_us=cast("int", values["ts"]),
     )
 
 
@@ -77,7 +88,7 @@ class DeviceMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceStatus:
+class DeviceStatusRow:
     """A device that fell silent, or is back."""
 
     device_id: str
@@ -100,12 +111,15 @@ def device_metrics(
     """Return the flow of the gold table, with these limits."""
 
     def row(start: int, end: int, device: str, readings: Sequence[Reading]) -> DeviceMetrics:
-        hottest, damp = max(each.temperature for each in readings), average([each.humidity for each in readings])
+        hottest, damp = (
+            max(reading.temperature for reading in readings),
+            average([reading.humidity for reading in readings]),
+        )
         return DeviceMetrics(
             start,
             end,
             device,
-            average([each.temperature for each in readings]),
+            average([reading.temperature for reading in readings]),
             hottest,
             damp,
             len(readings),
@@ -126,12 +140,12 @@ def _device(reading: Reading) -> str:
 DEVICE_METRICS = device_metrics()
 
 
-def recomputed(records: Iterable[Consumed], flow: WindowFlow[Reading, DeviceMetrics]) -> list[DeviceMetrics]:
+def recompute(records: Iterable[ConsumedRecord], flow: WindowFlow[Reading, DeviceMetrics]) -> list[DeviceMetrics]:
     """Return the gold table as a batch makes it of all records: nothing is late. What a repair has to come to."""
     groups: dict[tuple[int, str], list[Reading]] = {}
     for record in records:
         reading = flow.judge(record)
-        if not isinstance(reading, Bad):
+        if not isinstance(reading, InvalidRecord):
             for start in flow.starts(reading):
                 groups.setdefault((start, reading.device_id), []).append(reading)
     return [flow.row(start, start + flow.window_ms, device, groups[start, device]) for start, device in sorted(groups)]
@@ -139,52 +153,54 @@ def recomputed(records: Iterable[Consumed], flow: WindowFlow[Reading, DeviceMetr
 
 @dataclass(frozen=True)
 class Silences:
-    """What the flow of silent devices must have told, and what it must have filed; `late` has one entry per batch."""
+    """The expected statuses, late rows (per batch) and invalid records of the flow of silent devices."""
 
-    told: list[DeviceStatus]
+    statuses: list[DeviceStatusRow]
     late: list[int]
-    bad: list[Bad]
+    bad: list[InvalidRecord]
 
 
 def silences(
-    records: Iterable[Consumed],
-    batches: Iterable[Batch],
+    records: Iterable[ConsumedRecord],
+    batches: Iterable[BatchOffsets],
     *,
     silence_ms: int = 15 * MINUTE_MS,
     forget_ms: int = 30 * DAY_MS,
     delay_ms: int = 2 * MINUTE_MS,
-    judge: Callable[[Consumed], Reading | Bad] = judge,
+    judge: Callable[[ConsumedRecord], Reading | InvalidRecord] = judge,
 ) -> Silences:
     """Run the flow over its batches. W[N] is the watermark in force, as in `window_model`.
 
     1. A reading is late that is not after W[N-1].
-    2. What has been told after the last batch N is all that is certain at W[N]: a device was silent when more than
+    2. The statuses after the last batch N are those that are certain at W[N]: a device was silent when more than
        `silence_ms` lie between two of its readings, or behind the last; it is back with the next reading, unless that
        comes more than `forget_ms` later.
     """
     log = {(record.partition, record.offset): record for record in records}
-    heard: dict[str, list[int]] = {}
-    found = Silences([], [], [])
+    readings_of: dict[str, list[int]] = {}
+    result = Silences([], [], [])
     watermark_before, watermark, upcoming = 0, 0, 0
     for batch in batches:
         watermark_before, watermark = watermark, upcoming
-        judged = [judge(record) for record in taken(log, batch)]
-        found.bad.extend(each for each in judged if isinstance(each, Bad))
-        readings = [each for each in judged if not isinstance(each, Bad)]
-        in_time = [each for each in readings if each.ts_us > watermark_before * 1000]
-        found.late.append(len(readings) - len(in_time))
-        for each in in_time:
-            heard.setdefault(each.device_id, []).append(each.event_time_ms)
-        upcoming = max([watermark, *(each.event_time_ms - delay_ms for each in readings)])
-    for device, times in sorted(heard.items()):
-        found.told.extend(each for each in _told(device, sorted(times), silence_ms, forget_ms) if each.at <= watermark)
-    return found
+        judged = [judge(record) for record in batch_records(log, batch)]
+        result.bad.extend(reading for reading in judged if isinstance(reading, InvalidRecord))
+        readings = [reading for reading in judged if not isinstance(reading, InvalidRecord)]
+        in_time = [reading for reading in readings if reading.ts_us > watermark_before * 1000]
+        result.late.append(len(readings) - len(in_time))
+        for reading in in_time:
+            readings_of.setdefault(reading.device_id, []).append(reading.event_time_ms)
+        upcoming = max([watermark, *(reading.event_time_ms - delay_ms for reading in readings)])
+    for device, times in sorted(readings_of.items()):
+        result.statuses.extend(
+            reading for reading in _statuses(device, sorted(times), silence_ms, forget_ms) if reading.at <= watermark
+        )
+    return result
 
 
-def _told(device: str, times: Sequence[int], silence_ms: int, forget_ms: int) -> Iterator[DeviceStatus]:
+def _statuses(device: str, times: Sequence[int], silence_ms: int, forget_ms: int) -> Iterator[DeviceStatusRow]:
     for last, following in pairwise([*times, None]):
         assert last is not None  # noqa: S101 - only the end is
         if following is None or following - last > silence_ms:
-            yield DeviceStatus(device, "SILENT", last, last + silence_ms, silence_ms // 1000)
+            yield DeviceStatusRow(device, "SILENT", last, last + silence_ms, silence_ms // 1000)
             if following is not None and following - last <= forget_ms:
-                yield DeviceStatus(device, "BACK", last, following, (following - last) // 1000)
+                yield DeviceStatusRow(device, "BACK", last, following, (following - last) // 1000)

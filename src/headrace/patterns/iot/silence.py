@@ -1,8 +1,8 @@
-"""Which devices have fallen silent, as custom state: told once per silence, and once when the device is back.
+"""Detect silent devices with custom state: one status row per silence, and one when the device is back.
 
-What has been heard of a device is kept as stretches: readings that follow each other without a silence. Nearly always
-there is one of them. Nothing is told before the watermark has passed it. A reading that was delayed may still close a
-gap, so a gap between two readings is no silence yet. Told in this way the answer does not depend on how rows are spread
+The state of a device is a list of stretches: readings that follow each other without a silence. Nearly always there is
+one. No status is emitted before the watermark has passed it. A reading that was delayed may still close a
+gap, so a gap between two readings is no silence yet. So the result does not depend on how rows are spread
 over batches: after an outage of the flow itself, hours of readings may come in one call.
 """
 
@@ -31,8 +31,8 @@ class Stretch:
 
 
 @dataclass
-class Heard:
-    """What is known of a device: its stretches in order, and the last reading before a silence that was told."""
+class DeviceHistory:
+    """The state of a device: its stretches in order, and the last reading before a silence that was reported."""
 
     stretches: list[Stretch] = field(default_factory=list)
     silent_since: datetime | None = None
@@ -40,7 +40,7 @@ class Heard:
 
 @dataclass
 class DeviceStatus:
-    """What is told. `at` is when the silence had lasted too long, or when the first reading after it was taken."""
+    """A status row. `at` is when the silence had lasted too long, or when the first reading after it was taken."""
 
     device_id: str
     status: str
@@ -49,11 +49,11 @@ class DeviceStatus:
     silent_seconds: int
 
 
-class Silence(KeyedState[Heard, DeviceStatus]):
-    """Tells of a device that said nothing for longer than `silence`.
+class Silence(KeyedState[DeviceHistory, DeviceStatus]):
+    """Report a device that sends nothing for longer than `silence`.
 
-    One that said nothing for longer than `forget` is forgotten: nothing of it is kept, and it is not told when it is
-    heard again.
+    A device without a reading for longer than `forget` is forgotten: its state is removed, and its return is not
+    reported.
     """
 
     clock = EventTime("ts")
@@ -61,47 +61,51 @@ class Silence(KeyedState[Heard, DeviceStatus]):
     def __init__(self, silence: timedelta, forget: timedelta) -> None:
         self.silence, self.forget = silence, forget
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Heard], timers: Timers) -> Iterator[DeviceStatus]:
-        """Add readings to the stretches, and ask for the moment at which something is to be told. Tells nothing."""
-        heard = state.value or Heard()
-        heard.stretches = self._joined([*heard.stretches, *(Stretch(row.ts, row.ts) for row in rows)])
-        state.value = heard
-        timers.only(self._next(heard))
+    def handle(
+        self, key: Row, rows: list[Row], state: ValueState[DeviceHistory], timers: Timers
+    ) -> Iterator[DeviceStatus]:
+        """Add readings to the stretches, and set the timer of the next status. Emits nothing."""
+        history = state.value or DeviceHistory()
+        history.stretches = self._joined([*history.stretches, *(Stretch(row.ts, row.ts) for row in rows)])
+        state.value = history
+        timers.only(self._next(history))
         return iter(())
 
-    def on_timer(self, key: Row, at: datetime, state: ValueState[Heard], timers: Timers) -> Iterator[DeviceStatus]:
-        """Tell all that is certain by now: no reading that is still to come can be before the watermark."""
-        heard = state.value
-        if heard is None:
+    def on_timer(
+        self, key: Row, at: datetime, state: ValueState[DeviceHistory], timers: Timers
+    ) -> Iterator[DeviceStatus]:
+        """Emit the statuses that are certain: no later reading can be before the watermark."""
+        history = state.value
+        if history is None:
             return
-        while heard.stretches and (moment := self._next(heard)) <= timers.now:
-            if heard.silent_since is None:
-                heard.silent_since = heard.stretches.pop(0).last
-                yield self._told(key, SILENT, heard.silent_since, moment)
+        while history.stretches and (moment := self._next(history)) <= timers.now:
+            if history.silent_since is None:
+                history.silent_since = history.stretches.pop(0).last
+                yield self._status(key, SILENT, history.silent_since, moment)
             else:
-                if moment - heard.silent_since <= self.forget:
-                    yield self._told(key, BACK, heard.silent_since, moment)
-                heard.silent_since = None
-        if heard.stretches:
-            timers.at(self._next(heard))
-        elif heard.silent_since is not None and heard.silent_since + self.forget > timers.now:
-            timers.at(heard.silent_since + self.forget)
+                if moment - history.silent_since <= self.forget:
+                    yield self._status(key, BACK, history.silent_since, moment)
+                history.silent_since = None
+        if history.stretches:
+            timers.at(self._next(history))
+        elif history.silent_since is not None and history.silent_since + self.forget > timers.now:
+            timers.at(history.silent_since + self.forget)
         else:
             state.value = None
 
-    def _next(self, heard: Heard) -> datetime:
-        """Return when the first stretch has to be told of: of its end, or of its beginning after a silence."""
-        stretch = heard.stretches[0]
-        return stretch.last + self.silence if heard.silent_since is None else stretch.first
+    def _next(self, history: DeviceHistory) -> datetime:
+        """Return when the first stretch changes the status: at its end, or at its beginning after a silence."""
+        stretch = history.stretches[0]
+        return stretch.last + self.silence if history.silent_since is None else stretch.first
 
     def _joined(self, stretches: list[Stretch]) -> list[Stretch]:
         joined: list[Stretch] = []
-        for each in sorted(stretches, key=lambda stretch: stretch.first):
-            if joined and each.first - joined[-1].last <= self.silence:
-                joined[-1].last = max(joined[-1].last, each.last)
+        for stretch in sorted(stretches, key=lambda stretch: stretch.first):
+            if joined and stretch.first - joined[-1].last <= self.silence:
+                joined[-1].last = max(joined[-1].last, stretch.last)
             else:
-                joined.append(each)
+                joined.append(stretch)
         return joined
 
-    def _told(self, key: Row, status: str, last_seen: datetime, at: datetime) -> DeviceStatus:
+    def _status(self, key: Row, status: str, last_seen: datetime, at: datetime) -> DeviceStatus:
         return DeviceStatus(key.device_id, status, last_seen, at, (at - last_seen) // timedelta(seconds=1))

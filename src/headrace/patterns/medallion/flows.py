@@ -52,20 +52,20 @@ RULES = (
     Rule("sane_amount", "amount < 1000000", "fail"),
 )
 
-_WHOLE_HISTORY = {
+_KEEP_EVERYTHING = {
     # Whoever rebuilds silver reads the versions of bronze from the first on, and whoever rebuilds gold those of silver.
     "delta.logRetentionDuration": "interval 3650 days",
-    # The log holds all files of the table anew every so many versions, and these lists stay as long as it does. Delta's
-    # own 10 would make them most of what a small bronze takes.
+    # Every few versions a checkpoint of the log lists all files of the table, and stays as long as the log. With the
+    # default of 10 versions, checkpoints would be most of a small bronze table.
     "delta.checkpointInterval": "100",
 }
 # Each round writes the joined file that is not full yet once more, of up to 64 MB, and nothing is ever removed.
 _SELDOM = 1000
 
 
-def _kept_for_ever() -> TablePolicy:
+def _keep_everything() -> TablePolicy:
     """Join small files now and then, and remove none: a rebuild reads the files of old versions."""
-    return TablePolicy(_WHOLE_HISTORY, small_files=_SELDOM, keep=None)
+    return TablePolicy(_KEEP_EVERYTHING, small_files=_SELDOM, keep=None)
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class MedallionSettings:
     bronze_table: str = "bronze/web_orders"
     silver_table: str = "silver/web_orders"
     gold_table: str = "gold/daily_sales"
-    bronze_policy: TablePolicy | None = field(default_factory=_kept_for_ever)
-    silver_policy: TablePolicy | None = field(default_factory=_kept_for_ever)
+    bronze_policy: TablePolicy | None = field(default_factory=_keep_everything)
+    silver_policy: TablePolicy | None = field(default_factory=_keep_everything)
     gold_policy: TablePolicy | None = field(default_factory=TablePolicy)
 
 
-def as_it_came(records: DataFrame) -> DataFrame:
+def to_bronze(records: DataFrame) -> DataFrame:
     """Keep a record whole: its bytes, its headers and where it lay. The time of the batch is that of its offset log."""
     return records.select(
         F.col("value").alias("payload"),
@@ -120,7 +120,7 @@ def as_it_came(records: DataFrame) -> DataFrame:
     )
 
 
-def each_order_once(orders: DataFrame, arrival: Watermark) -> DataFrame:
+def to_silver(orders: DataFrame, arrival: Watermark) -> DataFrame:
     """Keep the first of the records of an order, by the time of its arrival in bronze, whatever its event time says."""
     once = deduplicate(orders, "order_id", within=arrival)
     return once.select(*ORDER.names, F.to_date("ordered_at").alias("order_date"))
@@ -146,7 +146,7 @@ def flows(settings: MedallionSettings | None = None) -> list[Flow]:
             name="bronze",
             description="Everything as it came",
             inputs=Input(KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets, raw=True)),
-            transform=as_it_came,
+            transform=to_bronze,
             sink=DeltaAppend(settings.bronze_table, policy=settings.bronze_policy),
             trigger=settings.bronze_trigger,
         ),
@@ -164,7 +164,7 @@ def flows(settings: MedallionSettings | None = None) -> list[Flow]:
                 keep=(ARRIVAL,),
                 rules=settings.rules,
             ),
-            transform=partial(each_order_once, arrival=arrival),
+            transform=partial(to_silver, arrival=arrival),
             sink=DeltaAppend(settings.silver_table, policy=settings.silver_policy),
             trigger=settings.silver_trigger,
         ),

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headrace.patterns.traffic import (
-    Break,
-    Said,
+    Corruption,
+    GeneratedEvent,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
@@ -31,7 +31,7 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True)
-class OrderTraffic(Traffic):
+class WebOrderTraffic(Traffic):
     """How a stream of orders looks: as any traffic."""
 
     pattern: ClassVar[str] = "medallion"
@@ -42,21 +42,21 @@ class _Simulation:
 
     kind = "order"
 
-    def __init__(self, settings: OrderTraffic, start_ms: int) -> None:
+    def __init__(self, settings: WebOrderTraffic, start_ms: int) -> None:
         rng = settings.luck(start_ms)
         self.random, self._bits = rng.random, rng.getrandbits
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
 
-    def event(self, now: int) -> Said:
-        return self._said(now - self._delays[self._bits(12)])
+    def event(self, now: int) -> GeneratedEvent:
+        return self._event(now - self._delays[self._bits(12)])
 
-    def late(self, now: int) -> Said:
-        return self._said(now - int((1 + 2 * self.random()) * _DAY_MS))
+    def late(self, now: int) -> GeneratedEvent:
+        return self._event(now - int((1 + 2 * self.random()) * _DAY_MS))
 
-    def alone(self, now: int) -> Said:
-        return self._said(now)
+    def alone(self, now: int) -> GeneratedEvent:
+        return self._event(now)
 
-    def _said(self, ordered_at: int) -> Said:
+    def _event(self, ordered_at: int) -> GeneratedEvent:
         draw = self.random
         customer, items = f"c-{self._bits(16):05d}", 1 + int(8 * draw() * draw())
         amount = round(items * (2 + 40 * draw() ** 3), 2)
@@ -72,11 +72,11 @@ class _Simulation:
             f'{{"order_id":"{self._bits(64):016x}","customer_id":"{customer}","country":"{country}",'
             f'"amount":{amount:.2f},"items":{items},"ordered_at":"{iso(ordered_at)}"}}'
         )
-        return Said(customer.encode(), text, ordered_at)
+        return GeneratedEvent(customer.encode(), text, ordered_at)
 
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Break] = {
+MALFORMED: dict[str, Corruption] = {
     **broken_anywhere("order_id", "ordered_at"),
     "amount_not_a_number": with_(amount="much"),
     "items_not_whole": with_(items=1.5),
@@ -86,13 +86,13 @@ MALFORMED: dict[str, Break] = {
 
 
 @dataclass(frozen=True)
-class OrderGenerator(TrafficGenerator):
+class WebOrderGenerator(TrafficGenerator):
     """Streams of orders."""
 
     topic: ClassVar[str] = "web-orders"
-    settings: OrderTraffic = OrderTraffic()
+    settings: WebOrderTraffic = WebOrderTraffic()
     simulation = _Simulation
     broken = MALFORMED
 
 
-generator = OrderGenerator().with_traffic
+generator = WebOrderGenerator().with_traffic

@@ -14,9 +14,20 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import HOUR_MS, Bad, Consumed, Field, Schema, average, decimal, instant, integer, text
+from headrace.patterns.records import (
+    HOUR_MS,
+    ConsumedRecord,
+    Field,
+    InvalidRecord,
+    RecordSchema,
+    average,
+    decimal,
+    instant,
+    integer,
+    text,
+)
 
-ORDER = Schema(
+ORDER = RecordSchema(
     (
         Field("order_id", text),
         Field("customer_id", text),
@@ -30,7 +41,7 @@ ORDER = Schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WebOrder:
     """A row of silver."""
 
     order_id: str
@@ -56,7 +67,7 @@ class DailySales:
 
 
 # A rule by its name: what is done with a row that breaks it, and whether a row keeps it.
-Rules = Mapping[str, tuple[str, Callable[[Order, Consumed], bool]]]
+Rules = Mapping[str, tuple[str, Callable[[WebOrder, ConsumedRecord], bool]]]
 RULES: Rules = {
     "positive_amount": ("quarantine", lambda order, _: order.amount > 0),
     "not_from_the_future": ("quarantine", lambda order, record: order.ordered_at <= record.timestamp_ms + HOUR_MS),
@@ -68,55 +79,55 @@ RULES: Rules = {
 
 @dataclass(frozen=True)
 class Silver:
-    """What silver must hold and must have filed, and how many rows broke each rule."""
+    """The expected rows of silver, its quarantined records, and how many rows violated each rule."""
 
-    orders: list[Order] = field(default_factory=list)
-    bad: list[Bad] = field(default_factory=list)
+    orders: list[WebOrder] = field(default_factory=list)
+    bad: list[InvalidRecord] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
 
 
-def silver(records: Iterable[Consumed], *, within_ms: int = HOUR_MS, rules: Rules = RULES) -> Silver:
+def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules: Rules = RULES) -> Silver:
     """Return what silver makes of records, in the order of their arrival. Their timestamp is when bronze got them."""
-    found = Silver(broken=Counter(dict.fromkeys(rules, 0)))
-    kept: dict[str, int] = {}
-    for record in sorted(records, key=lambda each: (each.timestamp_ms, each.partition, each.offset)):
+    result = Silver(broken=Counter(dict.fromkeys(rules, 0)))
+    first_arrivals: dict[str, int] = {}
+    for record in sorted(records, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
         order = judge(record)
-        if isinstance(order, Bad):
-            found.bad.append(order)
+        if isinstance(order, InvalidRecord):
+            result.bad.append(order)
             continue
         broken = [name for name, (_, keeps) in rules.items() if not keeps(order, record)]
-        found.broken.update(broken)
-        filed = next((name for name in broken if rules[name][0] == "quarantine"), None)
-        if filed is not None:
-            found.bad.append(Bad(record.partition, record.offset, f"rule:{filed}"))
+        result.broken.update(broken)
+        rule = next((name for name in broken if rules[name][0] == "quarantine"), None)
+        if rule is not None:
+            result.bad.append(InvalidRecord(record.partition, record.offset, f"rule:{rule}"))
         elif not any(rules[name][0] == "drop" for name in broken):
-            before = kept.get(order.order_id)
+            before = first_arrivals.get(order.order_id)
             if before is None or record.timestamp_ms > before + within_ms:
-                kept[order.order_id] = record.timestamp_ms
-                found.orders.append(order)
-    return found
+                first_arrivals[order.order_id] = record.timestamp_ms
+                result.orders.append(order)
+    return result
 
 
-def judge(record: Consumed) -> Order | Bad:
+def judge(record: ConsumedRecord) -> WebOrder | InvalidRecord:
     """Say what a record is by the schema alone."""
-    given = ORDER.judge(record)
-    if isinstance(given, Bad):
-        return given
-    ordered_us = cast("int", given["ordered_at"])
-    return Order(
-        order_id=str(given["order_id"]),
-        customer_id=str(given["customer_id"]),
-        country=str(given["country"]),
-        amount=cast("Decimal", given["amount"]),
-        items=cast("int", given["items"]),
+    values = ORDER.judge(record)
+    if isinstance(values, InvalidRecord):
+        return values
+    ordered_us = cast("int", values["ordered_at"])
+    return WebOrder(
+        order_id=str(values["order_id"]),
+        customer_id=str(values["customer_id"]),
+        country=str(values["country"]),
+        amount=cast("Decimal", values["amount"]),
+        items=cast("int", values["items"]),
         ordered_at=ordered_us // 1000,
         order_date=datetime.fromtimestamp(ordered_us // 1_000_000, UTC).date(),
     )
 
 
-def gold(orders: Iterable[Order]) -> list[DailySales]:
+def gold(orders: Iterable[WebOrder]) -> list[DailySales]:
     """Return what gold makes of the orders of silver."""
-    groups: dict[tuple[date, str], list[Order]] = {}
+    groups: dict[tuple[date, str], list[WebOrder]] = {}
     for order in orders:
         groups.setdefault((order.order_date, order.country), []).append(order)
     return [
@@ -124,10 +135,10 @@ def gold(orders: Iterable[Order]) -> list[DailySales]:
             day,
             country,
             len(of),
-            sum(each.items for each in of),
-            sum((each.amount for each in of), Decimal(0)),
-            average([each.amount for each in of]),
-            max(each.amount for each in of),
+            sum(order.items for order in of),
+            sum((order.amount for order in of), Decimal(0)),
+            average([order.amount for order in of]),
+            max(order.amount for order in of),
         )
         for (day, country), of in sorted(groups.items())
     ]

@@ -124,10 +124,10 @@ class OrderSettings:
 
 
 def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
-    """Return orders beside their payments. Where a side has no partner, its columns are null.
+    """Return orders joined with their payments. If a side has no partner, its columns are null.
 
     The bound is what lets a stream forget: an order that the watermark has passed by more than it has no payment to
-    come. Without it the state would grow for ever, and a row without partner could never be told.
+    come. Without it the state would grow forever, and a row without partner could never be emitted.
     """
     seconds = Duration.parse(bound).ms / 1000
     paid = payments.withColumnRenamed("order_id", "paid_order_id")
@@ -143,7 +143,7 @@ def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> Dat
 def hit_rate(rows: DataFrame, every: str = "1 minute") -> DataFrame:
     """Return the share of orders that found their payment, by the minute of the order.
 
-    Of the rows of a left or full join. The last minutes of a stream are not judged yet: an order is told as unpaid when
+    Of the rows of a left or full join. The last minutes of a stream are not judged yet: an order counts as unpaid when
     the watermark has passed its bound, and as paid at once.
     """
     orders = rows.where(F.col("order_time").isNotNull())
@@ -161,7 +161,7 @@ def flows(settings: OrderSettings | None = None) -> list[Flow]:
     return [
         Flow(
             name=NAMES[how],
-            description=f"Orders beside their payments, {how} join",
+            description=f"Orders with their payments, {how} join",
             inputs={"orders": settings.reads(how, "orders"), "payments": settings.reads(how, "payments")},
             transform=partial(joined, how=how, bound=settings.bound),
             sink=DeltaAppend(settings.table(how)),

@@ -20,8 +20,8 @@ from typing import ClassVar, NamedTuple
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
-    Break,
-    Said,
+    Corruption,
+    GeneratedEvent,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
@@ -83,7 +83,7 @@ class _Simulation:
         self._unordered: list[_Unordered] = []
         self._number = 0
 
-    def event(self, now: int) -> Said:
+    def event(self, now: int) -> GeneratedEvent:
         if self._due and self._due[0].pay_ms <= now:
             due = heappop(self._due)
             return self._payment(due.order_id, due.pay_ms)
@@ -102,7 +102,7 @@ class _Simulation:
             heappush(self._due, _Due(order_ms + wait_ms, self._number, order_id))
         return self._order(order_id, order_ms)
 
-    def late(self, now: int) -> Said:
+    def late(self, now: int) -> GeneratedEvent:
         behind = int((45 + 105 * self.random()) * MINUTE_MS)
         if self.random() < 0.2 or not self._unpaid or self._unpaid[0].pay_ms > now - behind - 5 * MINUTE_MS:
             return self._late_order(now, behind)
@@ -110,14 +110,14 @@ class _Simulation:
         order = self._unpaid.popleft()
         return self._payment(order.order_id, order.pay_ms + int(5 * MINUTE_MS * self.random()))
 
-    def _late_order(self, now: int, behind: int) -> Said:
+    def _late_order(self, now: int, behind: int) -> GeneratedEvent:
         if not self._unordered or self._unordered[0].due_ms > now:
             return self._order(self._new_id(), now - behind)
         # Its payment came in time and stood alone.
         paid = heappop(self._unordered)
         return self._order(paid.order_id, paid.pay_ms - int(5 * MINUTE_MS * self.random()))
 
-    def alone(self, now: int) -> Said:
+    def alone(self, now: int) -> GeneratedEvent:
         order_id = self._new_id()
         return self._order(order_id, now) if self.random() < 0.5 else self._payment(order_id, now)
 
@@ -132,26 +132,29 @@ class _Simulation:
                 return int((least + (most - least) * self.random()) * MINUTE_MS)
         return None
 
-    def _order(self, order_id: str, order_ms: int) -> Said:
+    def _order(self, order_id: str, order_ms: int) -> GeneratedEvent:
         user = f"u-{self._bits(32) % _USERS:05d}"
         text = f'{{"order_id":"{order_id}","user_id":"{user}","order_time":"{iso(order_ms)}"}}'
-        return Said(order_id.encode(), text, order_ms, "order", self._topics[0])
+        return GeneratedEvent(order_id.encode(), text, order_ms, "order", self._topics[0])
 
-    def _payment(self, order_id: str, pay_ms: int) -> Said:
+    def _payment(self, order_id: str, pay_ms: int) -> GeneratedEvent:
         cents = 100 + self._bits(32) % 30_000
         text = f'{{"order_id":"{order_id}","amount":{cents / 100:.2f},"pay_time":"{iso(pay_ms)}"}}'
-        return Said(order_id.encode(), text, pay_ms, "payment", self._topics[1])
+        return GeneratedEvent(order_id.encode(), text, pay_ms, "payment", self._topics[1])
 
 
-def _other_times(how: Break, order: Break) -> Break:
+def _other_times(how: Corruption, order: Corruption) -> Corruption:
     """Break a payment in one way, and an order in another: their times have other names."""
     return lambda event: how(event) if '"pay_time"' in event else order(event)
 
 
-def _malformed() -> dict[str, Break]:
+def _malformed() -> dict[str, Corruption]:
     payments, orders = broken_anywhere("order_id", "pay_time"), broken_anywhere("order_id", "order_time")
     pairs = zip(payments.items(), orders.values(), strict=True)
-    both = {name.replace("no_pay_time", "no_time"): _other_times(one, other) for (name, one), other in pairs}
+    both = {
+        name.replace("no_pay_time", "no_time"): _other_times(order_kind, payment_kind)
+        for (name, order_kind), payment_kind in pairs
+    }
     return {
         **both,
         "no_order_id": without("order_id"),

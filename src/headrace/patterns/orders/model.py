@@ -3,7 +3,7 @@
 The model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. All
 times are whole milliseconds since the epoch, UTC. A replay takes these steps for batch N:
 
-1. Take the records between the batch's offsets, of both topics, and judge each: an event, or `Bad`.
+1. Take the records between the batch's offsets, of both topics, and judge each: an event, or `InvalidRecord`.
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. A row at or before W[N-1] is late: counted, and dropped.
 4. Each new order meets the payments that are kept, then is kept itself; each new payment meets the orders that are
@@ -16,7 +16,7 @@ times are whole milliseconds since the epoch, UTC. A replay takes these steps fo
 7. The watermark of a topic is its highest event time so far less the delay, and 0 before its first row. W[N+1] is the
    lower one of the two, or W[N] if that is higher. Bad records never count.
 
-A driver that starts anew has forgotten how far each topic was, and knows only W: step 7 then looks at the batches since
+A restarted driver does not know how far each topic was, and knows only W: step 7 then looks at the batches since
 that start. Where it is not known when that was, the watermarks that were recorded are taken, as long as there are
 starts that give each of them.
 """
@@ -28,17 +28,27 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple, cast
 
-from headrace.patterns.records import HOUR_MS, MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
-from headrace.patterns.window_model import Batch, taken
+from headrace.patterns.records import (
+    HOUR_MS,
+    MINUTE_MS,
+    ConsumedRecord,
+    Field,
+    InvalidRecord,
+    RecordSchema,
+    decimal,
+    instant,
+    text,
+)
+from headrace.patterns.window_model import BatchOffsets, batch_records
 
 INPUTS = ("orders", "payments")
 
-ORDER = Schema(
+ORDER = RecordSchema(
     (Field("order_id", text), Field("user_id", text), Field("order_time", instant)),
     time="order_time",
     key_required=True,
 )
-PAYMENT = Schema(
+PAYMENT = RecordSchema(
     (Field("order_id", text), Field("amount", decimal(12, 2)), Field("pay_time", instant)),
     time="pay_time",
     key_required=True,
@@ -73,20 +83,20 @@ class Joined(NamedTuple):
     pay_time: int | None
 
 
-def judge_order(record: Consumed) -> Order | Bad:
+def judge_order(record: ConsumedRecord) -> Order | InvalidRecord:
     """Say what a record of the topic of orders is."""
-    given = ORDER.judge(record)
-    if isinstance(given, Bad):
-        return given
-    return Order(str(given["order_id"]), str(given["user_id"]), cast("int", given["order_time"]) // 1000)
+    values = ORDER.judge(record)
+    if isinstance(values, InvalidRecord):
+        return values
+    return Order(str(values["order_id"]), str(values["user_id"]), cast("int", values["order_time"]) // 1000)
 
 
-def judge_payment(record: Consumed) -> Payment | Bad:
+def judge_payment(record: ConsumedRecord) -> Payment | InvalidRecord:
     """Say what a record of the topic of payments is."""
-    given = PAYMENT.judge(record)
-    if isinstance(given, Bad):
-        return given
-    return Payment(str(given["order_id"]), cast("Decimal", given["amount"]), cast("int", given["pay_time"]) // 1000)
+    values = PAYMENT.judge(record)
+    if isinstance(values, InvalidRecord):
+        return values
+    return Payment(str(values["order_id"]), cast("Decimal", values["amount"]), cast("int", values["pay_time"]) // 1000)
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ JOINS = {
 }
 
 
-class Late(NamedTuple):
+class LateRecord(NamedTuple):
     """A record that a batch dropped as late."""
 
     batch_id: int
@@ -130,13 +140,13 @@ class Late(NamedTuple):
 
 
 @dataclass
-class Outcome:
+class JoinOutcome:
     """What a flow must have done. `batches`, `watermarks`, `state` and `forgotten` have one entry per batch."""
 
     batches: list[list[Joined]] = field(default_factory=list)
-    late: list[Late] = field(default_factory=list)
+    late: list[LateRecord] = field(default_factory=list)
     watermarks: list[int] = field(default_factory=list)
-    bad: dict[str, list[Bad]] = field(default_factory=lambda: {name: [] for name in INPUTS})
+    bad: dict[str, list[InvalidRecord]] = field(default_factory=lambda: {name: [] for name in INPUTS})
     """By input."""
     state: list[int] = field(default_factory=list)
     """The rows that both sides keep after the batch."""
@@ -147,7 +157,7 @@ class Outcome:
 
 
 @dataclass
-class _Kept:
+class _JoinState:
     """Rows of both sides that wait for a partner, by the id of their order, and which have met one."""
 
     orders: dict[str, list[Order]] = field(default_factory=dict)
@@ -160,50 +170,52 @@ class _Kept:
     @property
     def rows(self) -> int:
         """How many rows wait on both sides."""
-        return sum(len(each) for each in self.orders.values()) + sum(len(each) for each in self.payments.values())
+        return sum(len(waiting) for waiting in self.orders.values()) + sum(
+            len(waiting) for waiting in self.payments.values()
+        )
 
 
 def replay(
-    orders: Iterable[Consumed],
-    payments: Iterable[Consumed],
-    batches: Sequence[Mapping[str, Batch]],
+    orders: Iterable[ConsumedRecord],
+    payments: Iterable[ConsumedRecord],
+    batches: Sequence[Mapping[str, BatchOffsets]],
     flow: JoinFlow,
     recorded: Sequence[int] | None = None,
-) -> Outcome:
+) -> JoinOutcome:
     """Run a join over its batches, in the steps that the module's docstring numbers.
 
     `recorded` are the watermarks of the offset log, for a flow that was started more than once. One that no start
     explains is an error.
     """
-    logs = [{(each.partition, each.offset): each for each in log} for log in (orders, payments)]
-    outcome, kept, starts = Outcome(), _Kept(), _Starts(flow.delay_ms)
+    logs = [{(record.partition, record.offset): record for record in log} for log in (orders, payments)]
+    outcome, state, starts = JoinOutcome(), _JoinState(), _Starts(flow.delay_ms)
     before = 0
     for number, batch in enumerate(batches):
         # 1. the records, judged
-        new_orders = [(each, judge_order(each)) for each in taken(logs[0], batch["orders"])]
-        new_payments = [(each, judge_payment(each)) for each in taken(logs[1], batch["payments"])]
-        outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, Bad)]
-        outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, Bad)]
-        told_orders = [(each, order) for each, order in new_orders if isinstance(order, Order)]
-        told_payments = [(each, payment) for each, payment in new_payments if isinstance(payment, Payment)]
+        new_orders = [(record, judge_order(record)) for record in batch_records(logs[0], batch["orders"])]
+        new_payments = [(record, judge_payment(record)) for record in batch_records(logs[1], batch["payments"])]
+        outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
+        outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
+        told_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
+        told_payments = [(record, payment) for record, payment in new_payments if isinstance(payment, Payment)]
 
         # 2. the watermark in force
         now = starts.watermark(None if recorded is None else recorded[number])
         outcome.watermarks.append(now)
 
         # 3. late rows apart
-        late_orders = [each for each, order in told_orders if order.order_time <= before]
-        late_payments = [each for each, payment in told_payments if payment.pay_time <= before]
+        late_orders = [record for record, order in told_orders if order.order_time <= before]
+        late_payments = [record for record, payment in told_payments if payment.pay_time <= before]
         for name, late in zip(INPUTS, (late_orders, late_payments), strict=True):
-            outcome.late += [Late(number, name, each.partition, each.offset) for each in late]
+            outcome.late += [LateRecord(number, name, record.partition, record.offset) for record in late]
         in_time = [order for _, order in told_orders if order.order_time > before]
         paid_in_time = [payment for _, payment in told_payments if payment.pay_time > before]
 
         # 4.-6. pairs, then what is forgotten
-        gone = kept.forgotten
-        outcome.batches.append(sorted(_batch(flow, kept, in_time, paid_in_time, now), key=str))
-        outcome.state.append(kept.rows)
-        outcome.forgotten.append(kept.forgotten - gone)
+        forgotten_before = state.forgotten
+        outcome.batches.append(sorted(_batch(flow, state, in_time, paid_in_time, now), key=str))
+        outcome.state.append(state.rows)
+        outcome.forgotten.append(state.forgotten - forgotten_before)
 
         # 7. the next watermark
         starts.saw(
@@ -217,7 +229,7 @@ def replay(
 
 @dataclass
 class _Starts:
-    """The watermarks of a flow, by the batch that its driver may have begun with.
+    """The watermarks of a flow, by the batch that its driver may have started with.
 
     `newest` holds the highest event time of each topic since each batch. `first` and `last` are the batches between
     which the driver of now began: the first driver with batch 0, a later one not before the one that it followed.
@@ -236,10 +248,14 @@ class _Starts:
         if recorded is None:
             self.now = predicted[0]
             return self.now
-        explaining = [start for start, each in enumerate(predicted) if each == recorded and start >= self.first]
+        explaining = [
+            start for start, watermark in enumerate(predicted) if watermark == recorded and start >= self.first
+        ]
         if not explaining:
-            told = sorted(set(predicted[self.first :]))
-            message = f"batch {len(predicted) - 1} ran with watermark {recorded}, and every start gives one of {told}"
+            possible = sorted(set(predicted[self.first :]))
+            message = (
+                f"batch {len(predicted) - 1} ran with watermark {recorded}, and every start gives one of {possible}"
+            )
             raise AssertionError(message)
         same = [start for start in explaining if start <= self.last]
         self.restarts += not same
@@ -249,15 +265,18 @@ class _Starts:
 
     def saw(self, order_time: int, pay_time: int) -> None:
         """Take in the highest event times of a batch; 0 is none."""
-        self.newest = [(max(one, order_time), max(other, pay_time)) for one, other in self.newest]
+        self.newest = [
+            (max(newest_order, order_time), max(newest_payment, pay_time))
+            for newest_order, newest_payment in self.newest
+        ]
         self.newest.append((0, 0))
 
 
-def paid_by_minute(outcome: Outcome, bound_ms: int) -> list[tuple[int, int, int]]:
+def paid_by_minute(outcome: JoinOutcome, bound_ms: int) -> list[tuple[int, int, int]]:
     """Return when a minute begins, how many orders it has, and how many of them are paid.
 
     Of a join that keeps orders, and of the minutes whose every order the last batch's watermark has passed by more than
-    the bound: an unpaid one is told then.
+    the bound: an unpaid one is emitted then.
     """
     closed = (outcome.watermarks[-1] if outcome.watermarks else 0) - bound_ms
     orders, paid = dict[int, set[str]](), dict[int, set[str]]()
@@ -273,9 +292,11 @@ def paid_by_minute(outcome: Outcome, bound_ms: int) -> list[tuple[int, int, int]
     ]
 
 
-def day(orders: Iterable[Consumed], payments: Iterable[Consumed], flow: JoinFlow, start: int, end: int) -> list[Joined]:
+def daily_rows(
+    orders: Iterable[ConsumedRecord], payments: Iterable[ConsumedRecord], flow: JoinFlow, start: int, end: int
+) -> list[Joined]:
     """Return what a join of a span of time should hold: every record counts once, whenever it came."""
-    all_orders = {each for record in orders if isinstance(each := judge_order(record), Order)}
+    all_orders = {row for record in orders if isinstance(row := judge_order(record), Order)}
     all_payments = {paid for record in payments if isinstance(paid := judge_payment(record), Payment)}
     by_id: dict[str, list[Order]] = {}
     for order in all_orders:
@@ -284,10 +305,10 @@ def day(orders: Iterable[Consumed], payments: Iterable[Consumed], flow: JoinFlow
     rows = [_pair(order, payment) for order, payment in pairs]
     if flow.keeps_orders:
         alone = all_orders - {order for order, _ in pairs}
-        rows += [Joined(each.order_id, each.user_id, each.order_time, None, None) for each in alone]
+        rows += [Joined(row.order_id, row.user_id, row.order_time, None, None) for row in alone]
     if flow.keeps_payments:
         lone = all_payments - {payment for _, payment in pairs}
-        rows += [Joined(each.order_id, None, None, each.amount, each.pay_time) for each in lone]
+        rows += [Joined(row.order_id, None, None, row.amount, row.pay_time) for row in lone]
     return [row for row in rows if start <= _moment(row) < end]
 
 
@@ -296,51 +317,51 @@ def _moment(row: Joined) -> int:
 
 
 def _batch(
-    flow: JoinFlow, kept: _Kept, orders: Sequence[Order], payments: Sequence[Payment], watermark: int
+    flow: JoinFlow, state: _JoinState, orders: Sequence[Order], payments: Sequence[Payment], watermark: int
 ) -> Iterable[Joined]:
     """Run steps 4 to 6. The rows that are put out, in no order."""
     for order in orders:
-        partners = [each for each in kept.payments.get(order.order_id, ()) if flow.meets(order, each)]
-        yield from (_pair(order, each) for each in partners)
-        kept.met.update(id(each) for each in partners)
+        partners = [partner for partner in state.payments.get(order.order_id, ()) if flow.meets(order, partner)]
+        yield from (_pair(order, partner) for partner in partners)
+        state.met.update(id(partner) for partner in partners)
         if order.order_time >= watermark - flow.bound_ms:
-            kept.orders.setdefault(order.order_id, []).append(order)
-            kept.met.update({id(order)} if partners else ())
+            state.orders.setdefault(order.order_id, []).append(order)
+            state.met.update({id(order)} if partners else ())
         elif flow.keeps_orders and not partners:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
     for payment in payments:
-        paid = [each for each in kept.orders.get(payment.order_id, ()) if flow.meets(each, payment)]
-        yield from (_pair(each, payment) for each in paid)
-        kept.met.update(id(each) for each in paid)
+        paid = [partner for partner in state.orders.get(payment.order_id, ()) if flow.meets(partner, payment)]
+        yield from (_pair(partner, payment) for partner in paid)
+        state.met.update(id(partner) for partner in paid)
         if payment.pay_time >= watermark:
-            kept.payments.setdefault(payment.order_id, []).append(payment)
-            kept.met.update({id(payment)} if paid else ())
+            state.payments.setdefault(payment.order_id, []).append(payment)
+            state.met.update({id(payment)} if paid else ())
         elif flow.keeps_payments and not paid:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
-    yield from _forgotten(flow, kept, watermark)
+    yield from _forgotten(flow, state, watermark)
 
 
-def _forgotten(flow: JoinFlow, kept: _Kept, watermark: int) -> Iterable[Joined]:
-    for order in [o for each in kept.orders.values() for o in each if o.order_time < watermark - flow.bound_ms]:
-        if flow.keeps_orders and id(order) not in kept.met:
+def _forgotten(flow: JoinFlow, state: _JoinState, watermark: int) -> Iterable[Joined]:
+    for order in [o for waiting in state.orders.values() for o in waiting if o.order_time < watermark - flow.bound_ms]:
+        if flow.keeps_orders and id(order) not in state.met:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
-        _drop(kept.orders, order.order_id, order)
-        kept.forgotten += 1
-        kept.met.discard(id(order))
-    for payment in [p for each in kept.payments.values() for p in each if p.pay_time < watermark]:
-        if flow.keeps_payments and id(payment) not in kept.met:
+        _drop(state.orders, order.order_id, order)
+        state.forgotten += 1
+        state.met.discard(id(order))
+    for payment in [p for waiting in state.payments.values() for p in waiting if p.pay_time < watermark]:
+        if flow.keeps_payments and id(payment) not in state.met:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
-        _drop(kept.payments, payment.order_id, payment)
-        kept.forgotten += 1
-        kept.met.discard(id(payment))
+        _drop(state.payments, payment.order_id, payment)
+        state.forgotten += 1
+        state.met.discard(id(payment))
 
 
-def _drop(kept: dict[str, list[Order]] | dict[str, list[Payment]], key: str, row: object) -> None:
-    rest = [each for each in kept[key] if each is not row]
+def _drop(rows_by_id: dict[str, list[Order]] | dict[str, list[Payment]], key: str, row: object) -> None:
+    rest = [other_row for other_row in rows_by_id[key] if other_row is not row]
     if rest:
-        kept[key] = rest  # type: ignore[assignment]
+        rows_by_id[key] = rest  # type: ignore[assignment]
     else:
-        del kept[key]
+        del rows_by_id[key]
 
 
 def _pair(order: Order, payment: Payment) -> Joined:

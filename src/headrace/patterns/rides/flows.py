@@ -1,10 +1,12 @@
-"""Ride analytics: what happens in each city, where prices surge, how drivers do.
+"""Ride analytics: rides and fares per city, surge pricing, driver metrics.
 
 Three flows over one topic of ride events. The transforms are plain functions of DataFrames; the numbers are settings.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from headrace.errors import FlowError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
@@ -49,7 +52,20 @@ RIDE = StructType(
         StructField("event_time", TimestampType(), nullable=False),
     ]
 )
-KEPT_STATUSES = ("completed", "cancelled", "in_progress")
+STATUSES = ("completed", "cancelled", "in_progress")
+
+
+@dataclass(frozen=True)
+class SurgePricing:
+    """Price multipliers by active rides per available driver. Without a surge the multiplier is 1.0."""
+
+    above: float = 2
+    multiplier: float = 1.5
+    high_above: float = 3
+    high_multiplier: float = 2.0
+
+
+DEFAULT_PRICING = SurgePricing()
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,11 @@ class RideSettings:
     | city_window         | 5 minutes          | windows of city rides and surge                       |
     | city_watermark      | 10 minutes         | how late a ride may be for a city                     |
     | city_trigger        | every 30 seconds   | freshness of the live page                            |
+    | statuses            | completed, cancelled, in_progress | rides that count; must have completed and in_progress |
+    | surge_above         | 2                  | active rides per available driver above which prices surge |
+    | surge_multiplier    | 1.5                | the price multiplier of a surge                       |
+    | high_surge_above    | 3                  | active rides per available driver of a high surge     |
+    | high_surge_multiplier | 2.0              | the price multiplier of a high surge                  |
     | driver_window       | 15 minutes         | windows of driver metrics                             |
     | driver_watermark    | 30 minutes         | how late a ride may be for a driver                   |
     | driver_trigger      | every 5 minutes    | freshness of the drivers' tables                      |
@@ -77,6 +98,11 @@ class RideSettings:
     city_window: str = "5 minutes"
     city_watermark: str = "10 minutes"
     city_trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
+    statuses: tuple[str, ...] = STATUSES
+    surge_above: float = 2
+    surge_multiplier: float = 1.5
+    high_surge_above: float = 3
+    high_surge_multiplier: float = 2.0
     driver_window: str = "15 minutes"
     driver_watermark: str = "30 minutes"
     driver_trigger: Trigger = field(default_factory=lambda: Every("5 minutes"))
@@ -87,29 +113,67 @@ class RideSettings:
     driver_table: str = "gold/driver_metrics"
     driver_files: str = "gold/driver_metrics_parquet"
 
+    def __post_init__(self) -> None:
+        """Raise HR-261 for statuses or surge pricing that cannot give a right answer."""
+        missing = {"completed", "in_progress"} - set(self.statuses)
+        if missing or len(set(self.statuses)) < len(self.statuses):
+            raise _refused(
+                f"its statuses are {self.statuses}",
+                "The metrics need completed and in_progress, and each status once.",
+                'statuses=("completed", "cancelled", "in_progress")',
+            )
+        if not (0 < self.surge_above < self.high_surge_above < math.inf):
+            raise _refused(
+                f"surge_above is {self.surge_above:g} and high_surge_above is {self.high_surge_above:g}",
+                "Both are ratios of active rides to available drivers: above 0, and the second above the first.",
+                "surge_above=2, high_surge_above=3",
+            )
+        if not (1 < self.surge_multiplier <= self.high_surge_multiplier < math.inf):
+            raise _refused(
+                f"surge_multiplier is {self.surge_multiplier:g} and high_surge_multiplier is "
+                f"{self.high_surge_multiplier:g}",
+                "A surge multiplies the price by more than 1.0, and a high surge by no less than a surge.",
+                "surge_multiplier=1.5, high_surge_multiplier=2.0",
+            )
+
+    @property
+    def surge_pricing(self) -> SurgePricing:
+        """The surge pricing of these settings."""
+        return SurgePricing(self.surge_above, self.surge_multiplier, self.high_surge_above, self.high_surge_multiplier)
+
     @property
     def topics(self) -> tuple[str, ...]:
         """Every topic that the flows read or write."""
         return self.topic, self.city_topic, self.surge_topic, self.alerts_topic
 
 
-def known_rides(rides: DataFrame) -> DataFrame:
-    """Keep rides that are completed, cancelled or in progress; add the day and the hour of the event."""
+def _refused(what: str, why: str, remedy: str) -> FlowError:
+    return FlowError(
+        f"RideSettings cannot be used: {what}.",
+        why=why,
+        state="Nothing was started.",
+        remedy=f"Correct the settings, for example `RideSettings({remedy})`.",
+        code="HR-261",
+    )
+
+
+def counted_rides(rides: DataFrame, statuses: Sequence[str] = STATUSES) -> DataFrame:
+    """Return the rides with one of the statuses; add the day and the hour of the event."""
     return (
-        rides.where(F.col("status").isin(*KEPT_STATUSES))
+        rides.where(F.col("status").isin(*statuses))
         .withColumn("event_date", F.to_date("event_time"))
         .withColumn("hour_of_day", F.hour("event_time"))
     )
 
 
-def city_rides(rides: DataFrame, window: str) -> DataFrame:
+def city_rides(rides: DataFrame, window: str, statuses: Sequence[str] = STATUSES) -> DataFrame:
     """Rides, fares and drivers per city and window.
 
     `active_drivers` is approximate (5 % standard error): its sketch has a fixed size, however many drivers there are.
     """
     completed = F.col("status") == "completed"
     return (
-        known_rides(rides)
+        counted_rides(rides, statuses)
         .groupBy(tumbling("event_time", window), "city")
         .agg(
             F.count("*").alias("ride_count"),
@@ -124,7 +188,12 @@ def city_rides(rides: DataFrame, window: str) -> DataFrame:
     )
 
 
-def surge(rides: DataFrame, window: str) -> DataFrame:
+def surge(
+    rides: DataFrame,
+    window: str,
+    statuses: Sequence[str] = STATUSES,
+    pricing: SurgePricing = DEFAULT_PRICING,
+) -> DataFrame:
     """Demand against free drivers per city and window, and the price multiplier that follows from it.
 
     A driver is available who finished or cancelled a ride in the window. The count is exact (the set of drivers of a
@@ -132,33 +201,34 @@ def surge(rides: DataFrame, window: str) -> DataFrame:
     """
     active = F.col("status") == "in_progress"
     return (
-        known_rides(rides)
+        counted_rides(rides, statuses)
         .groupBy(tumbling("event_time", window), "city")
         .agg(
             F.count("*").alias("total_requests"),
             F.count_if(active).alias("active_rides"),
             exact_distinct(F.when(~active, F.col("driver_id"))).alias("available_drivers"),
         )
-        .withColumn("surge_multiplier", surge_multiplier(F.col("active_rides"), F.col("available_drivers")))
+        .withColumn("surge_multiplier", surge_multiplier(F.col("active_rides"), F.col("available_drivers"), pricing))
         .select(*window_bounds(), "city", "total_requests", "active_rides", "available_drivers", "surge_multiplier")
     )
 
 
-def surge_multiplier(active: Column, available: Column) -> Column:
-    """Return 2.0 above three active rides per available driver, 1.5 above two, else 1.0.
+def surge_multiplier(active: Column, available: Column, pricing: SurgePricing = DEFAULT_PRICING) -> Column:
+    """Return the price multiplier. Default: 2.0 above three active rides per available driver, 1.5 above two, else 1.0.
 
     Compared as products, so that no division by zero can occur: with nobody available, any active ride is a surge.
     """
-    return F.when(active > available * 3, 2.0).when(active > available * 2, 1.5).otherwise(1.0)
+    high = F.when(active > available * pricing.high_above, float(pricing.high_multiplier))
+    return high.when(active > available * pricing.above, float(pricing.multiplier)).otherwise(1.0)
 
 
-def driver_metrics(rides: DataFrame, window: str) -> DataFrame:
+def driver_metrics(rides: DataFrame, window: str, statuses: Sequence[str] = STATUSES) -> DataFrame:
     """Completed rides, fares and exactly counted riders per driver and window.
 
     A driver meets few riders in 15 minutes, so the sets of riders stay small.
     """
     return (
-        known_rides(rides)
+        counted_rides(rides, statuses)
         .where(F.col("status") == "completed")
         .groupBy(tumbling("event_time", window), "driver_id")
         .agg(
@@ -184,7 +254,7 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             name="city_rides",
             description="Rides, fares and drivers per city",
             inputs=rides(settings.city_watermark),
-            transform=partial(city_rides, window=settings.city_window),
+            transform=partial(city_rides, window=settings.city_window, statuses=settings.statuses),
             sink=KafkaSink(settings.city_topic, key="city"),
             output_mode=OutputMode.UPDATE,
             trigger=settings.city_trigger,
@@ -193,7 +263,9 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             name="surge",
             description="Demand against free drivers per city, with alerts",
             inputs=rides(settings.city_watermark),
-            transform=partial(surge, window=settings.city_window),
+            transform=partial(
+                surge, window=settings.city_window, statuses=settings.statuses, pricing=settings.surge_pricing
+            ),
             sink=FanOut(
                 KafkaSink(settings.surge_topic, key="city"),
                 Filtered(surging, KafkaSink(settings.alerts_topic, key="city")),
@@ -206,7 +278,7 @@ def flows(settings: RideSettings | None = None) -> list[Flow]:
             name="driver_metrics",
             description="Completed rides, fares and riders per driver",
             inputs=rides(settings.driver_watermark),
-            transform=partial(driver_metrics, window=settings.driver_window),
+            transform=partial(driver_metrics, window=settings.driver_window, statuses=settings.statuses),
             sink=FanOut(DeltaAppend(settings.driver_table), FileSink(settings.driver_files)),
             output_mode=OutputMode.APPEND,
             trigger=settings.driver_trigger,

@@ -26,8 +26,8 @@ from typing import ClassVar, NamedTuple
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
-    Break,
-    Said,
+    Corruption,
+    GeneratedEvent,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
@@ -207,18 +207,18 @@ class _Simulation:
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
         self._planned_until, self._weights = start_ms, [0.0]
 
-    def event(self, now: int) -> Said:
+    def event(self, now: int) -> GeneratedEvent:
         town, step = self._choose(now)
-        return Said(town.key, *town.step(step, now, self._delays[self._bits(12)]))
+        return GeneratedEvent(town.key, *town.step(step, now, self._delays[self._bits(12)]))
 
-    def late(self, now: int) -> Said:
+    def late(self, now: int) -> GeneratedEvent:
         town, _ = self._choose(now)
         event_ms = now - int((20 + 40 * self.random()) * MINUTE_MS)
-        return Said(town.key, town.lone_event(event_ms), event_ms)
+        return GeneratedEvent(town.key, town.lone_event(event_ms), event_ms)
 
-    def alone(self, now: int) -> Said:
+    def alone(self, now: int) -> GeneratedEvent:
         town, _ = self._choose(now)
-        return Said(town.key, town.lone_event(now), now)
+        return GeneratedEvent(town.key, town.lone_event(now), now)
 
     def _choose(self, now: int) -> tuple[_Town, int]:
         """Draw who sends next, and which step of a ride."""
@@ -252,7 +252,7 @@ def _event(fields: str, status: str, event_ms: int) -> str:
 
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Break] = {
+MALFORMED: dict[str, Corruption] = {
     **broken_anywhere("city", "event_time"),
     "fare_not_a_number": with_(fare_amount="abc"),
     "lat_not_a_number": with_(pickup_lat="north"),

@@ -6,15 +6,26 @@ late are those of every flow with windows: `headrace.patterns.window_model`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import cast
 
-from headrace.patterns.records import MINUTE_MS, Bad, Consumed, Field, Schema, average, decimal, instant, number, text
+from headrace.patterns.records import (
+    MINUTE_MS,
+    ConsumedRecord,
+    Field,
+    InvalidRecord,
+    RecordSchema,
+    average,
+    decimal,
+    instant,
+    number,
+    text,
+)
 from headrace.patterns.window_model import WindowFlow
 
-RIDE = Schema(
+RIDE = RecordSchema(
     (
         Field("ride_id", text),
         Field("driver_id", text),
@@ -53,21 +64,21 @@ class Ride:
         return self.event_time_us // 1000
 
 
-def judge(record: Consumed) -> Ride | Bad:
+def judge(record: ConsumedRecord) -> Ride | InvalidRecord:
     """Say what a record is: a ride, or bad for the first reason that holds."""
-    given = RIDE.judge(record)
-    if isinstance(given, Bad):
-        return given
+    values = RIDE.judge(record)
+    if isinstance(values, InvalidRecord):
+        return values
     return Ride(
         record.partition,
         record.offset,
-        ride_id=str(given["ride_id"]),
-        driver_id=str(given["driver_id"]),
-        rider_id=str(given["rider_id"]),
-        city=str(given["city"]),
-        fare_amount=cast("Decimal | None", given["fare_amount"]),
-        status=str(given["status"]),
-        event_time_us=cast("int", given["event_time"]),
+        ride_id=str(values["ride_id"]),
+        driver_id=str(values["driver_id"]),
+        rider_id=str(values["rider_id"]),
+        city=str(values["city"]),
+        fare_amount=cast("Decimal | None", values["fare_amount"]),
+        status=str(values["status"]),
+        event_time_us=cast("int", values["event_time"]),
     )
 
 
@@ -116,13 +127,20 @@ def average_fare(rides: Sequence[Ride]) -> Decimal | None:
     return average(fares) if fares else None
 
 
-def surge_multiplier(active: int, available: int) -> float:
-    """Price by active rides per available driver. Rides without any driver are the worst shortage."""
+def surge_multiplier(
+    active: int,
+    available: int,
+    above: float = 2,
+    multiplier: float = 1.5,
+    high_above: float = 3,
+    high_multiplier: float = 2.0,
+) -> float:
+    """Return the price multiplier by active rides per available driver. Rides without any driver are a high surge."""
     if available == 0:
-        return 2.0 if active > 0 else 1.0
-    if active > 3 * available:
-        return 2.0
-    return 1.5 if active > 2 * available else 1.0
+        return high_multiplier if active > 0 else 1.0
+    if active > high_above * available:
+        return high_multiplier
+    return multiplier if active > above * available else 1.0
 
 
 def _completed(rides: Iterable[Ride]) -> list[Ride]:
@@ -136,22 +154,9 @@ def _city_rides(start: int, end: int, city: str, rides: Sequence[Ride]) -> CityR
     return CityRides(start, end, city, len(rides), len(completed), average_fare(completed), len(drivers), float(rate))
 
 
-def _surge(start: int, end: int, city: str, rides: Sequence[Ride]) -> Surge:
-    active = sum(ride.status == "in_progress" for ride in rides)
-    available = len({ride.driver_id for ride in rides if ride.status != "in_progress"})
-    return Surge(start, end, city, len(rides), active, available, surge_multiplier(active, available))
-
-
 def _driver_metrics(start: int, end: int, driver: str, rides: Sequence[Ride]) -> DriverMetrics:
     riders = {ride.rider_id for ride in rides}
     return DriverMetrics(start, end, driver, len(rides), average_fare(rides), len(riders))
-
-
-_COUNTED = frozenset({"completed", "cancelled", "in_progress"})
-
-
-def _is_counted(ride: Ride) -> bool:
-    return ride.status in _COUNTED
 
 
 def _is_completed(ride: Ride) -> bool:
@@ -166,6 +171,39 @@ def _driver(ride: Ride) -> str:
     return ride.driver_id
 
 
-CITY_RIDES = WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, _is_counted, _city, _city_rides, append=False)
-SURGE = WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, _is_counted, _city, _surge, append=False)
+STATUSES = ("completed", "cancelled", "in_progress")
+
+
+def city_rides(statuses: Iterable[str] = STATUSES) -> WindowFlow[Ride, CityRides]:
+    """Return the flow of city rides over rides with one of these statuses."""
+    counted = frozenset(statuses)
+
+    def is_counted(ride: Ride) -> bool:
+        return ride.status in counted
+
+    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, is_counted, _city, _city_rides, append=False)
+
+
+def surge(
+    statuses: Iterable[str] = STATUSES, multiplier: Callable[[int, int], float] = surge_multiplier
+) -> WindowFlow[Ride, Surge]:
+    """Return the flow of surge over rides with one of these statuses.
+
+    `multiplier` gives the price for active rides and available drivers.
+    """
+    counted = frozenset(statuses)
+
+    def is_counted(ride: Ride) -> bool:
+        return ride.status in counted
+
+    def row(start: int, end: int, city: str, rides: Sequence[Ride]) -> Surge:
+        active = sum(ride.status == "in_progress" for ride in rides)
+        available = len({ride.driver_id for ride in rides if ride.status != "in_progress"})
+        return Surge(start, end, city, len(rides), active, available, multiplier(active, available))
+
+    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, is_counted, _city, row, append=False)
+
+
+CITY_RIDES = city_rides()
+SURGE = surge()
 DRIVER_METRICS = WindowFlow(15 * MINUTE_MS, 30 * MINUTE_MS, judge, _is_completed, _driver, _driver_metrics, append=True)

@@ -1,6 +1,6 @@
 """Real-time aggregates: revenue, orders and buyers per category, by five minutes, hour and day, and rolling.
 
-Two flows over one topic of sales. Minutes, hours and days stand in one table, which is changed in one commit per batch:
+Two flows over one topic of sales. Minutes, hours and days are in one table, which is changed in one commit per batch:
 in each of its versions the hours are the sums of their five minutes, and the days those of their hours.
 """
 
@@ -95,7 +95,7 @@ class SalesSettings:
 def category_sales(sales: DataFrame, window: str, lg_k: int) -> DataFrame:
     """Revenue, orders and users per category and window.
 
-    `unique_users` is the estimate of `users_sketch`. The sketch is kept beside it, because users cannot be added up:
+    `unique_users` is the estimate of `users_sketch`. The sketch is stored too, because users cannot be added up:
     who buys in two windows of an hour is one user of the hour. Sketches can be merged.
     """
     return (
@@ -127,7 +127,7 @@ def rolled_up(windows: GroupedData) -> DataFrame:
 
 
 def rolling_revenue(sales: DataFrame, window: str, every: str) -> DataFrame:
-    """Revenue and orders per category over the last minutes, anew every few of them."""
+    """Revenue and orders per category over the last minutes, updated every few minutes."""
     return (
         sales.groupBy(sliding("ts", window, every=every), "category")
         .agg(F.sum("amount").alias("revenue"), F.count("*").alias("orders"))

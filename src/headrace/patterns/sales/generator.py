@@ -19,8 +19,8 @@ from typing import ClassVar
 
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
-    Break,
-    Said,
+    Corruption,
+    GeneratedEvent,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
@@ -75,16 +75,16 @@ class _Simulation:
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
         self._weights = list(accumulate(category.size for category in CATEGORIES))
 
-    def event(self, now: int) -> Said:
+    def event(self, now: int) -> GeneratedEvent:
         return self._sale(now - self._delays[self._bits(12)])
 
-    def late(self, now: int) -> Said:
+    def late(self, now: int) -> GeneratedEvent:
         return self._sale(now - int((20 + 40 * self.random()) * MINUTE_MS))
 
-    def alone(self, now: int) -> Said:
+    def alone(self, now: int) -> GeneratedEvent:
         return self._sale(now)
 
-    def _sale(self, event_ms: int) -> Said:
+    def _sale(self, event_ms: int) -> GeneratedEvent:
         draw, weights = self.random, self._weights
         # The bound keeps a draw that rounds up to the sum within the list.
         category = CATEGORIES[bisect(weights, draw() * weights[-1], 0, len(weights) - 1)]
@@ -98,11 +98,11 @@ class _Simulation:
             f'{{"product_id":"{product}","category":"{category.name}","amount":{amount:.2f},'
             f'"user_id":"u-{user}","ts":"{iso(event_ms)}"}}'
         )
-        return Said(product.encode(), text, event_ms)
+        return GeneratedEvent(product.encode(), text, event_ms)
 
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Break] = {
+MALFORMED: dict[str, Corruption] = {
     **broken_anywhere("category", "ts"),
     "amount_not_a_number": with_(amount="abc"),
     "amount_too_large": with_(amount=123456789012.5),

@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import MINUTE_MS, Bad, Consumed, Field, Schema, decimal, instant, text
+from headrace.patterns.records import (
+    MINUTE_MS,
+    ConsumedRecord,
+    Field,
+    InvalidRecord,
+    RecordSchema,
+    decimal,
+    instant,
+    text,
+)
 from headrace.patterns.window_model import WindowFlow
 
-SALE = Schema(
+SALE = RecordSchema(
     (
         Field("product_id", text),
         Field("category", text),
@@ -43,18 +52,18 @@ class Sale:
         return self.ts_us // 1000
 
 
-def judge(record: Consumed) -> Sale | Bad:
+def judge(record: ConsumedRecord) -> Sale | InvalidRecord:
     """Say what a record is: a sale, or bad for the first reason that holds."""
-    given = SALE.judge(record)
-    if isinstance(given, Bad):
-        return given
+    values = SALE.judge(record)
+    if isinstance(values, InvalidRecord):
+        return values
     return Sale(
         record.partition,
         record.offset,
-        category=str(given["category"]),
-        amount=cast("Decimal", given["amount"]),
-        user_id=str(given["user_id"]),
-        ts_us=cast("int", given["ts"]),
+        category=str(values["category"]),
+        amount=cast("Decimal", values["amount"]),
+        user_id=str(values["user_id"]),
+        ts_us=cast("int", values["ts"]),
     )
 
 
@@ -95,7 +104,7 @@ class RollingRevenue:
 
 
 def newest(batches: Iterable[Sequence[CategorySales]]) -> list[CategorySales]:
-    """Return the windows as a table holds them that is told each change: the last row of each."""
+    """Return the final windows of a table that gets each change: the last row of each window."""
     return list({(row.window_start, row.category): row for batch in batches for row in batch}.values())
 
 
@@ -106,18 +115,18 @@ def newest_rolling(batches: Iterable[Sequence[RollingRevenue]]) -> list[RollingR
 
 def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[GoldRow]:
     """Return the rows of the gold table. `grains` gives lengths in milliseconds by name, the windows' own first."""
-    found: list[GoldRow] = []
+    gold_rows: list[GoldRow] = []
     rows = list(windows)
     for grain, length in grains.items():
         groups: dict[tuple[int, str], list[CategorySales]] = {}
         for row in rows:
             groups.setdefault((row.window_start // length * length, row.category), []).append(row)
         rows = [_merged(start, start + length, category, parts) for (start, category), parts in sorted(groups.items())]
-        found += [
+        gold_rows += [
             GoldRow(grain, row.window_start, row.window_end, row.category, row.revenue, row.orders, len(row.users))
             for row in rows
         ]
-    return found
+    return gold_rows
 
 
 def _merged(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:

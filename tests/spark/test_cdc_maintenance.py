@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_changes import BEGAN, frame, into, row
-from headrace.cdc.apply.maintenance import Upkeep
+from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
 from headrace.errors import FlowError
 
@@ -31,9 +31,9 @@ def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotte
     last = into(tmp_path, 2)
     small = files(tmp_path / "orders")
 
-    assert not Upkeep(small_files=48).compact(spark, last.location)
-    assert Upkeep(small_files=1).compact(spark, last.location)
-    assert not Upkeep(small_files=1).compact(spark, last.location)
+    assert not CdcMaintenance(small_files=48).compact(spark, last.location)
+    assert CdcMaintenance(small_files=1).compact(spark, last.location)
+    assert not CdcMaintenance(small_files=1).compact(spark, last.location)
     joined = files(tmp_path / "orders") - small
     assert len(joined) == 1
 
@@ -41,21 +41,21 @@ def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotte
     left = tmp_path / "orders" / "part-00000-killed.snappy.parquet"
     left.write_bytes(b"PAR1")
     os.utime(left, (time.time() - 2 * 3600,) * 2)
-    upkeep, now = Upkeep(keep="1 hour", tombstones="30 days"), BEGAN + dt.timedelta(days=29)
-    assert not upkeep.clean(spark, last, now - dt.timedelta(hours=23), now)
+    maintenance, now = CdcMaintenance(keep="1 hour", tombstones="30 days"), BEGAN + dt.timedelta(days=29)
+    assert not maintenance.clean(spark, last, now - dt.timedelta(hours=23), now)
     assert left.exists()
-    assert upkeep.clean(spark, last, now - dt.timedelta(days=1), now)
+    assert maintenance.clean(spark, last, now - dt.timedelta(days=1), now)
     assert files(tmp_path / "orders") == small | joined
     (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{last.location}`").collect()
     assert detail["properties"]["delta.deletedFileRetentionDuration"] == "interval 3600 seconds"
     assert spark.read.format("delta").load(last.tombstones).count() == 1
-    assert Upkeep(keep=None).clean(spark, last, now, now + dt.timedelta(days=2))
+    assert CdcMaintenance(keep=None).clean(spark, last, now, now + dt.timedelta(days=2))
     assert spark.read.format("delta").load(last.tombstones).count() == 0
     assert {each.id for each in spark.read.format("delta").load(last.location).collect()} == {1, 2}
 
 
 def test_files_that_a_batch_under_way_needs_are_never_declared_old():
     with pytest.raises(FlowError) as refused:
-        Upkeep(keep="10 minutes")
+        CdcMaintenance(keep="10 minutes")
 
     assert refused.value.code == "HR-249"

@@ -1,4 +1,4 @@
-"""Changes of one table, reduced to the last one of each key: what a merge takes."""
+"""Reduce the changes of a table to the latest one of each key, as a MERGE needs them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.cdc.apply.key_ranges import Range, ordered
-from headrace.cdc.apply.table import Into, fields
+from headrace.cdc.apply.key_ranges import Range, ordered_key_columns
+from headrace.cdc.apply.table import TableWrite, struct_fields
 from headrace.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def log_order() -> Column:
-    """Return what sorts changes as the source's log does. A snapshot's row is before the changes at its position."""
+    """Return the sort order of the source log. A snapshot row comes before the changes at its position."""
     return F.struct("_position", F.col("_op") != "r", "_offset")
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What a batch of reduced changes holds, found in one pass over it.
+class ChangeCounts:
+    """Statistics of a batch of latest changes, computed in one pass.
 
     | field       | meaning                                                                                      |
     |-------------|----------------------------------------------------------------------------------------------|
@@ -52,27 +52,31 @@ class Counts:
     last: str | None
 
 
-def reduced(changes: DataFrame) -> DataFrame:
+def latest_changes(changes: DataFrame) -> DataFrame:
     """Return the last change of each key; a truncate is the last change of the key null.
 
     Values that the last change lacks, because the database did not write them to its log, are filled by `filled`.
     """
     last = F.max_by(F.struct("_op", "_position", "_commit_time", "_after", "_missing"), log_order()).alias("last")
-    unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
+    first_unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
     moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
-    given = with_every_column(changes).withColumn("_missing", F.col("_unavailable"))
-    return given.groupBy("_key").agg(last, unreadable, moved).select("_key", "last.*", "_unreadable", "_moved")
+    complete_changes = with_unreadable_column(changes).withColumn("_missing", F.col("_unavailable"))
+    return (
+        complete_changes.groupBy("_key")
+        .agg(last, first_unreadable, moved)
+        .select("_key", "last.*", "_unreadable", "_moved")
+    )
 
 
-def with_every_column(changes: DataFrame) -> DataFrame:
-    """Return changes that say for each row what could not be read: nothing, unless they say so already."""
+def with_unreadable_column(changes: DataFrame) -> DataFrame:
+    """Return changes with the column `_unreadable`, empty if the decoder did not add it."""
     if "_unreadable" in changes.columns:
         return changes
     return changes.withColumn("_unreadable", F.array().cast("array<string>"))
 
 
-def unreadable(into: Into, column: str) -> DataError:
-    """Return the error for a text that does not fit."""
+def unreadable_value_error(into: TableWrite, column: str) -> DataError:
+    """Return HR-540: a text does not fit the type of its column."""
     return DataError(
         f"A change of table {into.table} cannot be read.",
         why=f"A text in column {column} does not fit the type that the source's catalogue says.",
@@ -83,8 +87,8 @@ def unreadable(into: Into, column: str) -> DataError:
     )
 
 
-def lacks_value(into: Into) -> DataError:
-    """Return the error for a large value that is nowhere known."""
+def missing_value_error(into: TableWrite) -> DataError:
+    """Return HR-541: a large value is in neither the log, the batch nor the table."""
     return DataError(
         f"A change of table {into.table} lacks a value.",
         why="The database left a large value that did not change out of its log, and neither the table nor the batch "
@@ -95,11 +99,11 @@ def lacks_value(into: Into) -> DataError:
     )
 
 
-def counts(rows: DataFrame) -> Counts:
+def count_changes(rows: DataFrame) -> ChangeCounts:
     """Count reduced changes. Runs one job, and the first one that computes them."""
-    truncate, names = F.col("_op") == "t", ordered(rows)
+    truncate, names = F.col("_op") == "t", ordered_key_columns(rows)
     keys = [F.col("_key")[name] for name in names]
-    found = rows.agg(
+    row = rows.agg(
         F.count_if(~truncate),
         F.count_if(F.col("_op") == "d"),
         F.count_if(F.col("_op") == "u"),
@@ -111,23 +115,23 @@ def counts(rows: DataFrame) -> Counts:
         F.max("_position"),
         *(end for name, key in zip(names, keys, strict=True) for end in _ends(rows, name, key)),
     ).first()
-    assert found is not None  # noqa: S101 - an aggregate without a group has one row
-    ends = found[9:]
+    assert row is not None  # noqa: S101 - an aggregate without a group has one row
+    ends = row[9:]
     spans = {
         name: (ends[2 * n], ends[2 * n + 1]) for n, name in enumerate(names) if None not in ends[2 * n : 2 * n + 2]
     }
-    return Counts(spans, *found[:9])
+    return ChangeCounts(spans, *row[:9])
 
 
 def _ends(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
     """Return the least and the greatest value of a column of the key; null for a date that Python does not have."""
     least, greatest = F.min(key), F.max(key)
-    if isinstance(fields(rows, "_key")[name].dataType, T.DateType):
+    if isinstance(struct_fields(rows, "_key")[name].dataType, T.DateType):
         return F.when(F.year(least) >= dt.MINYEAR, least), F.when(F.year(greatest) <= dt.MAXYEAR, greatest)
     return least, greatest
 
 
-def filled(rows: DataFrame, changes: DataFrame) -> DataFrame:
+def fill_missing_values(rows: DataFrame, changes: DataFrame) -> DataFrame:
     """Return reduced changes with the values that they lack taken from earlier changes of the batch.
 
     `_from` says for each of these the position that it is from: the table may hold a newer one. `_missing` names the
@@ -138,8 +142,8 @@ def filled(rows: DataFrame, changes: DataFrame) -> DataFrame:
     lacking = rows.where((F.size("_missing") > 0) & F.col("_op").isin("c", "u", "r") & ~F.col("_moved")).select("_key")
     # An update never follows a delete, so the newest value of a column that is there is never one from before it.
     values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
-    found = changes.join(F.broadcast(lacking), "_key", "left_semi").groupBy("_key").agg(*values)
-    whole = rows.join(F.broadcast(found), "_key", "left")
+    earlier_values = changes.join(F.broadcast(lacking), "_key", "left_semi").groupBy("_key").agg(*values)
+    with_earlier_values = rows.join(F.broadcast(earlier_values), "_key", "left")
     lacks = [F.array_contains("_missing", name) & F.col("_after").isNotNull() for name in names]
     after = F.struct(
         *(
@@ -155,19 +159,19 @@ def filled(rows: DataFrame, changes: DataFrame) -> DataFrame:
         F.when(lack & F.col(f"v{number}").isNotNull(), F.struct(F.lit(name), F.col(f"v{number}")["position"]))
         for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
     ]
-    return whole.select(
+    return with_earlier_values.select(
         "_key",
         "_op",
         "_position",
         "_commit_time",
         F.when(F.col("_after").isNotNull(), after).alias("_after"),
         F.filter(F.array(*nowhere), lambda name: name.isNotNull()).alias("_missing"),
-        F.map_from_entries(F.filter(F.array(*origin), lambda each: each.isNotNull())).alias("_from"),
+        F.map_from_entries(F.filter(F.array(*origin), lambda entry: entry.isNotNull())).alias("_from"),
         "_moved",
     )
 
 
 def _newest(name: str) -> Column:
-    there = F.col("_after").isNotNull() & ~F.array_contains("_unavailable", name)
+    present = F.col("_after").isNotNull() & ~F.array_contains("_unavailable", name)
     value = F.struct(F.col("_after")[name].alias("value"), F.col("_position").alias("position"))
-    return F.max_by(F.when(there, value), F.when(there, log_order()))
+    return F.max_by(F.when(present, value), F.when(present, log_order()))

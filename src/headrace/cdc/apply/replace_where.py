@@ -1,4 +1,4 @@
-"""Rows of a mirror replaced by key: what a MERGE does for changes that are newer than the table, without its join.
+"""Replace rows of a mirror by key with `replaceWhere`: a MERGE without the join, for changes newer than the table.
 
 One commit removes the rows of a batch's keys and adds those that the batch ends in. Which row is newer need not be
 asked for most keys: their changes are later in the source's log than every change that the table shows. Transactions
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.cdc.apply.key_ranges import Range, cut
-from headrace.cdc.apply.table import POSITION, Into, fields
+from headrace.cdc.apply.key_ranges import Range, merge_ranges
+from headrace.cdc.apply.table import POSITION, TableWrite, struct_fields
 from headrace.sinks.delta.log import snapshot, version
 from headrace.sinks.delta.sql import quoted, text
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Key = tuple[int | str, ...]
 # Which table it is, and its version.
-State = tuple[str, int]
+TableState = tuple[str, int]
 
 # How SQL writes a number of each type: one of another type would be cast, and files no longer left out by it.
 _SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
@@ -38,7 +38,7 @@ _MOST_OVERLAPPING = 1_000
 _MOST_INSIDE = 0.5
 
 
-class Change(NamedTuple):
+class LatestChange(NamedTuple):
     """The last change of a key: its place in the source's log, and what it does."""
 
     position: str
@@ -46,165 +46,174 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recent:
+class RecentChanges:
     """Changes that a table has: every one of those later than `since`, by key."""
 
     since: str
-    changes: Mapping[Key, Change] = field(repr=False)
+    changes: Mapping[Key, LatestChange] = field(repr=False)
 
 
 @dataclass(frozen=True)
-class _Known:
+class _CachedPositions:
     """What is known of a table at one of its versions, which never changes: the greatest position of its rows."""
 
-    state: State
+    state: TableState
     newest: str
-    recent: Recent | None = None
+    recent: RecentChanges | None = None
 
 
-_seen: dict[str, _Known] = {}
+_cache: dict[str, _CachedPositions] = {}
 
 
-def newest(session: SparkSession, into: Into) -> str:
+def newest_position(session: SparkSession, into: TableWrite) -> str:
     """Return the greatest position that a row of the table has.
 
     Reads the positions of a table once, and again after another's commit.
     """
-    now = state(session, into)
-    seen = _seen.get(into.location)
-    if seen is None or seen.state != now:
+    now = table_state(session, into)
+    cached = _cache.get(into.location)
+    if cached is None or cached.state != now:
         row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
-        seen = _seen[into.location] = _Known(now, (row and row[0]) or "")
-    return seen.newest
+        cached = _cache[into.location] = _CachedPositions(now, (row and row[0]) or "")
+    return cached.newest
 
 
-def collected(rows: DataFrame) -> dict[Key, Change] | None:
+def collect_changes(rows: DataFrame) -> dict[Key, LatestChange] | None:
     """Return reduced changes by key; None where a key holds a null, which no condition names."""
-    found = rows.select("_key.*", "_position", "_op").collect()
-    changes: dict[Key, Change] = {tuple(row)[:-2]: Change(row[-2], row[-1]) for row in found}
+    rows_ = rows.select("_key.*", "_position", "_op").collect()
+    changes: dict[Key, LatestChange] = {tuple(row)[:-2]: LatestChange(row[-2], row[-1]) for row in rows_}
     return None if any(part is None for key in changes for part in key) else changes
 
 
-def older(
-    session: SparkSession, key: T.StructType, changes: Mapping[Key, Change], known: str, into: Into
+def stale_keys(
+    session: SparkSession, key: T.StructType, changes: Mapping[Key, LatestChange], newest_known: str, into: TableWrite
 ) -> set[Key] | None:
     """Return the keys of changes that are older than their row, or than their tombstone.
 
     `known` is the greatest position of a row or a tombstone: later changes are newer than both. Returns None where the
     table would have to be asked for too many.
     """
-    seen = _seen.get(into.location)
-    recent = (seen and seen.recent) or Recent(known, {})
-    late = {each: change for each, change in changes.items() if change.position <= known}
-    found = {
-        each for each, change in late.items() if each in recent.changes and _is_older(change, recent.changes[each])
+    cached = _cache.get(into.location)
+    recent = (cached and cached.recent) or RecentChanges(newest_known, {})
+    late = {row_key: change for row_key, change in changes.items() if change.position <= newest_known}
+    stale = {
+        row_key
+        for row_key, change in late.items()
+        if row_key in recent.changes and _is_older(change, recent.changes[row_key])
     }
-    asked = {each: change for each, change in late.items() if change.position <= recent.since}
+    asked = {row_key: change for row_key, change in late.items() if change.position <= recent.since}
     if len(asked) > _MOST_OVERLAPPING:
         return None
     if asked:
-        named = condition(key, list(asked))
-        held = _positions(session, into.location, key, named)
-        buried = _positions(session, into.tombstones, key, named) if version(session, into.tombstones) >= 0 else {}
-        for each, change in asked.items():
-            has = (Change(held.get(each, ""), "u"), Change(buried.get(each, ""), "d"))
-            if any(_is_older(change, one) for one in has):
-                found.add(each)
-    return found
+        named = key_condition(key, list(asked))
+        row_positions = _positions(session, into.location, key, named)
+        tombstone_positions = (
+            _positions(session, into.tombstones, key, named) if version(session, into.tombstones) >= 0 else {}
+        )
+        for row_key, change in asked.items():
+            has = (
+                LatestChange(row_positions.get(row_key, ""), "u"),
+                LatestChange(tombstone_positions.get(row_key, ""), "d"),
+            )
+            if any(_is_older(change, stored_change) for stored_change in has):
+                stale.add(row_key)
+    return stale
 
 
 def _positions(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[Key, str]:
     """Return the greatest position of each key that a condition names. A tombstone for every key has no key."""
     rows = session.read.format("delta").load(location).where(named)
-    found = rows.groupBy(*map(quoted, key.names)).agg(F.max(POSITION)).collect()
-    return {tuple(row)[:-1]: row[-1] for row in found}
+    positions = rows.groupBy(*map(quoted, key.names)).agg(F.max(POSITION)).collect()
+    return {tuple(row)[:-1]: row[-1] for row in positions}
 
 
-def _is_older(change: Change, has: Change) -> bool:
+def _is_older(change: LatestChange, has: LatestChange) -> bool:
     # A row of a snapshot is what the source held at its position: a change at that position came after it. The other
     # way round, a row of a snapshot does not replace that change; and it may follow a delete at its position.
     same_is_older = change.op == "r" and has.op != "d"
     return change.position < has.position or (same_is_older and change.position == has.position)
 
 
-def without(rows: DataFrame, keys: set[Key]) -> DataFrame:
+def without_keys(rows: DataFrame, keys: set[Key]) -> DataFrame:
     """Return reduced changes without those of some keys."""
     if not keys:
         return rows
-    told = T.StructType([T.StructField("_key", fields(rows, "_key"))])
-    gone = rows.sparkSession.createDataFrame([(each,) for each in keys], told)
-    return rows.join(F.broadcast(gone), "_key", "left_anti")
+    schema = T.StructType([T.StructField("_key", struct_fields(rows, "_key"))])
+    excluded = rows.sparkSession.createDataFrame([(row_key,) for row_key in keys], schema)
+    return rows.join(F.broadcast(excluded), "_key", "left_anti")
 
 
-def remember(session: SparkSession, into: Into, before: State, last: str, recent: Recent | None) -> None:
+def cache_positions(
+    session: SparkSession, into: TableWrite, before: TableState, last: str, recent: RecentChanges | None
+) -> None:
     """Keep what is known of the positions, after one commit of a batch's changes; `last` is their greatest position.
 
     `before` is what the table was right before it. What is known of another state does not hold for this one, and more
     than one commit may be another's: the next batch looks for itself.
     """
-    seen, now = _seen.pop(into.location, None), state(session, into)
-    if seen is not None and _is_next(seen.state, before, now):
-        _seen[into.location] = _Known(now, max(seen.newest, last), recent)
+    cached, now = _cache.pop(into.location, None), table_state(session, into)
+    if cached is not None and _is_next(cached.state, before, now):
+        _cache[into.location] = _CachedPositions(now, max(cached.newest, last), recent)
 
 
-def keep(session: SparkSession, into: Into, before: State) -> None:
+def keep_cache(session: SparkSession, into: TableWrite, before: TableState) -> None:
     """Go on with what is known, after one commit that only moves rows from file to file."""
-    seen, now = _seen.pop(into.location, None), state(session, into)
-    if seen is not None and _is_next(seen.state, before, now):
-        _seen[into.location] = _Known(now, seen.newest, seen.recent)
+    cached, now = _cache.pop(into.location, None), table_state(session, into)
+    if cached is not None and _is_next(cached.state, before, now):
+        _cache[into.location] = _CachedPositions(now, cached.newest, cached.recent)
 
 
-def _is_next(seen: State, before: State, now: State) -> bool:
+def _is_next(cached: TableState, before: TableState, now: TableState) -> bool:
     table, at = now
-    return seen == before and before in (now, (table, at - 1))
+    return cached == before and before in (now, (table, at - 1))
 
 
-def state(session: SparkSession, into: Into) -> State:
+def table_state(session: SparkSession, into: TableWrite) -> TableState:
     """Return which table is there, and its version."""
-    found = snapshot(session, into.location)
-    return str(found.metadata().id()), int(found.version())
+    delta_snapshot = snapshot(session, into.location)
+    return str(delta_snapshot.metadata().id()), int(delta_snapshot.version())
 
 
-def can_be_named(key: T.StructType, keys: int) -> bool:
+def keys_fit_condition(key: T.StructType, keys: int) -> bool:
     """Return whether a condition can name the keys of a batch."""
-    return keys <= _MOST_KEYS and all(type(each.dataType) in (*_SUFFIX, T.StringType) for each in key)
+    return keys <= _MOST_KEYS and all(type(field_.dataType) in (*_SUFFIX, T.StringType) for field_ in key)
 
 
-def takes_it(session: SparkSession, into: Into, columns: Sequence[str]) -> bool:
+def supports_replace(session: SparkSession, into: TableWrite, columns: Sequence[str]) -> bool:
     """Return whether a table is one whose rows may be replaced.
 
     It has these columns and no other: one that its source dropped keeps its values. And it has no change feed, in which
-    an update would be told as a delete and an insert.
+    an update would appear as a delete and an insert.
     """
     now = snapshot(session, into.location)
     feed = now.metadata().configuration().get("delta.enableChangeDataFeed").contains("true")
     return not feed and set(now.schema().fieldNames()) == set(columns)
 
 
-def replace(new: DataFrame, key: T.StructType, keys: Sequence[Key], into: Into) -> None:
+def replace_rows(new: DataFrame, key: T.StructType, keys: Sequence[Key], into: TableWrite) -> None:
     """Replace the rows that have some keys by new ones, in one commit."""
     if keys:
-        write = new.write.format("delta").mode("overwrite").option("replaceWhere", condition(key, keys))
+        write = new.write.format("delta").mode("overwrite").option("replaceWhere", key_condition(key, keys))
         write.save(into.location)
 
 
-def condition(key: T.StructType, keys: Sequence[Key]) -> str:
+def key_condition(key: T.StructType, keys: Sequence[Key]) -> str:
     """Return the condition that a row has one of these keys.
 
     Delta leaves files out by the least and the greatest value of a list. Ranges leave out more where keys lie apart.
-    But Spark writes the ends of a range into the Java code of a query, while it keeps a list beside it: with ranges the
+    But Spark writes the ends of a range into the Java code of a query, while it keeps a list outside: with ranges the
     code is another one for every batch, which the JVM interprets at first. So they are there where few rows are left.
     """
-    columns, kinds = [quoted(name) for name in key.names], [type(each.dataType) for each in key]
-    first = sorted({each[0] for each in keys})
+    columns, kinds = [quoted(name) for name in key.names], [type(row_key.dataType) for row_key in key]
+    first = sorted({row_key[0] for row_key in keys})
     named = list[str]()
-    if ranges := _worthwhile([each for each in first if isinstance(each, int)]):
+    if ranges := _worthwhile([row_key for row_key in first if isinstance(row_key, int)]):
         ends = ((_literal(low, kinds[0]), _literal(high, kinds[0])) for low, high in ranges)
         named.append(f"({' OR '.join(f'{columns[0]} BETWEEN {low} AND {high}' for low, high in ends)})")
     elif len(key) > 1:
-        named.append(f"{columns[0]} IN ({', '.join(_literal(each, kinds[0]) for each in first)})")
-    told = [_row([_literal(part, kind) for part, kind in zip(each, kinds, strict=True)]) for each in keys]
-    named.append(f"{_row(columns)} IN ({', '.join(told)})")
+        named.append(f"{columns[0]} IN ({', '.join(_literal(row_key, kinds[0]) for row_key in first)})")
+    literals = [_row([_literal(part, kind) for part, kind in zip(row_key, kinds, strict=True)]) for row_key in keys]
+    named.append(f"{_row(columns)} IN ({', '.join(literals)})")
     return " AND ".join(named)
 
 
@@ -213,7 +222,7 @@ def _worthwhile(numbers: Sequence[int]) -> list[Range]:
     starts = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
     if len(starts) < 2:
         return []
-    ranges = cut([(numbers[at], numbers[end - 1]) for at, end in pairwise([*starts, len(numbers)])])
+    ranges = merge_ranges([(numbers[at], numbers[end - 1]) for at, end in pairwise([*starts, len(numbers)])])
     inside = [int(high) - int(low) + 1 for low, high in ranges]  # type: ignore[arg-type]
     return ranges if sum(inside) < (numbers[-1] - numbers[0]) * _MOST_INSIDE else []
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_changes import decode
-from headrace.cdc.apply.maintenance import Upkeep
-from headrace.cdc.apply.transactions import End, complete
+from headrace.cdc.apply.maintenance import CdcMaintenance
+from headrace.cdc.apply.transactions import TransactionEnd, complete_ids
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.errors import DataError
@@ -40,11 +40,11 @@ def change(table: str, offset: int, transaction: int, key: str, order: str) -> R
     return (table, 0, offset, key, "c", None, columns, told, 1, (f"{transaction}:{lsn}",), *(None,) * 4)
 
 
-def end(offset: int, transaction: int, changes: int, told_ms: int = 1, messages: int = 0) -> Record:
+def end(offset: int, transaction: int, changes: int, ended_ms: int = 1, messages: int = 0) -> Record:
     """The end of a transaction. The connector counts its messages with its changes, under a name of their own."""
     parts = [("public.orders", changes), (MESSAGES, messages)]
     counted = (changes + messages, [part for part in parts if part[1]])
-    return ("transaction", 0, offset, *(None,) * 5, told_ms, None, "END", f"{transaction}:9{transaction}", *counted)
+    return ("transaction", 0, offset, *(None,) * 5, ended_ms, None, "END", f"{transaction}:9{transaction}", *counted)
 
 
 def table(name: str) -> SourceTable:
@@ -59,7 +59,7 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture
 def sink() -> DeltaCdc:
-    return DeltaCdc("shop", lambda topic, _target: table(topic), decode, together=True)
+    return DeltaCdc("shop", lambda topic, _target: table(topic), decode, atomic_transactions=True)
 
 
 def write(spark: SparkSession, sink: DeltaCdc, target: Target, batch: int, *records: Record) -> None:
@@ -103,7 +103,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
     for file in left:
         file.write_bytes(b"PAR1")
         os.utime(file, (0, 0))
-    cleaning = replace(sink, upkeep=Upkeep(clean_every="1 second", keep="1 hour"))
+    cleaning = replace(sink, maintenance=CdcMaintenance(clean_every="1 second", keep="1 hour"))
     write(spark, cleaning, target, 3, change("orders", 2, 3, "c", "c"))
     assert [file for file in left if file.exists()] == []
     assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b", "c"], ["a", "a"])
@@ -114,7 +114,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
 
     # One whose rest never comes is named, and not waited for in silence.
     with pytest.raises(DataError, match="Transaction 6 of the source lacks changes") as refused:
-        write(spark, sink, target, 5, end(6, 6, 2, told_ms=1), end(7, 7, 1, told_ms=601_000))
+        write(spark, sink, target, 5, end(6, 6, 2, ended_ms=1), end(7, 7, 1, ended_ms=601_000))
     assert refused.value.code == "HR-548"
 
 
@@ -124,9 +124,9 @@ def test_what_is_complete_is_a_prefix_of_the_commits_and_the_longest():
         changes = [chance.randint(1, 4) for _ in range(6)]
         seen = {str(n): chance.choice([size, size, size, size - 1]) for n, size in enumerate(changes)}
         done = [str(n) for n in range(chance.randint(0, 2))]
-        ends = [End(n, str(n), size, 1) for n, size in enumerate(changes)]
+        ends = [TransactionEnd(n, str(n), size, 1) for n, size in enumerate(changes)]
 
-        found = complete(ends, seen, done)
+        found = complete_ids(ends, seen, done)
 
         whole = [n for n in range(6) if str(n) in done or seen[str(n)] == changes[n]]
         prefix = next((n for n in range(6) if n not in whole), 6)
