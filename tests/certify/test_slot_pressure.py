@@ -79,7 +79,7 @@ def test_a_slot_that_was_moved_past_what_is_captured_is_a_gap(pressed: psycopg.C
     pressed.execute("SELECT pg_logical_emit_message(true, 'missed', 'a change that nobody captured')")
     pressed.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (SHOP.slot,))
 
-    with pytest.raises(DataError, match="somebody moved the slot") as gone:
+    with pytest.raises(DataError, match="somebody advanced the slot") as gone:
         check_capture(SHOP, postgres, worker)
     assert gone.value.code == "HR-522"
     assert "snapshot again" in gone.value.remedy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
 # one collision in the sketch is more than that, hence the two.
 _DRIVERS = Tolerance("active_drivers", share=0.2, least=2)
 
-_MODELS: dict[str, WindowFlow[model.Ride, Any]] = {
-    "city_rides": model.CITY_RIDES,
-    "surge": model.SURGE,
-    "driver_metrics": model.DRIVER_METRICS,
-}
+
+def _models(settings: pattern.RideSettings) -> dict[str, WindowFlow[model.Ride, Any]]:
+    """Return the model of each flow, with the statuses and the surge pricing of the settings."""
+    multiplier = partial(model.surge_multiplier, **asdict(settings.surge_pricing))
+    return {
+        "city_rides": model.city_rides(settings.statuses),
+        "surge": model.surge(settings.statuses, multiplier),
+        "driver_metrics": model.DRIVER_METRICS,
+    }
 
 
 def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings: pattern.RideSettings) -> Comparison:
@@ -41,11 +46,11 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
     The model gets the records of the topic and the batches' boundaries from the offset logs, and nothing else. Called
     when the flows have stopped.
     """
-    records = consumed(target, settings.topic)
+    records, models = consumed(target, settings.topic), _models(settings)
     found = Comparison()
     for flow in flows:
         batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
-        outcome = replay(records, batches, _MODELS[flow.name])
+        outcome = replay(records, batches, models[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
         _compare_sinks(found, _Where(spark, target, settings), flow.name, rows)
         compare_filed(found, spark, target, flow.name, Filed(outcome.bad, outcome.late))
