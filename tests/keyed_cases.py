@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
 from headrace.transforms.keyed.state import ListOf, MapOf, Timers, ValueState
-from headrace.transforms.keyed.state_types import Digits
+from headrace.transforms.keyed.state_types import Precision
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -47,7 +47,7 @@ class Total:
 class Counter(KeyedState[Count, Total]):
     """How many clicks a user has made so far."""
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Total]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Total]:
         before = state.value or Count(0)
         state.value = Count(before.clicks + len(rows))
         yield Total(key.user, state.value.clicks)
@@ -73,7 +73,7 @@ class Visits(KeyedState[Visit, Seen]):
 
     clock = EventTime("ts")
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
         for row in rows:
             visit = state.value
             if visit is not None and row.ts - visit.last > GAP:
@@ -88,11 +88,11 @@ class Visits(KeyedState[Visit, Seen]):
                 state.value = None
         if state.value is None:
             for moment in timers.pending:
-                timers.cancel(moment)
+                timers.delete(moment)
         else:
-            timers.only(state.value.last + GAP)
+            timers.register_only(state.value.last + GAP)
 
-    def on_timer(self, key: Row, at: datetime, state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
+    def handle_timer(self, key: Row, at: datetime, state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
         visit = state.value
         assert visit is not None
         yield self._seen(key, visit, "silence")
@@ -112,7 +112,7 @@ class Place:
 class Everything:
     """One field of each kind."""
 
-    amount: Annotated[Decimal, Digits(10, 2)]
+    amount: Annotated[Decimal, Precision(10, 2)]
     day: date
     ratio: float
     known: bool
@@ -146,7 +146,7 @@ class Wide(KeyedState[Everything, Told]):
     pages = ListOf(str)
     seen = MapOf(str, Place)
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Everything], timers: Timers) -> Iterator[Told]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Everything], timers: Timers) -> Iterator[Told]:
         for row in rows:
             pages, last = list(state[self.pages]), sorted(f"{k}:{v.city}" for k, v in state[self.seen].items())
             yield Told(key.user, key.n, state.value, pages, last)
@@ -161,7 +161,7 @@ class Brief(KeyedState[Count, Total]):
     clock = ProcessingTime()
     ttl = "1 ms"
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Total]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Total]:
         state.value = Count((state.value.clicks if state.value else 0) + len(rows))
         yield Total(f"{type(self).__name__} {key.user}", state.value.clicks)
 
@@ -192,7 +192,9 @@ class LaterTotal:
 class LaterCounter(KeyedState[LaterCount, LaterTotal]):
     """What `Counter` may become."""
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[LaterCount], timers: Timers) -> Iterator[LaterTotal]:
+    def handle_rows(
+        self, key: Row, rows: list[Row], state: ValueState[LaterCount], timers: Timers
+    ) -> Iterator[LaterTotal]:
         kept = state.value or LaterCount(0)
         yield LaterTotal(key.user, kept.clicks, list(kept.pages), kept.newest)
         kept.clicks += len(rows)
@@ -208,7 +210,7 @@ class OtherCount:
 
 
 class OtherCounter(KeyedState[OtherCount, Total]):
-    def handle(self, key: Row, rows: list[Row], state: ValueState[OtherCount], timers: Timers) -> Iterator[Total]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[OtherCount], timers: Timers) -> Iterator[Total]:
         state.value = OtherCount("many")
         yield Total(key.user, len(rows))
 

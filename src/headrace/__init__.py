@@ -3,7 +3,7 @@
 What a project imports stands here; everything else is how the house is built.
 """
 
-from headrace.clients.file_folder import committed_files
+from headrace.clients.file_sink_log import committed_files
 from headrace.errors import (
     ConfigError,
     DataError,
@@ -60,7 +60,7 @@ from headrace.transforms.dedup import deduplicate
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
 from headrace.transforms.keyed.on_spark import per_key
 from headrace.transforms.keyed.state import ListOf, MapOf, Timers, ValueState
-from headrace.transforms.keyed.state_types import Digits
+from headrace.transforms.keyed.state_types import Precision
 from headrace.transforms.windows import exact_distinct, sessions, sliding, tumbling, window_bounds
 
 __all__ = [
@@ -79,7 +79,6 @@ __all__ = [
     "DeltaOverwrite",
     "DeltaSource",
     "DeltaUpsert",
-    "Digits",
     "EventTime",
     "Every",
     "FanOut",
@@ -107,6 +106,7 @@ __all__ = [
     "Once",
     "OutputMode",
     "PartUnavailable",
+    "Precision",
     "ProcessingTime",
     "RateSource",
     "RealTime",

@@ -22,7 +22,7 @@ from crash.shelf import on_the_shelf
 from crash.shelf import place as shelf
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.sink import PUBLISHED, DeltaCdc
-from headrace.clients.kafka import await_decided
+from headrace.clients.kafka import await_stable
 from headrace.flow.secret import revealed
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
@@ -71,7 +71,7 @@ def rows_in(place: Sink, target: Target, settled: bool) -> Iterator[Row]:
 
 def _records(target: Target, topic: str, settled: bool) -> Iterator[Row]:
     if settled:
-        await_decided(target, topic)
+        await_stable(target, topic)
     yield from map(json.loads, topic_values(target, topic))
 
 
@@ -169,7 +169,7 @@ class Follower(threading.Thread):
 
     def finish(self) -> None:
         """Read on to the end of every topic, and stop."""
-        ends = {topic: await_decided(self._target, topic) for topic in self.seen}
+        ends = {topic: await_stable(self._target, topic) for topic in self.seen}
         self._ends = {(topic, number): end for topic, found in ends.items() for number, end in found.items()}
         self._finishing.set()
         self.join(_ANSWER_SECONDS)

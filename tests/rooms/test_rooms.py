@@ -187,7 +187,7 @@ def test_the_public_names_are_these() -> None:
         "DeltaOverwrite",
         "DeltaSource",
         "DeltaUpsert",
-        "Digits",
+        "Precision",
         "EventTime",
         "Every",
         "FanOut",

@@ -22,7 +22,7 @@ from headrace.cdc.sink import DeltaCdc, StoredAs
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.delta.sql import quoted
+from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -336,7 +336,7 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
 
     table = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
     inside = "after." if isinstance(stored_as, ChangeLog) else ""
-    values = [F.col(f"{inside}{quoted(name)}") for name in (DAY_OF, WHO, NOTE)]
+    values = [F.col(f"{inside}{quote_name(name)}") for name in (DAY_OF, WHO, NOTE)]
     found = table.where("is_current") if isinstance(stored_as, History) else table
     rows = found.select(F.unix_date(values[0]).cast("string"), *values[1:]).collect()
     if isinstance(stored_as, ChangeLog):

@@ -41,7 +41,7 @@ def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotte
     left = tmp_path / "orders" / "part-00000-killed.snappy.parquet"
     left.write_bytes(b"PAR1")
     os.utime(left, (time.time() - 2 * 3600,) * 2)
-    maintenance, now = CdcMaintenance(keep="1 hour", tombstones="30 days"), BEGAN + dt.timedelta(days=29)
+    maintenance, now = CdcMaintenance(retention="1 hour", tombstones="30 days"), BEGAN + dt.timedelta(days=29)
     assert not maintenance.clean(spark, last, now - dt.timedelta(hours=23), now)
     assert left.exists()
     assert maintenance.clean(spark, last, now - dt.timedelta(days=1), now)
@@ -49,13 +49,13 @@ def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotte
     (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{last.location}`").collect()
     assert detail["properties"]["delta.deletedFileRetentionDuration"] == "interval 3600 seconds"
     assert spark.read.format("delta").load(last.tombstones).count() == 1
-    assert CdcMaintenance(keep=None).clean(spark, last, now, now + dt.timedelta(days=2))
+    assert CdcMaintenance(retention=None).clean(spark, last, now, now + dt.timedelta(days=2))
     assert spark.read.format("delta").load(last.tombstones).count() == 0
     assert {each.id for each in spark.read.format("delta").load(last.location).collect()} == {1, 2}
 
 
 def test_files_that_a_batch_under_way_needs_are_never_declared_old():
     with pytest.raises(FlowError) as refused:
-        CdcMaintenance(keep="10 minutes")
+        CdcMaintenance(retention="10 minutes")
 
     assert refused.value.code == "HR-249"

@@ -103,7 +103,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
     for file in left:
         file.write_bytes(b"PAR1")
         os.utime(file, (0, 0))
-    cleaning = replace(sink, maintenance=CdcMaintenance(clean_every="1 second", keep="1 hour"))
+    cleaning = replace(sink, maintenance=CdcMaintenance(clean_every="1 second", retention="1 hour"))
     write(spark, cleaning, target, 3, change("orders", 2, 3, "c", "c"))
     assert [file for file in left if file.exists()] == []
     assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b", "c"], ["a", "a"])

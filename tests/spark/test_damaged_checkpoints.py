@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from headrace.clients.storage import HadoopFiles, LocalFiles
+from headrace.clients.storage import HadoopFileStore, LocalFileStore
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -74,7 +74,7 @@ class Shop:
         return Application(self.spark, self.target, [self.flow]).run()[self.flow.name]
 
     def checkpoint(self) -> Checkpoint:
-        return Checkpoint.of(self.flow.name, self.target, LocalFiles())
+        return Checkpoint.of(self.flow.name, self.target, LocalFileStore())
 
     def restore(self, backup: Path) -> Path | None:
         """Restore as the command does."""
@@ -139,7 +139,7 @@ def test_the_real_checkpoint_has_no_flaws_and_shows_where_it_stands(shop: Shop):
 
     assert verify(found).flaws == ()
     # Hadoop's filesystems show no checksums; the files are the same.
-    through_hadoop = verify(Checkpoint("counts", f"file:{shop.folder}", HadoopFiles(shop.spark)))
+    through_hadoop = verify(Checkpoint("counts", f"file:{shop.folder}", HadoopFileStore(shop.spark)))
     assert (through_hadoop.flaws, through_hadoop.files) == ((), verify(found).files)
     anatomy = show(found, shop.target, shop.flow)
     assert (anatomy.planned, anatomy.committed, anatomy.unfinished) == ((0, 2), (0, 2), None)

@@ -22,7 +22,7 @@ from headrace.runtime.events import BatchCommitted
 from headrace.sinks.delta.dimension import (
     AsOf,
     Dimension,
-    DimensionInUse,
+    DimensionCache,
     EachBatch,
     EveryInterval,
     OnNewVersion,
@@ -137,7 +137,7 @@ def test_a_row_that_waits_gets_its_product_while_no_other_row_comes(
 def test_rows_that_wait_are_due_when_the_policy_takes_another_version(spark: SparkSession, target: Target):
     now = [1000.0]
     every = replace(PRODUCTS, refresh=EveryInterval("5 minutes"))
-    given = replace(sink(every), in_use=DimensionInUse(lambda: now[0]))
+    given = replace(sink(every), dimension_cache=DimensionCache(lambda: now[0]))
     products(spark, target, "nut")
     given.prepare(spark, target)
     assert not given.is_due(spark, target)
@@ -206,7 +206,7 @@ def test_a_policy_says_which_version_a_batch_sees(
     spark: SparkSession, target: Target, refresh: Refresh, expected: list[int]
 ):
     now = [1000.0]
-    given = replace(sink(replace(PRODUCTS, refresh=refresh)), in_use=DimensionInUse(lambda: now[0]))
+    given = replace(sink(replace(PRODUCTS, refresh=refresh)), dimension_cache=DimensionCache(lambda: now[0]))
     products(spark, target, "nut")
     given.prepare(spark, target)
     for number, seconds in enumerate([0, 299, 1]):

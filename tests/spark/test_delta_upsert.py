@@ -14,7 +14,7 @@ from headrace.errors import FlowError
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.delta.overwrite import DeltaOverwrite
-from headrace.sinks.delta.upsert import DeltaUpsert, literal
+from headrace.sinks.delta.upsert import DeltaUpsert, sql_literal
 from headrace.sinks.fan_out import FanOut
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def test_a_new_checkpoint_counts_from_zero_and_loses_nothing(spark: SparkSession
     ],
 )
 def test_bounds_are_written_as_literals(value: Any, kind: DataType, written: str | None):
-    assert literal(value, kind) == written
+    assert sql_literal(value, kind) == written
 
 
 def test_a_table_is_pruned_only_by_a_column_of_its_key_that_has_an_order(spark: SparkSession, target: Target):

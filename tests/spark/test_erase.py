@@ -23,7 +23,7 @@ from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.cli.main import app
 from headrace.cli.operations import erase as cli
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -303,7 +303,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     assert (waits.exception.code, "waits in" in waits.exception.what) == ("HR-531", True)
 
     # While a flow runs that touches the tables, nothing is done.
-    with lease(Checkpoint.of("totals", lake.target, LocalFiles())):
+    with lease(Checkpoint.of("totals", lake.target, LocalFileStore())):
         refused = lake.erase("--table", "customers", "--key", "42", "--yes")
     assert isinstance(refused.exception, RecoveryError)
     assert refused.exception.code == "HR-302"
@@ -318,7 +318,7 @@ def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves
     orders = pa.table({"customer_id": [SUBJECT, 43], "at": [NOON, NOON]})
     write_deltalake(str(tmp_path / "orders"), orders)
     read = spark.readStream.format("delta").load(str(tmp_path / "orders")).withWatermark("at", "1 hour")
-    where = Checkpoint.of("totals", target, LocalFiles()).location
+    where = Checkpoint.of("totals", target, LocalFileStore()).location
     counted = read.groupBy("customer_id").count().writeStream.outputMode("update").format("noop")
     counted.option("checkpointLocation", where).trigger(availableNow=True).start().awaitTermination()
 
@@ -357,7 +357,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     assert places(lake.root)
 
     # The next one finishes. A flow that has nothing to do with it may run.
-    with lease(Checkpoint.of("apart", lake.target, LocalFiles())):
+    with lease(Checkpoint.of("apart", lake.target, LocalFileStore())):
         done = lake.erase("--table", "customers", "--key", "42", "--yes", "--json", "--reference", "case 7")
     assert done.exit_code == 0, (done.output, done.exception)
     assert places(lake.root) == set()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
-from headrace.clients.file_folder import FileFormat, committed_files
+from headrace.clients.file_sink_log import FileFormat, committed_files
 from headrace.errors import DataError, FlowError, RecoveryError
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
@@ -383,5 +383,5 @@ def test_a_folder_without_a_log_and_one_that_was_copied_are_not_read(spark: Spar
     shutil.rmtree(folder / "_spark_metadata")
     with pytest.raises(DataError, match=r"HR-510.*no log"):
         committed_files(str(folder))
-    with pytest.raises(DataError, match=r"HR-510.*No Files sink"):
+    with pytest.raises(DataError, match=r"HR-510.*No FileSink"):
         FileSink("gold/nothing").read(spark, target)

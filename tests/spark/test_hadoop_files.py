@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.clients.storage import HadoopFiles, LocalFiles, files_for
+from headrace.clients.storage import HadoopFileStore, LocalFileStore, file_store
 from headrace.errors import RecoveryError
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_what_is_written_is_read_again_and_replaced(spark: SparkSession, tmp_path: Path):
-    files, path = HadoopFiles(spark), f"file:{tmp_path}/a/note.json"
+    files, path = HadoopFileStore(spark), f"file:{tmp_path}/a/note.json"
     files.write(path, '{"city": "São Paulo"}')
     files.write(path, "{}")
     files.write(f"file:{tmp_path}/a/other", "Zürich\n")
@@ -28,13 +28,13 @@ def test_what_is_written_is_read_again_and_replaced(spark: SparkSession, tmp_pat
 
 
 def test_files_are_read_as_they_are_measured_and_deleted(spark: SparkSession, tmp_path: Path):
-    files = HadoopFiles(spark)
+    files = HadoopFileStore(spark)
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "bytes").write_bytes(b"\xff\x00\n")
     (tmp_path / "note").write_text("12")
 
     assert files.read_bytes(f"file:{tmp_path}/deep/er/bytes") == b"\xff\x00\n"
-    assert files.sizes(f"file:{tmp_path}") == LocalFiles().sizes(str(tmp_path)) == {"deep/er/bytes": 3, "note": 2}
+    assert files.sizes(f"file:{tmp_path}") == LocalFileStore().sizes(str(tmp_path)) == {"deep/er/bytes": 3, "note": 2}
     files.delete(f"file:{tmp_path}/note")
     files.delete(f"file:{tmp_path}/note")
     assert files.read_bytes(f"file:{tmp_path}/note") is None
@@ -42,20 +42,20 @@ def test_files_are_read_as_they_are_measured_and_deleted(spark: SparkSession, tm
 
 
 def test_what_is_not_there_is_none_and_empty(spark: SparkSession, tmp_path: Path):
-    files = HadoopFiles(spark)
+    files = HadoopFileStore(spark)
 
     assert files.read(f"file:{tmp_path}/nothing") is None
     assert files.names(f"file:{tmp_path}/nothing") == []
 
 
 def test_storage_is_chosen_by_the_scheme_of_the_location(spark: SparkSession):
-    assert isinstance(files_for("/data/checkpoints", spark), LocalFiles)
-    assert isinstance(files_for("file:/data/checkpoints", spark), LocalFiles)
-    assert isinstance(files_for("s3a://bucket/checkpoints", spark), HadoopFiles)
+    assert isinstance(file_store("/data/checkpoints", spark), LocalFileStore)
+    assert isinstance(file_store("file:/data/checkpoints", spark), LocalFileStore)
+    assert isinstance(file_store("s3a://bucket/checkpoints", spark), HadoopFileStore)
 
 
 def test_a_file_is_made_once_and_can_be_deleted(spark: SparkSession, tmp_path: Path):
-    files, path = HadoopFiles(spark), f"file:{tmp_path}/a/00000001"
+    files, path = HadoopFileStore(spark), f"file:{tmp_path}/a/00000001"
 
     assert files.create(path, "first")
     assert not files.create(path, "second")
@@ -71,7 +71,7 @@ def test_a_checkpoint_on_other_storage_is_leased_by_records(spark: SparkSession,
     The second driver hears the first one's next beat, after two seconds. Twelve are for a machine that is busy.
     """
     target = Target("test", lake="unused", checkpoints=f"file:{tmp_path}")
-    checkpoint, terms = Checkpoint.of("rides", target, HadoopFiles(spark)), Lease("record", 12)
+    checkpoint, terms = Checkpoint.of("rides", target, HadoopFileStore(spark)), Lease("record", 12)
     with lease(checkpoint, terms) as holding:
         holding.check()
         with pytest.raises(RecoveryError) as refused, lease(checkpoint, terms):

@@ -211,7 +211,7 @@ class Seen:
 class Clicks(KeyedState[Seen, Seen]):
     clock = EventTime("at")
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Seen], timers: Timers) -> Iterator[Seen]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Seen], timers: Timers) -> Iterator[Seen]:
         state.value = Seen(key.who, (state.value.n if state.value else 0) + len(rows))
         yield state.value
 

@@ -27,7 +27,7 @@ from headrace import (
     Target,
     Watermark,
 )
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.operate.late.plan import RepairPlan
 from headrace.operate.late.repair import repairing
 from headrace.operate.late.summary import LateSummary, summarise_late
@@ -121,7 +121,7 @@ def repaired(spark: SparkSession, target: Target, flow: Flow) -> RepairPlan:
 
 
 def summary(spark: SparkSession, found: Rehearsal) -> LateSummary:
-    checkpoint = Checkpoint.of("totals", found.target, LocalFiles())
+    checkpoint = Checkpoint.of("totals", found.target, LocalFileStore())
     return summarise_late("totals", found.target, found.flow, checkpoint.query_id(), lambda: spark)
 
 
@@ -207,7 +207,7 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     )
     sessions = replace(declared, transform=lambda o: o.groupBy(F.session_window("at", "5 minutes"), "shop").count())
     assert refused(sessions) == "HR-351"
-    with lease(Checkpoint.of("totals", found.target, LocalFiles()), found.target.lease):
+    with lease(Checkpoint.of("totals", found.target, LocalFileStore()), found.target.lease):
         assert refused(declared) == "HR-302"
 
     plan = repaired(spark, found.target, declared)

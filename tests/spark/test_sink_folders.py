@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from headrace.clients.file_folder import FileFormat, committed_files
+from headrace.clients.file_sink_log import FileFormat, committed_files
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input

@@ -42,8 +42,8 @@ def properties(spark: SparkSession, location: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", ["append", "upsert"])
 def test_a_table_gets_its_properties_and_its_small_files_are_joined(spark: SparkSession, tmp_path: Path, kind: str):
     target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
-    first = TablePolicy(KEPT, small_files=0, keep="60 days")
-    then = TablePolicy({**KEPT, "delta.appendOnly": "false"}, small_files=2, keep=None)
+    first = TablePolicy(KEPT, small_files=0, retention="60 days")
+    then = TablePolicy({**KEPT, "delta.appendOnly": "false"}, small_files=2, retention=None)
 
     def sink(policy: TablePolicy) -> DeltaAppend | DeltaUpsert:
         return DeltaAppend("t", policy=policy) if kind == "append" else DeltaUpsert("t", key=("id",), policy=policy)
@@ -84,15 +84,15 @@ def test_old_files_are_removed_when_it_is_time_and_not_before(spark: SparkSessio
     for hours, path in left.items():
         path.write_bytes(b"PAR1")
         dated_back(path, hours * HOUR)
-    longer, policy = (TablePolicy(small_files=0, keep=keep, clean_every="1 day") for keep in ("30 days", "1 hour"))
+    longer, policy = (TablePolicy(small_files=0, retention=keep, clean_every="1 day") for keep in ("30 days", "1 hour"))
 
     # The first look only notes the time: a table that was never cleaned has nothing old that anybody knows of.
-    policy.look_after(spark, location, NOW)
-    policy.look_after(spark, location, NOW + dt.timedelta(hours=23))
+    policy.run_maintenance(spark, location, NOW)
+    policy.run_maintenance(spark, location, NOW + dt.timedelta(hours=23))
     assert all(path.exists() for path in left.values())
-    longer.look_after(spark, location, NOW + dt.timedelta(days=1))
+    longer.run_maintenance(spark, location, NOW + dt.timedelta(days=1))
     assert all(path.exists() for path in left.values())
-    policy.look_after(spark, location, NOW + dt.timedelta(days=2))
+    policy.run_maintenance(spark, location, NOW + dt.timedelta(days=2))
     assert not any(path.exists() for path in left.values())
     assert spark.read.format("delta").load(location).count() == 3
-    TablePolicy(small_files=0, keep=None).look_after(spark, location, NOW + dt.timedelta(days=4))
+    TablePolicy(small_files=0, retention=None).run_maintenance(spark, location, NOW + dt.timedelta(days=4))

@@ -14,8 +14,8 @@ from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
-from headrace.sinks.kafka.ledger import LedgerEntry, create_ledger, last_entries
-from headrace.sinks.kafka.transaction import Slot
+from headrace.sinks.kafka.ledger import KafkaLedgerEntry, create_ledger, last_entries
+from headrace.sinks.kafka.transaction import TransactionSlot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,16 +46,16 @@ class Place:
     def ledger(self) -> str:
         return f"headrace-ledger-{self.name}"
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> TransactionSlot:
         """Return what a task sends of a batch, for those tests that look at the transaction without Spark."""
         create_ledger(self.target, self.ledger)
-        return Slot(self.batch(number), self.name, self.ledger)
+        return TransactionSlot(self.batch(number), self.name, self.ledger)
 
     def held(self) -> list[int]:
         """Return the ids that a reader of committed records sees."""
         return sorted(json.loads(message.value() or b"")["id"] for message in read_topic(self.target, self.name))
 
-    def recorded(self) -> LedgerEntry | None:
+    def recorded(self) -> KafkaLedgerEntry | None:
         return last_entries(self.target, self.ledger, f"hr.test.{self.name}.0", [0], 10).get(0)
 
 

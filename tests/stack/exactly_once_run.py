@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks.kafka import transaction
-from headrace.sinks.kafka.transaction import Slot, publish
+from headrace.sinks.kafka.transaction import TransactionSlot, publish
 
 
 def chunk(ids: Iterable[int]) -> pa.RecordBatch:
@@ -40,7 +40,7 @@ def main() -> None:
     moment, topic, flow, bootstrap = sys.argv[1:]
     transaction.Producer = {"before": DiesBeforeCommit, "after": DiesAfterCommit}[moment]  # type: ignore[misc]
     target = Target("test", lake="unused", checkpoints="unused", kafka={"bootstrap.servers": bootstrap})
-    publish(Slot(Batch(flow, "q1", 0, target), topic, f"headrace-ledger-{flow}"), [chunk([1, 2, 3])])
+    publish(TransactionSlot(Batch(flow, "q1", 0, target), topic, f"headrace-ledger-{flow}"), [chunk([1, 2, 3])])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.reconcile.source_row import row_exists
 from headrace.clients import mysql
 from headrace.clients.postgres import connect
-from headrace.clients.topic_retention import retention
+from headrace.clients.topic_retention import topic_retention
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Database
 
@@ -50,7 +50,7 @@ def test_a_broker_says_how_long_topics_keep_records(broker: Broker):
     create_topics(kafka, {"erase.days": 1}, {"retention.ms": "172800000"})
     create_topics(kafka, {"erase.keys": 1}, {"cleanup.policy": "compact"})
 
-    told = retention(kafka, lambda name: name.startswith("erase."))
+    told = topic_retention(kafka, lambda name: name.startswith("erase."))
 
     assert told["erase.days"] == "kept for 2 day(s)"
     assert told["erase.keys"].startswith("compacted: a record without a value")

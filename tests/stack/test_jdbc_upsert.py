@@ -34,7 +34,7 @@ from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Database, Target
 from headrace.operate.run import Application
-from headrace.sinks.jdbc.staging import Staging
+from headrace.sinks.jdbc.staging import StagingTable
 from headrace.sinks.jdbc.upsert import JdbcUpsert
 from headrace.sources.files import FileSource
 from headrace.stack.local import LocalStack
@@ -354,7 +354,7 @@ def test_a_batch_that_does_not_follow_is_refused(
 def test_a_table_that_was_dropped_is_not_made_again_in_silence(spark: SparkSession, place: Place):
     place.sink.write(rows(spark, (1, 1, "a")), place.batch(0))
     place.query(f'DROP TABLE "{place.name}"')
-    with pytest.raises(RecoveryError, match="The table is gone") as refused:
+    with pytest.raises(RecoveryError, match="The table no longer exists") as refused:
         place.sink.write(rows(spark, (2, 1, "b")), place.batch(1))
     assert refused.value.code == "HR-316"
 
@@ -414,13 +414,13 @@ def test_what_the_table_holds_is_told_by_checkpoint_and_table(spark: SparkSessio
 def test_the_rows_of_a_task_that_ran_twice_count_once(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ):
-    own = Staging.write
+    own = StagingTable.write
 
     def twice(*arguments) -> None:
         own(*arguments)
         own(*arguments)
 
-    monkeypatch.setattr(Staging, "write", twice)
+    monkeypatch.setattr(StagingTable, "write", twice)
     sink = replace(place.sink, sequence=None)
     sink.write(rows(spark, *[(each, 1, "a") for each in range(50)]).repartition(4), place.batch(0))
     assert place.rows("id") == [(each,) for each in range(50)]
@@ -551,14 +551,14 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
     with pytest.raises(PartUnavailable):
         write(1)
     # The same, and the driver's connection survives: as when the server lost only a child, or a pooler stands between.
-    own = Staging.write
+    own = StagingTable.write
 
-    def emptied(staged: Staging, *arguments) -> None:
+    def emptied(staged: StagingTable, *arguments) -> None:
         own(staged, *arguments)
         with connect(place.database) as connection:
             connection.execute(sql.SQL("TRUNCATE {}").format(staged.table.identifier))
 
-    monkeypatch.setattr(Staging, "write", emptied)
+    monkeypatch.setattr(StagingTable, "write", emptied)
     with pytest.raises(PartUnavailable, match="emptied the staging table"):
         write(1)
     monkeypatch.undo()
@@ -597,12 +597,12 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
 def test_a_server_that_goes_away_under_the_executors_is_transient(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ):
-    own = Staging.write
+    own = StagingTable.write
 
-    def elsewhere(staged: Staging, given: DataFrame, where: Database, batch: Batch) -> None:
+    def elsewhere(staged: StagingTable, given: DataFrame, where: Database, batch: Batch) -> None:
         own(staged, given, replace(where, url="jdbc:postgresql://127.0.0.1:1/headrace"), batch)
 
-    monkeypatch.setattr(Staging, "write", elsewhere)
+    monkeypatch.setattr(StagingTable, "write", elsewhere)
     with pytest.raises(PartUnavailable, match=r"An executor says: Connection to 127\.0\.0\.1:1 refused") as failed:
         place.sink.write(rows(spark, (1, 1, "a")), place.batch(0))
     assert failed.value.code == "HR-607"

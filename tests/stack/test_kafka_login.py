@@ -20,8 +20,8 @@ from login_broker import CA, STORE, STORE_PASSWORD, LoginKafka
 
 from headrace import AvailableNow, Console, Flow, HeadraceError, Input, KafkaSource, Target
 from headrace.clients import kafka as client
-from headrace.clients.kafka import admin, list_topics, read_topic
-from headrace.clients.kafka_settings import librdkafka
+from headrace.clients.kafka import admin_client, list_topics, read_topic
+from headrace.clients.kafka_settings import librdkafka_settings
 from headrace.clients.topics import create_topics
 from headrace.flow.secret import Secret
 from headrace.runtime.events import EventBus
@@ -95,13 +95,13 @@ def listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listeners]:
         folder = home / "stack" / "kafka"
         chosen = ports.remembered(folder / "login-ports.json")
         made = Listeners(folder, bootstrap, *(f"{ports.LOOPBACK}:{chosen[name]}" for name in ("login", "proof")))
-        keeper = admin({"bootstrap.servers": bootstrap})
+        keeper = admin_client({"bootstrap.servers": bootstrap})
         strength = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         user = UserScramCredentialUpsertion("shop", strength, SCRAM_PASSWORD.encode())
         for answer in keeper.alter_user_scram_credentials([user]).values():
             answer.result(30)
         create_topics(made.sasl(), {"orders": 1, "answers": 1})
-        producer = Producer(librdkafka(made.sasl()))
+        producer = Producer(librdkafka_settings(made.sasl()))
         for number in range(3):
             producer.produce("orders", json.dumps({"id": number}), str(number))
         assert producer.flush(30) == 0

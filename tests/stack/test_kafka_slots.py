@@ -16,11 +16,11 @@ from exactly_once_place import Place, rows
 from exactly_once_run import chunk
 from pyspark import cloudpickle
 
-from headrace.clients.kafka import await_decided, read_topic
+from headrace.clients.kafka import await_stable, read_topic
 from headrace.errors import RecoveryError
 from headrace.sinks.kafka import exactly_once
-from headrace.sinks.kafka.ledger import LedgerEntry, held_entries
-from headrace.sinks.kafka.transaction import Slot, publish
+from headrace.sinks.kafka.ledger import KafkaLedgerEntry, committed_entries
+from headrace.sinks.kafka.transaction import TransactionSlot, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,8 +44,8 @@ def place(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Pla
     return made
 
 
-def entries(place: Place) -> dict[int, LedgerEntry]:
-    return held_entries(place.target, place.ledger, f"hr.test.{place.name}.0", range(SLOTS))
+def entries(place: Place) -> dict[int, KafkaLedgerEntry]:
+    return committed_entries(place.target, place.ledger, f"hr.test.{place.name}.0", range(SLOTS))
 
 
 def lucky(spark: SparkSession, number: int) -> DataFrame:
@@ -78,7 +78,9 @@ class Dying:
         self._slot, self._moment = slot, moment
         self._ledger = place.target, place.ledger, f"hr.test.{place.name}.0"
 
-    def __call__(self, slot: Slot, number: int, counted: Any, copies: bool, pieces: Iterator[bytes]) -> Iterator[Any]:
+    def __call__(
+        self, slot: TransactionSlot, number: int, counted: Any, copies: bool, pieces: Iterator[bytes]
+    ) -> Iterator[Any]:
         from headrace.sinks.kafka import transaction
         from headrace.sinks.kafka.exactly_once import _send
 
@@ -87,7 +89,7 @@ class Dying:
             return
         if slot.number > self._slot:
             signal.pause()  # until Spark gives the job up
-        while not held_entries(*self._ledger, range(SLOTS)).keys() >= set(range(self._slot)):
+        while not committed_entries(*self._ledger, range(SLOTS)).keys() >= set(range(self._slot)):
             pass
         moment = self._moment
 
@@ -122,7 +124,7 @@ def test_a_batch_that_dies_between_two_slots_is_completed_with_the_rows_it_began
             place.sink.write(lucky(spark, 60), place.batch(0))
     if moment == "after":
         # The process died at the answer to its commit, which comes before the transaction's markers.
-        await_decided(place.target, place.ledger)
+        await_stable(place.target, place.ledger)
     found = entries(place)
     assert set(found) == set(range(slot + (moment == "after")))
     began = [row["value"].decode() for row in spark.read.parquet(f"{outbox(place)}/rows/*").collect()]
@@ -137,7 +139,7 @@ def test_a_batch_that_dies_between_two_slots_is_completed_with_the_rows_it_began
 
 def test_a_driver_that_was_taken_over_between_two_slots_adds_nothing(spark: SparkSession, place: Place):
     place.sink.write(rows(spark, 1), place.batch(0))
-    old = [Slot(place.batch(1), place.name, place.ledger, number, SLOTS) for number in range(SLOTS)]
+    old = [TransactionSlot(place.batch(1), place.name, place.ledger, number, SLOTS) for number in range(SLOTS)]
 
     def overtaken() -> Iterator[Any]:
         place.sink.write(rows(spark, *range(2, 12)), place.batch(1))
@@ -164,7 +166,7 @@ def test_another_number_of_slots_is_refused(spark: SparkSession, place: Place, s
 
 
 def test_another_number_of_slots_is_refused_when_only_the_last_slot_is_in(spark: SparkSession, place: Place):
-    publish(replace(place.slot(0), number=2, of=SLOTS), [chunk([1])])
+    publish(replace(place.slot(0), number=2, slots=SLOTS), [chunk([1])])
     with pytest.raises(RecoveryError) as refused:
         replace(place.sink, slots=2).write(rows(spark, 1, 2), place.batch(0))
     assert refused.value.code == "HR-340"
@@ -172,7 +174,7 @@ def test_another_number_of_slots_is_refused_when_only_the_last_slot_is_in(spark:
 
 
 def test_slots_refuse_a_batch_of_the_same_number_from_other_offsets(spark: SparkSession, place: Place):
-    publish(replace(place.slot(0), batch=place.batch(0, offsets="a1"), of=SLOTS), [chunk([1])])
+    publish(replace(place.slot(0), batch=place.batch(0, offsets="a1"), slots=SLOTS), [chunk([1])])
     with pytest.raises(RecoveryError) as refused:
         place.sink.write(rows(spark, 1, 2), place.batch(0, offsets="b2"))
     assert refused.value.code == "HR-341"
@@ -180,7 +182,7 @@ def test_slots_refuse_a_batch_of_the_same_number_from_other_offsets(spark: Spark
 
 
 def test_slots_that_were_sent_from_other_rows_than_the_outbox_holds_are_refused(spark: SparkSession, place: Place):
-    publish(replace(place.slot(0), of=SLOTS, staged="gone"), [chunk([1])])
+    publish(replace(place.slot(0), slots=SLOTS, staged="gone"), [chunk([1])])
     with pytest.raises(RecoveryError, match="gone") as refused:
         place.sink.write(rows(spark, 1, 2), place.batch(0))
     assert refused.value.code == "HR-342"

@@ -15,7 +15,7 @@ from deleted_topics import delete_topic
 from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.audit.flow_audit import FlowAudit, Step, quarantine_table
-from headrace.clients.kafka import admin
+from headrace.clients.kafka import admin_client
 from headrace.clients.topics import create_topics
 from headrace.flow.checks.check import check
 from headrace.flow.flow import Flow
@@ -60,7 +60,7 @@ class Place:
 
     def __init__(self, name: str, target: Target, spark: SparkSession) -> None:
         self.topic, self.target, self.spark = name, target, spark
-        self.admin = admin(target.kafka)
+        self.admin = admin_client(target.kafka)
         create_topics(target.kafka, {name: 1})
 
     def send(self, *values: int | str, topic: str = "") -> None:
@@ -126,10 +126,10 @@ def test_a_topic_made_again_and_filled_past_the_old_offset_is_refused(place: Pla
     assert place.table() == [1, 2, 3]
 
     # A wrong id accepts nothing; the right one goes on at offset 3 and says what is passed over.
-    refused = place.run(accept_topics=(old,), accept_loss=WHY).error
+    refused = place.run(accepted_topic_ids=(old,), data_loss_reason=WHY).error
     assert refused is not None
     assert refused.code == "HR-311"
-    accepted = place.run(accept_topics=(new,), accept_loss=WHY)
+    accepted = place.run(accepted_topic_ids=(new,), data_loss_reason=WHY)
     assert accepted.error is None
     assert place.table() == [1, 2, 3, *range(14, 21)]
     assert place.lost(1) == [(3, None, "lost", old), (0, 3, "lost", new)]
@@ -157,7 +157,7 @@ def test_a_topic_made_again_under_a_running_flow(place: Place, length: int):
 
     # The batch that was planned on the new topic was never written, so the topic can be accepted.
     place.send(99)
-    assert place.run(accept_topics=(new,), accept_loss=WHY).error is None
+    assert place.run(accepted_topic_ids=(new,), data_loss_reason=WHY).error is None
     # Spark goes on at the old offset, or where the shorter topic ended when it was first seen.
     skipped = min(3, length)
     assert place.table() == [1, 2, 3, *ids[skipped:], 99]
@@ -172,7 +172,7 @@ def test_a_topic_made_again_is_not_accepted_for_a_batch_that_may_be_written(plac
         entry.unlink()
     place.make_again(*range(11, 21))
 
-    error = place.run(accept_topics=(place.topic_id(),), accept_loss=WHY).error
+    error = place.run(accepted_topic_ids=(place.topic_id(),), data_loss_reason=WHY).error
 
     assert error is not None
     assert error.code == "HR-312"
@@ -191,10 +191,10 @@ def test_deleted_records_stop_the_flow_with_their_range_and_are_recorded_when_ac
     assert error is not None
     assert error.code == "HR-502"
     assert f"{place.topic}-0 [10, 15)" in error.what
-    assert "accept_loss" in error.remedy
+    assert "data_loss_reason" in error.remedy
     assert place.table() == list(range(10))
 
-    figures = place.run(accept_loss=WHY)
+    figures = place.run(data_loss_reason=WHY)
     assert figures.error is None
     assert place.table() == [*range(10), *range(15, 20)]
     assert place.lost(1) == [(10, 15, "lost", place.topic_id())]
@@ -206,7 +206,7 @@ def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(plac
     place.send(*range(10))
     sink = Meddled("rows", before=lambda _batch: place.delete_before(5))
 
-    assert place.run(sink=sink, accept_loss=WHY).error is None
+    assert place.run(sink=sink, data_loss_reason=WHY).error is None
 
     assert place.table() == list(range(5, 10))
     assert place.lost(0) == [(0, 5, "may be lost", place.topic_id())]
@@ -215,7 +215,7 @@ def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(plac
     for entry in Path(place.target.flow_folder("orders")).glob("spark/commits/*0*"):
         entry.unlink()
     place.delete_before(7)
-    again = place.run(accept_loss=WHY)
+    again = place.run(data_loss_reason=WHY)
     assert again.error is None
     assert place.table() == list(range(5, 10))
     topic_id = place.topic_id()
@@ -242,7 +242,7 @@ def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_l
     assert f"'{other}'" in error.what
     assert place.table() == [1, 2, 3]
 
-    gone_on = place.run(source=replace(topics, accept_loss=WHY))
+    gone_on = place.run(source=replace(topics, data_loss_reason=WHY))
     assert gone_on.error is None
     assert place.table() == [1, 2, 3, 4]
     assert [(each.topic, each.first, each.end, each.kind) for each in gone_on.lost] == [(other, 1, None, "lost")]
@@ -254,7 +254,7 @@ def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_l
 
 def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: Place):
     place.send(1, "bad", 2, "bad too", 3)
-    flow = place.flow(accept_loss=WHY)
+    flow = place.flow(data_loss_reason=WHY)
     assert Supervisor(place.spark, place.target, [flow], EventBus()).run() == {}
     place.delete_before(2)
 

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from headrace.audit.flow_audit import late_table, quarantine_table
-from headrace.clients.kafka import admin
+from headrace.clients.kafka import admin_client
 from headrace.demos import enrichment as enrichment_demo
 from headrace.demos import iot as iot_demo
 from headrace.demos import medallion as medallion_demo
@@ -119,7 +119,7 @@ def test_orders_and_payments(killed: Killed, spark: SparkSession, tmp_path: Path
 
     # A day whose records the broker has deleted is not computed from what is left.
     ends = [TopicPartition(settings.orders_topic, partition, 300) for partition in (0, 1)]
-    client = admin(target.kafka)
+    client = admin_client(target.kafka)
     for answer in client.delete_records(ends).values():
         answer.result(30)
     with pytest.raises(RecoveryError, match="cannot be computed anew") as refused:

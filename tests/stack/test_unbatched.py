@@ -28,8 +28,8 @@ from headrace import (
     Target,
 )
 from headrace.audit.flow_audit import quarantine_table
-from headrace.clients.kafka import committed_reader, read_topic
-from headrace.clients.storage import files_for
+from headrace.clients.kafka import committed_consumer, read_topic
+from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Verdict
@@ -102,7 +102,7 @@ def send(place: Target, topic: str, numbers: range, *rubbish: bytes) -> None:
 
 def await_ids(place: Target, topic: str, wanted: set[str]) -> None:
     """Return when every one of these ids has arrived, in whatever order."""
-    consumer = committed_reader(place)
+    consumer = committed_consumer(place)
     consumer.assign([TopicPartition(topic, 0, 0)])
     deadline = time.monotonic() + PATIENCE_SECONDS
     missing = set(wanted)
@@ -214,7 +214,7 @@ def test_a_flow_that_died_before_its_first_epoch_begins_where_it_would_have_begu
     newest = Input(KafkaSource("unbatched-late", starting="latest"), schema=ROW)
     made = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
     # The first start has noted its beginning, and died.
-    note_beginning(made, place, Checkpoint.of(made.name, place, files_for(place.checkpoints)))
+    note_beginning(made, place, Checkpoint.of(made.name, place, file_store(place.checkpoints)))
     send(place, "unbatched-late", range(4, 8), b"rubbish")
 
     figures = run(spark, place, made)

@@ -26,7 +26,7 @@ from headrace import HeadraceError
 from headrace.cli import session as cli_session
 from headrace.cli.main import app
 from headrace.cli.project import opened
-from headrace.clients.kafka import admin, read_decided, read_topic
+from headrace.clients.kafka import admin_client, read_stable, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
 from headrace.operate.late.repair import repairing
@@ -204,7 +204,7 @@ def test_a_repair_that_was_killed_after_it_changed_the_table_changes_nothing_mor
 
 def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(place: Place):
     _, target, (flow,) = opened(place.project, None, ["totals"])
-    client = admin(target.kafka)
+    client = admin_client(target.kafka)
     truncated = client.delete_records([TopicPartition(place.topic, 0, 3)])
     assert [each.result().low_watermark for each in truncated.values()] == [3]
 
@@ -244,7 +244,7 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
 
     interrupted("before the commit", *words, "--yes")
     # A killed process leaves its transaction open, until the next one with its id begins.
-    assert place.sent(read_decided) == []
+    assert place.sent(read_stable) == []
 
     # The next run sends what was staged, and comes to its end between the commit and the note of it.
     noted = Redrive._append

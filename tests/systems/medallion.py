@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 
 from headrace.audit.flow_audit import quarantine_table
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Row, table_rows
 from headrace.demos.feeder import generate
@@ -48,7 +48,7 @@ def settings_for(name: str) -> MedallionSettings:
         bronze_trigger=AvailableNow(),
         silver_trigger=AvailableNow(),
         gold_trigger=AvailableNow(),
-        silver_policy=TablePolicy(KEPT, keep=None, small_files=2),
+        silver_policy=TablePolicy(KEPT, retention=None, small_files=2),
     )
 
 
@@ -118,4 +118,4 @@ def violations(spark: SparkSession, target: Target, settings: MedallionSettings,
 
 
 def silver_checkpoint(target: Target) -> Checkpoint:
-    return Checkpoint.of("silver", target, LocalFiles())
+    return Checkpoint.of("silver", target, LocalFileStore())

@@ -13,7 +13,7 @@ from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.clients import mysql
-from headrace.clients.postgres import Address
+from headrace.clients.postgres import DatabaseAddress
 from headrace.errors import ConfigError, FlowError
 from headrace.flow.target import Database, Target
 
@@ -72,7 +72,7 @@ def test_positions_sort_like_the_log():
 def test_the_family_of_a_database_is_told_by_its_address():
     assert family(Database("jdbc:postgresql://db/shop", "u")) == "postgres"
     assert [family(Database(f"jdbc:{kind}://db/shop", "u")) for kind in ("mariadb", "mysql")] == ["mysql", "mysql"]
-    assert mysql.address(Database("jdbc:mariadb://db:1/shop", "u")) == Address("db", 1, "shop", {})
+    assert mysql.address(Database("jdbc:mariadb://db:1/shop", "u")) == DatabaseAddress("db", 1, "shop", {})
 
 
 @pytest.mark.parametrize("url", ["jdbc:mysql://db", "jdbc:mysql://u:hunter2@db/shop", "jdbc:mysql://db:x/shop"])

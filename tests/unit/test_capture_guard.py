@@ -113,7 +113,7 @@ def test_the_place_of_a_binlog_is_asked_in_the_word_that_the_server_knows(word: 
         def fetchone(self) -> tuple[object, ...]:
             return ("binlog.000003", "50", "", "", "")
 
-    assert mysql.log_place(Server()) == ("binlog.000003", 50)  # type: ignore[arg-type]
+    assert mysql.binlog_position(Server()) == ("binlog.000003", 50)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_is_not_there_is_transient():

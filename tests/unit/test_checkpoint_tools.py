@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
@@ -50,7 +50,7 @@ class Made:
     def __init__(self, root: Path, flow: str = "rides", query_id: str = "6a1f") -> None:
         self.root, self.folder = root, root / flow
         self.target = Target("dev", lake=str(root / "lake"), checkpoints=str(root))
-        self.checkpoint = Checkpoint.of(flow, self.target, LocalFiles())
+        self.checkpoint = Checkpoint.of(flow, self.target, LocalFileStore())
         self.put("metadata", f'{{"id":"{query_id}"}}')
         self.put("sources/0/0", '\0v1\n{"rides":{"0":0,"1":0}}')
 
@@ -205,29 +205,29 @@ def test_what_a_killed_driver_left_half_written_is_no_damage(made: Made) -> None
 def test_a_flow_that_left_the_project_is_found_by_its_folder_and_one_that_never_ran_by_its_declaration(
     made: Made,
 ) -> None:
-    assert find_checkpoint("rides", made.target, LocalFiles()).folder == str(made.folder)
-    assert find_checkpoint("fresh", made.target, LocalFiles(), ["fresh"]).planned() == []
-    assert code(lambda: find_checkpoint("fresh", made.target, LocalFiles(), [])) == "HR-321"
+    assert find_checkpoint("rides", made.target, LocalFileStore()).folder == str(made.folder)
+    assert find_checkpoint("fresh", made.target, LocalFileStore(), ["fresh"]).planned() == []
+    assert code(lambda: find_checkpoint("fresh", made.target, LocalFileStore(), [])) == "HR-321"
 
 
 @pytest.mark.parametrize("name", ["../rides", "rides/spark", "/etc", "..", "", "rides.replaced-1", "Rides"])
 def test_a_name_cannot_lead_out_of_the_root(made: Made, name: str) -> None:
-    assert code(lambda: find_checkpoint(name, made.target, LocalFiles(), [name])) == "HR-321"
+    assert code(lambda: find_checkpoint(name, made.target, LocalFileStore(), [name])) == "HR-321"
 
 
 def test_a_link_cannot_lead_out_of_the_root(made: Made, tmp_path: Path) -> None:
     Made(tmp_path / "elsewhere", "other")
     (made.root / "linked").symlink_to(tmp_path / "elsewhere" / "other")
-    assert code(lambda: find_checkpoint("linked", made.target, LocalFiles())) == "HR-322"
+    assert code(lambda: find_checkpoint("linked", made.target, LocalFileStore())) == "HR-322"
     (made.root / "half").mkdir()
     (made.root / "half" / "spark").symlink_to(tmp_path / "elsewhere" / "other" / "spark")
-    assert code(lambda: find_checkpoint("half", made.target, LocalFiles())) == "HR-322"
+    assert code(lambda: find_checkpoint("half", made.target, LocalFileStore())) == "HR-322"
 
 
 def test_a_root_that_is_a_link_itself_is_fine(made: Made, tmp_path: Path) -> None:
     (tmp_path / "root").symlink_to(made.root)
     target = Target("dev", lake="unused", checkpoints=str(tmp_path / "root"))
-    assert find_checkpoint("rides", target, LocalFiles()).planned() == [0, 1, 2]
+    assert find_checkpoint("rides", target, LocalFileStore()).planned() == [0, 1, 2]
 
 
 # ---- show ----
@@ -342,7 +342,7 @@ def test_a_running_flow_is_neither_backed_up_nor_replaced(made: Made, tmp_path: 
 def test_what_is_damaged_or_was_never_started_is_not_backed_up(made: Made, tmp_path: Path) -> None:
     made.put("commits/1", "")
     assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-320"
-    fresh = Checkpoint.of("fresh", made.target, LocalFiles())
+    fresh = Checkpoint.of("fresh", made.target, LocalFileStore())
     assert code(lambda: back_up(fresh, tmp_path / "backups")) == "HR-324"
     assert not (tmp_path / "backups").exists()
 
@@ -384,7 +384,7 @@ def test_a_backup_that_was_changed_is_refused(made: Made, tmp_path: Path) -> Non
 
 def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(made: Made, tmp_path: Path) -> None:
     folder, _ = back_up(made.checkpoint, tmp_path / "backups")
-    other = Checkpoint.of("other", made.target, LocalFiles())
+    other = Checkpoint.of("other", made.target, LocalFileStore())
     assert code(lambda: plan_restore(other, folder, None)) == "HR-326"
     made.put("metadata", '{"id":"begun anew"}')
     assert code(lambda: plan_restore(made.checkpoint, folder, None)) == "HR-326"

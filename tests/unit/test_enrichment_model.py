@@ -106,7 +106,7 @@ def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_the
 
 
 def test_both_tables_are_kept_by_the_policy():
-    kept = TablePolicy(keep="2 days")
+    kept = TablePolicy(retention="2 days")
 
     assert [flow.sink.policy for flow in flows(EnrichmentSettings(policy=kept))] == [kept, kept]
     assert [flow.sink.policy for flow in flows()] == [TablePolicy(), TablePolicy()]

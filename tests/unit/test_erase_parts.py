@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from headrace.cdc.apply.replace_where import key_condition
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cli.main import app
-from headrace.clients.storage import LocalFiles
-from headrace.clients.topic_retention import in_words
+from headrace.clients.storage import LocalFileStore
+from headrace.clients.topic_retention import describe_retention
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -164,13 +164,13 @@ def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Pa
     (log / "3.json").write_text(json.dumps({"add": {"stats": json.dumps({"minValues": {"id": 421, "n": 42}})}}))
     (tmp_path / "1.changelog").write_bytes(b"\x00")
     (tmp_path / "empty").touch()
-    paths = sorted(LocalFiles().sizes(str(tmp_path)))
+    paths = sorted(LocalFileStore().sizes(str(tmp_path)))
     signs = Signs(({"id": "42"},), (), CUSTOMER.in_logs(["id"]), Texts((long,)))
 
-    found = traces(LocalFiles(), str(tmp_path), paths, signs)
+    found = traces(LocalFileStore(), str(tmp_path), paths, signs)
 
     assert found == Traces(files=9, rows=3, found=2, log=3, closed=1)
-    assert set(texts_of(LocalFiles(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
+    assert set(texts_of(LocalFileStore(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
 
 
 def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp_path: Path):
@@ -181,8 +181,8 @@ def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     ways = CUSTOMER.known_by("bronze/customers", ["op", "key", "key.id", "after", "after.id"])
 
-    assert traces(LocalFiles(), str(tmp_path), ["a.parquet"], Signs(ways)).rows == 1
-    found = set(texts_of(LocalFiles(), str(tmp_path), ["a.parquet"], ways))
+    assert traces(LocalFileStore(), str(tmp_path), ["a.parquet"], Signs(ways)).rows == 1
+    found = set(texts_of(LocalFileStore(), str(tmp_path), ["a.parquet"], ways))
     assert found == {("after", "anna@example.org")}
 
 
@@ -192,7 +192,9 @@ def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
     own = CUSTOMER.in_payloads(own=True)
     assert own is not None
 
-    found = traces(LocalFiles(), str(tmp_path), ["a.parquet"], Signs(payloads=((r"^shop\.[^.]+\.customers$", own),)))
+    found = traces(
+        LocalFileStore(), str(tmp_path), ["a.parquet"], Signs(payloads=((r"^shop\.[^.]+\.customers$", own),))
+    )
 
     assert found.rows == 1
 
@@ -279,7 +281,7 @@ def test_an_erasure_names_a_table_and_a_key_and_a_machine_says_yes(words: list[s
     [("delete", 604800000, "kept for 7 day(s)"), ("delete", -1, "kept for ever"), ("compact", -1, "compacted: ")],
 )
 def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: int, words: str):
-    assert in_words(policy, retention_ms).startswith(words)
+    assert describe_retention(policy, retention_ms).startswith(words)
 
 
 @pytest.mark.parametrize(

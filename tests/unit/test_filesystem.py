@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.storage import LocalFiles, files_for, is_local, local_path
+from headrace.clients.storage import LocalFileStore, file_store, is_local, local_path
 from headrace.errors import ConfigError
 from headrace.sinks.local_folder import require_writable
 
-FILES = LocalFiles()
+FILES = LocalFileStore()
 
 
 def test_what_is_written_is_read_and_folders_are_made(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_file_uri_is_a_path() -> None:
 
 
 def test_the_disk_is_read_without_a_session() -> None:
-    assert isinstance(files_for("/data"), LocalFiles)
+    assert isinstance(file_store("/data"), LocalFileStore)
 
 
 # ---- before a start ----

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.clients import http
-from headrace.clients.http import Receiver, checked_address, service_url
+from headrace.clients.http import HttpReceiver, resolve_address, service_url
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.secret import Secret
 from headrace.flow.target import Service
@@ -79,15 +79,15 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_FIRST_PAUSE_SECONDS", 0.01)
 
 
-def receiver(service: Service, attempts: int = 4, seconds: float = 5.0) -> Receiver:
-    return Receiver(service, "crm", "/events", attempts=attempts, seconds=seconds, in_flight=2)
+def receiver(service: Service, attempts: int = 4, seconds: float = 5.0) -> HttpReceiver:
+    return HttpReceiver(service, "crm", "/events", attempts=attempts, seconds=seconds, in_flight=2)
 
 
 def test_a_request_arrives_with_its_path_headers_and_body(desk: Desk):
     secret = Secret("${env:TOKEN}", "s3cret")
     service = Service(desk.service.url, {"Authorization": secret}, private=True)
     answer = receiver(service).post(b"[1]", {"Idempotency-Key": "k1"})
-    assert (answer.status, answer.attempts, answer.text, answer.taken) == (200, 1, "answer", True)
+    assert (answer.status, answer.attempts, answer.text, answer.is_accepted) == (200, 1, "answer", True)
     [(_time, path, headers, body)] = desk.got
     assert (path, body) == ("/v1/events", b"[1]")
     assert headers["Idempotency-Key"] == "k1"
@@ -107,7 +107,7 @@ def test_what_may_pass_by_itself_is_sent_again_unchanged(desk: Desk, status: int
 def test_what_will_not_pass_is_sent_once_and_not_followed(desk: Desk, status: int):
     desk.will_answer((status, {"Location": f"http://127.0.0.1:{desk.server_port}/elsewhere"}), 200)
     answer = receiver(desk.service).post(b"[1]", {})
-    assert (answer.status, answer.attempts, answer.taken) == (status, 1, False)
+    assert (answer.status, answer.attempts, answer.is_accepted) == (status, 1, False)
     assert len(desk.got) == 1
 
 
@@ -188,14 +188,14 @@ def test_a_receiver_that_is_not_there_or_too_slow_is_transient():
 def test_an_address_inside_the_network_is_refused_unless_it_is_allowed(address: str):
     url = urlsplit(f"https://{address}/")
     with pytest.raises(ConfigError) as refused:
-        checked_address(url, Service(url.geturl()), "crm")
+        resolve_address(url, Service(url.geturl()), "crm")
     assert refused.value.code == "HR-118"
-    assert checked_address(url, Service(url.geturl(), private=True), "crm")
+    assert resolve_address(url, Service(url.geturl(), private=True), "crm")
 
 
 def test_a_public_address_is_not_refused():
     url = urlsplit("https://93.184.216.34/")
-    assert checked_address(url, Service(url.geturl()), "crm") == "93.184.216.34"
+    assert resolve_address(url, Service(url.geturl()), "crm") == "93.184.216.34"
 
 
 def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pytest.MonkeyPatch):
@@ -203,7 +203,7 @@ def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pyte
     monkeypatch.setattr("headrace.clients.http.socket.getaddrinfo", lambda *_args, **_kwargs: found)
     url = urlsplit("https://two-faced.example/")
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1"):
-        checked_address(url, Service(url.geturl()), "crm")
+        resolve_address(url, Service(url.geturl()), "crm")
 
 
 @pytest.mark.parametrize(

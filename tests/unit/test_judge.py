@@ -73,7 +73,7 @@ def codes(made: Flow, *kinds: Kind) -> list[str]:
         (flow(sink=KafkaExactlyOnceSink("out")), ["HRC-108"]),
         (flow(sink=FanOut(KafkaSink("out"), KafkaSink("other"))), ["HRC-108"]),
         (flow(sink=Memory(), trigger=Continuous()), ["HRC-108"]),
-        (flow(inputs=Input(KafkaSource("t", accept_loss="a test"), schema=ROW)), ["HRC-108"]),
+        (flow(inputs=Input(KafkaSource("t", data_loss_reason="a test"), schema=ROW)), ["HRC-108"]),
         (flow(inputs=Input(KafkaSource("t", max_offsets_per_trigger=None), schema=ROW)), []),
     ],
 )

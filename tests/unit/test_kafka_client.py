@@ -15,7 +15,7 @@ from headrace.clients import kafka as client
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.secret import Secret
 from headrace.flow.sink import Batch, SetAside
-from headrace.sinks.kafka.transaction import Slot
+from headrace.sinks.kafka.transaction import TransactionSlot
 
 
 def login(address: str, secret: Secret) -> dict[str, str | Secret]:
@@ -54,8 +54,8 @@ def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:
 def test_a_batch_reaches_a_task_without_those_who_listen_on_the_driver() -> None:
     listening = threading.Lock()
     batch = Batch("flow", "q1", 3, target(), offsets="a1", tell=lambda _said: listening.release())
-    there = pickle.loads(pickle.dumps(Slot(batch, "rides", "ledger")))  # noqa: S301 - our own bytes
-    assert there == Slot(batch, "rides", "ledger")
+    there = pickle.loads(pickle.dumps(TransactionSlot(batch, "rides", "ledger")))  # noqa: S301 - our own bytes
+    assert there == TransactionSlot(batch, "rides", "ledger")
     there.batch.tell(SetAside("sink", 1, "why", "place"))
 
 
@@ -89,9 +89,9 @@ def test_of_several_complaints_the_one_of_the_handshake_is_told_whichever_came_f
         [login, trust, broken, down],
     ):
         for order in itertools.permutations(told):
-            assert client.most_telling(order) is told[0]
-    assert client.most_telling([alert, login]) is alert
-    assert client.most_telling([login, alert]) is login
+            assert client.most_specific_error(order) is told[0]
+    assert client.most_specific_error([alert, login]) is alert
+    assert client.most_specific_error([login, alert]) is login
 
 
 def test_an_address_that_is_a_secret_is_used_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.kafka_settings import java, librdkafka, require_settings
+from headrace.clients.kafka_settings import java_settings, librdkafka_settings, require_settings
 from headrace.errors import ConfigError
 from headrace.flow.secret import Secret
 from headrace.runtime.session import _APPLICATION, with_redaction
@@ -28,8 +28,11 @@ KEY = "-----BEGIN PRIVATE KEY-----\nQQ==\n-----END PRIVATE KEY-----\n"
 
 def test_a_login_reaches_each_client_in_its_own_words() -> None:
     shared = {"bootstrap.servers": "a:1,b:2", "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
-    assert librdkafka(LOGIN) == {**shared, "sasl.username": "shop", "sasl.password": CANARY}
-    assert java(LOGIN) == {**shared, "sasl.jaas.config": f'{SCRAM} required username="shop" password="{CANARY}";'}
+    assert librdkafka_settings(LOGIN) == {**shared, "sasl.username": "shop", "sasl.password": CANARY}
+    assert java_settings(LOGIN) == {
+        **shared,
+        "sasl.jaas.config": f'{SCRAM} required username="shop" password="{CANARY}";',
+    }
 
 
 def test_certificates_and_keys_reach_java_by_value(tmp_path: Path) -> None:
@@ -45,7 +48,7 @@ def test_certificates_and_keys_reach_java_by_value(tmp_path: Path) -> None:
         "ssl.key.password": PASSWORD,
         "ssl.endpoint.identification.algorithm": "none",
     }
-    assert java(kafka) == {
+    assert java_settings(kafka) == {
         "bootstrap.servers": "a:1",
         "security.protocol": "SSL",
         "ssl.endpoint.identification.algorithm": "",
@@ -56,7 +59,7 @@ def test_certificates_and_keys_reach_java_by_value(tmp_path: Path) -> None:
         "ssl.keystore.key": KEY,
         "ssl.key.password": CANARY,
     }
-    assert librdkafka(kafka)["ssl.ca.location"] == str(tmp_path / "ca.pem")
+    assert librdkafka_settings(kafka)["ssl.ca.location"] == str(tmp_path / "ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ def test_certificates_and_keys_reach_java_by_value(tmp_path: Path) -> None:
     ],
 )
 def test_a_password_of_any_letters_is_one_value_of_the_jaas_line(password: str, written: str) -> None:
-    made = java({**LOGIN, "sasl.password": Secret("${env:P}", password)})
+    made = java_settings({**LOGIN, "sasl.password": Secret("${env:P}", password)})
     assert made["sasl.jaas.config"] == f'{SCRAM} required username="shop" password={written};'
 
 

@@ -31,10 +31,10 @@ from pyspark.sql.types import (
 
 from headrace import FlowError
 from headrace.testing import Drive
-from headrace.transforms.keyed.in_memory import replayed
+from headrace.transforms.keyed.in_memory import process_key
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
 from headrace.transforms.keyed.state import ListOf, MapOf, Timers, ValueState
-from headrace.transforms.keyed.state_types import Digits, record
+from headrace.transforms.keyed.state_types import Precision, struct_kind
 from keyed_cases import GAP, NOON, Brief, Counter, Place, Total, Visits, Wide, click
 
 if TYPE_CHECKING:
@@ -128,15 +128,15 @@ class Alarm(KeyedState[Nothing, Rang]):
 
     clock = EventTime("ts")
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
         if state.value is None:
             state.value = Nothing(0)
-            timers.at(rows[0].ts + timedelta(minutes=10))
+            timers.register(rows[0].ts + timedelta(minutes=10))
         yield from ()
 
-    def on_timer(self, key: Row, at: datetime, state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
+    def handle_timer(self, key: Row, at: datetime, state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
         yield Rang((at - NOON) / timedelta(minutes=1))
-        timers.at(at + timedelta(minutes=10))
+        timers.register(at + timedelta(minutes=10))
 
 
 def test_a_timer_that_is_set_by_a_timer_and_has_passed_comes_with_the_next_batch() -> None:
@@ -150,7 +150,7 @@ def test_a_timer_that_is_set_by_a_timer_and_has_passed_comes_with_the_next_batch
 
 def test_in_a_batch_time_passes_between_the_rows_and_each_timer_that_is_left_comes_once() -> None:
     rows = [Row(**click("ann", "a", minute)) for minute in (0, 25)]
-    assert list(replayed(Alarm(), Row(user="ann"), rows, 0)) == [Rang(10), Rang(20), Rang(30)]
+    assert list(process_key(Alarm(), Row(user="ann"), rows, 0)) == [Rang(10), Rang(20), Rang(30)]
 
 
 def test_timers_are_rounded_up_to_milliseconds_and_need_a_zone() -> None:
@@ -167,8 +167,8 @@ class Deaf(KeyedState[Nothing, Rang]):
 
     clock = EventTime("ts")
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
-        timers.at(rows[0].ts)
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Nothing], timers: Timers) -> Iterator[Rang]:
+        timers.register(rows[0].ts)
         yield from ()
 
 
@@ -181,9 +181,9 @@ class Idle(KeyedState[Nothing, Rang]):
 def test_a_class_without_the_method_that_is_due_is_told_so() -> None:
     drive = Drive(Deaf(), "user")
     drive.arrive(click("ann", "a", 0))
-    with pytest.raises(FlowError, match="Deaf has no `on_timer`, and a moment") as timer:
+    with pytest.raises(FlowError, match="Deaf has no `handle_timer`, and a moment") as timer:
         drive.pass_to(at(1))
-    with pytest.raises(FlowError, match="Idle has no `handle`, and rows") as rows:
+    with pytest.raises(FlowError, match="Idle has no `handle_rows`, and rows") as rows:
         Drive(Idle(), "user").arrive(click("ann", "a", 0))
     assert [timer.value.code, rows.value.code] == ["HR-235", "HR-235"]
 
@@ -218,7 +218,7 @@ def test_any_split_into_batches_gives_the_same_visits(minutes: list[int], cuts: 
     seen += drive.pass_to(at(10_000))
     expected = visits_by_hand(minutes)
     assert [(each.minute, len(each.pages)) for each in seen] == expected
-    over_batch = replayed(Visits(), Row(user="ann"), [Row(**click("ann", "a", minute)) for minute in ordered], 0)
+    over_batch = process_key(Visits(), Row(user="ann"), [Row(**click("ann", "a", minute)) for minute in ordered], 0)
     assert [(each.minute, len(each.pages)) for each in over_batch] == expected
 
 
@@ -246,14 +246,14 @@ class Inner:
 @dataclass
 class Sample:
     number: int
-    price: Annotated[Decimal, Digits(10, 2)]
+    price: Annotated[Decimal, Precision(10, 2)]
     inners: list[Inner]
     tags: dict[str, str | None]
 
 
 def test_annotations_become_the_types_of_spark() -> None:
     inner = StructType([StructField("since", TimestampType()), StructField("day", DateType(), nullable=False)])
-    assert record(Sample, "it").spark == StructType(
+    assert struct_kind(Sample, "it").spark == StructType(
         [
             StructField("number", LongType(), nullable=False),
             StructField("price", DecimalType(10, 2), nullable=False),
@@ -291,7 +291,7 @@ class Empty:
 @pytest.mark.parametrize(
     ("given", "phrase"),
     [
-        (NoSize, "Digits"),
+        (NoSize, "Precision"),
         (OfAny, "object"),
         (OfTwo, "int | str"),
         (Unknown, "Nowhere"),
@@ -303,7 +303,7 @@ def test_a_state_that_cannot_be_kept_is_refused_when_it_is_declared(given: type,
     with pytest.raises(FlowError) as caught:
 
         class Refused(KeyedState[given, Total]):  # type: ignore[valid-type]
-            def handle(self, key, rows, state, timers): ...
+            def handle_rows(self, key, rows, state, timers): ...
 
     assert caught.value.code == "HR-232"
     assert phrase in str(caught.value)
@@ -316,45 +316,45 @@ def test_a_ttl_needs_processing_time_and_a_timer_a_clock() -> None:
             clock = EventTime("ts")
             ttl = "1 day"
 
-            def handle(self, key, rows, state, timers): ...
+            def handle_rows(self, key, rows, state, timers): ...
 
     with pytest.raises(FlowError, match=r"seen.*ttl"):
 
         class AgedMap(KeyedState[Sample, Total]):
             seen = MapOf(str, int, ttl="1 day")
 
-            def handle(self, key, rows, state, timers): ...
+            def handle_rows(self, key, rows, state, timers): ...
 
     with pytest.raises(FlowError, match="no clock"):
 
         class Clockless(KeyedState[Sample, Total]):
-            def handle(self, key, rows, state, timers): ...
-            def on_timer(self, key, at, state, timers): ...
+            def handle_rows(self, key, rows, state, timers): ...
+            def handle_timer(self, key, at, state, timers): ...
 
     with pytest.raises(FlowError, match="KeyedState"):
 
         class Untyped(KeyedState):
-            def handle(self, key, rows, state, timers): ...
+            def handle_rows(self, key, rows, state, timers): ...
 
     with pytest.raises(FlowError, match="'value'"):
 
         class Twice(KeyedState[Sample, Total]):
             value = ListOf(int)
 
-            def handle(self, key, rows, state, timers): ...
+            def handle_rows(self, key, rows, state, timers): ...
 
     with pytest.raises(FlowError, match="element"):
 
         class Nested(KeyedState[Sample, Total]):
             lists = ListOf(list[int])
 
-            def handle(self, key, rows, state, timers): ...
+            def handle_rows(self, key, rows, state, timers): ...
 
 
 def test_timers_without_a_clock_are_refused_where_they_are_used() -> None:
     class Hasty(KeyedState[Nothing, Total]):
-        def handle(self, key, rows, state, timers):
-            timers.at(NOON)
+        def handle_rows(self, key, rows, state, timers):
+            timers.register(NOON)
             return ()
 
     with pytest.raises(FlowError, match="clock") as caught:
@@ -379,7 +379,7 @@ def test_timers_without_a_clock_are_refused_where_they_are_used() -> None:
 )
 def test_a_value_that_its_type_cannot_hold_is_refused_when_it_is_kept(value: object, phrase: str) -> None:
     with pytest.raises(FlowError) as caught:
-        record(Sample, "it").write(value, "it", named=False)
+        struct_kind(Sample, "it").write(value, "it", named=False)
     assert caught.value.code == "HR-233"
     assert phrase in str(caught.value)
 
@@ -387,7 +387,7 @@ def test_a_value_that_its_type_cannot_hold_is_refused_when_it_is_kept(value: obj
 def test_what_is_kept_comes_back_the_same_with_times_in_utc() -> None:
     there = timezone(timedelta(hours=2))
     given = Sample(7, Decimal("1.5"), [Inner(NOON.astimezone(there), date(2026, 1, 1))], {"a": None})
-    kind = record(Sample, "it")
+    kind = struct_kind(Sample, "it")
     back = kind.read(kind.write(given, "it", named=False), "it")
     assert back == given
     assert back.inners[0].since.tzinfo is UTC
@@ -427,16 +427,16 @@ class Demanding:
 
 
 def test_a_field_that_was_not_kept_yet_gets_its_default_or_is_refused() -> None:
-    assert record(Grown, "it").read((7, None, None, None), "it") == Grown(7)
+    assert struct_kind(Grown, "it").read((7, None, None, None), "it") == Grown(7)
     with pytest.raises(FlowError, match=r"Demanding\.must") as caught:
-        record(Demanding, "The state").read((7, None), "The state")
+        struct_kind(Demanding, "The state").read((7, None), "The state")
     assert caught.value.code == "HR-234"
 
 
 def test_a_class_of_classes_inherits_what_is_kept() -> None:
     class Doubled(Counter):
-        def handle(self, key, rows, state, timers):
-            yield from super().handle(key, rows * 2, state, timers)
+        def handle_rows(self, key, rows, state, timers):
+            yield from super().handle_rows(key, rows * 2, state, timers)
 
     assert Drive(Doubled(), "user").arrive(click("ann", "a", 0)) == [Total("ann", 2)]
     assert ProcessingTime() == ProcessingTime()

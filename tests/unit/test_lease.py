@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -24,11 +24,11 @@ HOLDER = """
 import sys
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.runtime.checkpoint.lease import lease
 
 target = Target("dev", lake="unused", checkpoints=sys.argv[1])
-with lease(Checkpoint.of("rides", target, LocalFiles()), Lease(sys.argv[2], float(sys.argv[3]))):
+with lease(Checkpoint.of("rides", target, LocalFileStore()), Lease(sys.argv[2], float(sys.argv[3]))):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -39,7 +39,7 @@ PATIENT = Lease("record", 12)
 
 
 def checkpoint(root: Path | str, flow: str = "rides") -> Checkpoint:
-    return Checkpoint.of(flow, Target("dev", lake="unused", checkpoints=str(root)), LocalFiles())
+    return Checkpoint.of(flow, Target("dev", lake="unused", checkpoints=str(root)), LocalFileStore())
 
 
 @pytest.fixture
@@ -178,7 +178,9 @@ def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks
     with lease(checkpoint(tmp_path), terms) as old:
         old.when_lost(stopped.set)
         # Whoever takes the next number owns the checkpoint, by whatever right.
-        LocalFiles().create(f"{checkpoint(tmp_path).house}/leases/00000002", '{"pid": 7, "host": "b", "since": "now"}')
+        LocalFileStore().create(
+            f"{checkpoint(tmp_path).house}/leases/00000002", '{"pid": 7, "host": "b", "since": "now"}'
+        )
         with pytest.raises(RecoveryError, match=r"lease 1 of .* lease 2 was taken by process 7 on b") as lost:
             old.check()
         assert lost.value.code == "HR-330"
@@ -220,7 +222,7 @@ def test_other_storage_than_a_disk_cannot_be_locked(tmp_path: Path, monkeypatch:
 
 
 def test_of_many_that_make_one_file_exactly_one_does(tmp_path: Path) -> None:
-    files, wins = LocalFiles(), []
+    files, wins = LocalFileStore(), []
     barrier = threading.Barrier(8)
 
     def make(number: int) -> None:

@@ -19,8 +19,8 @@ import pytest
 
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.kafka.ledger import LedgerEntry
-from headrace.sinks.kafka.transaction import Slot, is_due
+from headrace.sinks.kafka.ledger import KafkaLedgerEntry
+from headrace.sinks.kafka.transaction import TransactionSlot, is_due
 
 TARGET = Target("test", lake="unused", checkpoints="unused")
 BATCHES, ROWS, SEEDS = 2, 4, 1500
@@ -43,7 +43,7 @@ class Transaction:
     key: str
     epoch: int
     rows: list[Row] = field(default_factory=list)
-    entry: LedgerEntry | None = None
+    entry: KafkaLedgerEntry | None = None
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Log:
     open: dict[str, Transaction] = field(default_factory=dict)
     late: list[Transaction] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    entries: dict[str, LedgerEntry] = field(default_factory=dict)
+    entries: dict[str, KafkaLedgerEntry] = field(default_factory=dict)
 
     def fence(self, key: str) -> Transaction:
         """As `init_transactions` does: abort what is open, and bar every earlier epoch."""
@@ -62,9 +62,9 @@ class Log:
         self.open[key] = Transaction(key, self.epochs[key])
         return self.open[key]
 
-    def send(self, transaction: Transaction, what: Row | LedgerEntry) -> None:
+    def send(self, transaction: Transaction, what: Row | KafkaLedgerEntry) -> None:
         self._require_current(transaction)
-        if isinstance(what, LedgerEntry):
+        if isinstance(what, KafkaLedgerEntry):
             transaction.entry = what
         else:
             transaction.rows.append(what)
@@ -105,7 +105,7 @@ class World:
         return fate == "answered"
 
 
-def sent(world: World, slot: Slot, rows: list[Row], *, fence_first: bool = True) -> Steps:
+def sent(world: World, slot: TransactionSlot, rows: list[Row], *, fence_first: bool = True) -> Steps:
     """Play the five steps of `publish`."""
 
     def opened() -> Generator[None, None, tuple[Transaction, bool]]:
@@ -135,8 +135,8 @@ def sent(world: World, slot: Slot, rows: list[Row], *, fence_first: bool = True)
         raise Unfinished
 
 
-def slots_of(batch: Batch, number: int) -> list[Slot]:
-    return [Slot(batch, "topic", "ledger", slot, number) for slot in range(number)]
+def slots_of(batch: Batch, number: int) -> list[TransactionSlot]:
+    return [TransactionSlot(batch, "topic", "ledger", slot, number) for slot in range(number)]
 
 
 def whole_batch(world: World, batch: Batch) -> Steps:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients import topic_watch
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.source import Gone, Watch
@@ -52,7 +52,7 @@ def test_what_is_gone_of_a_range(start: dict, end: dict, earliest: dict, gone: l
 def test_a_range_is_narrowed_to_what_is_there() -> None:
     watch = Earliest({("t", 0): 7, ("t", 1): 0, ("t", 2): 30})
     start, end = {"t": {"0": 5, "1": 2}, "gone": {"0": 1}}, {"t": {"0": 9, "1": 4, "2": 8}, "gone": {"0": 5}}
-    assert watch.held(start, end) == ({"t": {"0": 7, "1": 2, "2": 30}}, {"t": {"0": 9, "1": 4, "2": 30}})
+    assert watch.available_range(start, end) == ({"t": {"0": 7, "1": 2, "2": 30}}, {"t": {"0": 9, "1": 4, "2": 30}})
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Orders:
     """Stands for a watched source."""
 
     name: str = "kafka:orders"
-    accept_loss: str | None = None
-    accept_topics: tuple[str, ...] = ()
+    data_loss_reason: str | None = None
+    accepted_topic_ids: tuple[str, ...] = ()
 
     def watch(self, target: Target) -> Watch:
         raise AssertionError("nothing here asks a broker")
@@ -70,7 +70,7 @@ class Orders:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     target = Target("dev", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path))
-    made = Checkpoint.of("rides", target, LocalFiles())
+    made = Checkpoint.of("rides", target, LocalFileStore())
     made.files.write(f"{made.location}/metadata", '{"id":"q1"}')
     return made
 
@@ -142,7 +142,7 @@ def test_a_topic_that_is_gone_stops_the_flow_unless_loss_is_accepted(checkpoint:
     with pytest.raises(DataError, match="'b'") as refused:
         identities(checkpoint).at_start({"rows": {"a": "1"}})
     assert refused.value.code == "HR-506"
-    going_on = identities(checkpoint, Orders(accept_loss="why"))
+    going_on = identities(checkpoint, Orders(data_loss_reason="why"))
     going_on.at_start({"rows": {"a": "1"}})
     # Until a batch has gone on without it, a topic of its name is not the one that the offsets are about.
     with pytest.raises(RecoveryError):

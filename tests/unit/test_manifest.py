@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"
 
 
 def checkpoint(root: Path) -> Checkpoint:
-    return Checkpoint.of("rides", Target("dev", lake="unused", checkpoints=str(root)), LocalFiles())
+    return Checkpoint.of("rides", Target("dev", lake="unused", checkpoints=str(root)), LocalFileStore())
 
 
 def batch(root: Path, number: int, *, committed: bool = True) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.clients.postgres import Address, address, database_of
+from headrace.clients.postgres import DatabaseAddress, address, database_of
 from headrace.errors import ConfigError
 from headrace.flow.target import Database, Target
 
@@ -12,15 +12,15 @@ from headrace.flow.target import Database, Target
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("jdbc:postgresql://db/shop", Address("db", 5432, "shop", {})),
-        ("jdbc:postgresql://[::1]:6000/a%20b", Address("::1", 6000, "a b", {})),
+        ("jdbc:postgresql://db/shop", DatabaseAddress("db", 5432, "shop", {})),
+        ("jdbc:postgresql://[::1]:6000/a%20b", DatabaseAddress("::1", 6000, "a b", {})),
         (
             "jdbc:postgresql://db:1/shop?sslmode=verify-full&sslrootcert=/etc/ca.pem",
-            Address("db", 1, "shop", {"sslmode": "verify-full", "sslrootcert": "/etc/ca.pem"}),
+            DatabaseAddress("db", 1, "shop", {"sslmode": "verify-full", "sslrootcert": "/etc/ca.pem"}),
         ),
     ],
 )
-def test_an_address_is_taken_apart(url: str, expected: Address):
+def test_an_address_is_taken_apart(url: str, expected: DatabaseAddress):
     assert address(Database(url, "u")) == expected
 
 

@@ -39,21 +39,21 @@ def test_a_property_that_delta_would_lose_is_refused() -> None:
 
 def test_files_that_a_reader_needs_are_never_declared_old() -> None:
     with pytest.raises(FlowError) as refused:
-        TablePolicy(keep="10 minutes")
+        TablePolicy(retention="10 minutes")
     assert refused.value.code == "HR-249"
 
 
 def test_a_table_remembers_removed_files_as_long_as_they_are_kept_and_not_longer_than_its_log() -> None:
     remembered = "delta.deletedFileRetentionDuration"
     logs = {"delta.logRetentionDuration": "interval 90 days"}
-    assert TablePolicy(keep="36 hours").table_properties == {remembered: "interval 129600 seconds"}
-    assert TablePolicy(keep="60 days").table_properties == {remembered: "interval 30 days"}
-    assert TablePolicy(logs, keep="60 days").table_properties == {remembered: "interval 60 days", **logs}
-    assert TablePolicy(logs, keep=None).table_properties == logs
+    assert TablePolicy(retention="36 hours").table_properties == {remembered: "interval 129600 seconds"}
+    assert TablePolicy(retention="60 days").table_properties == {remembered: "interval 30 days"}
+    assert TablePolicy(logs, retention="60 days").table_properties == {remembered: "interval 60 days", **logs}
+    assert TablePolicy(logs, retention=None).table_properties == logs
     own = {remembered: "interval 1 week"}
-    assert TablePolicy(own, keep="60 days").table_properties == own
+    assert TablePolicy(own, retention="60 days").table_properties == own
 
 
 def test_a_policy_can_be_sent_to_a_worker() -> None:
-    policy = TablePolicy({"delta.appendOnly": "true"}, keep=None)
+    policy = TablePolicy({"delta.appendOnly": "true"}, retention=None)
     assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301

@@ -68,9 +68,11 @@ def test_every_source_has_columns_of_its_own_and_passes_the_check(source: Source
         pytest.param(lambda: DeltaSource("t", 1, starting_version=-1), id="a table before its first version"),
         pytest.param(lambda: KafkaSource("t", 0), id="a topic with a bound of 0"),
         pytest.param(lambda: DeltaChangesSource("t", -1, 1), id="changes before the first version"),
-        pytest.param(lambda: KafkaSource("t", accept_loss=" "), id="loss accepted without a word"),
-        pytest.param(lambda: KafkaSource("t", accept_topics=("id",)), id="a new topic accepted and no loss"),
-        pytest.param(lambda: KafkaSource("t", accept_loss="why", accept_topics=cast(Any, "id")), id="a text as ids"),
+        pytest.param(lambda: KafkaSource("t", data_loss_reason=" "), id="loss accepted without a word"),
+        pytest.param(lambda: KafkaSource("t", accepted_topic_ids=("id",)), id="a new topic accepted and no loss"),
+        pytest.param(
+            lambda: KafkaSource("t", data_loss_reason="why", accepted_topic_ids=cast(Any, "id")), id="a text as ids"
+        ),
         pytest.param(lambda: RateSource(0), id="a rate of 0"),
         pytest.param(lambda: RateSource(1, partitions=0), id="a rate without partitions"),
         pytest.param(lambda: SocketSource("localhost", 0), id="a socket without a port"),

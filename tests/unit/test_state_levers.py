@@ -31,7 +31,7 @@ from headrace import (
 )
 from headrace.cli.flow_events import figures_table, told
 from headrace.cli.main import app
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.errors import HeadraceError
 from headrace.flow.checks.backpressure import Measured
 from headrace.flow.checks.finding import Severity
@@ -185,7 +185,7 @@ def target(tmp_path: Path) -> Target:
 
 def stateful(target: Target, *, provider: str = "RocksDBStateStoreProvider", partitions: int = 2) -> Checkpoint:
     """Write the files of a checkpoint with one committed batch and state, as Spark does."""
-    checkpoint = Checkpoint.of("rides", target, LocalFiles())
+    checkpoint = Checkpoint.of("rides", target, LocalFileStore())
     conf = {
         "spark.sql.streaming.stateStore.providerClass": f"org.apache.spark.sql.execution.streaming.state.{provider}",
         "spark.sql.shuffle.partitions": str(partitions),
@@ -252,8 +252,8 @@ def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Targe
     checkpoint = stateful(target)
     two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
     assert [source_index(checkpoint, two, name) for name in ("a", "b")] == [0, 1]
-    require_order(Checkpoint.of("new", target, LocalFiles()), [Place("b", "kafka:b"), Place("a", "kafka:a")])
-    fresh = Checkpoint.of("new", target, LocalFiles())
+    require_order(Checkpoint.of("new", target, LocalFileStore()), [Place("b", "kafka:b"), Place("a", "kafka:a")])
+    fresh = Checkpoint.of("new", target, LocalFileStore())
     assert [source_index(fresh, two, name) for name in ("a", "b")] == [1, 0]
 
 

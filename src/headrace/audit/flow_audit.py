@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from headrace.audit.future import ahead_rows
 from headrace.audit.late import LateAudit, Unexplained
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.source import Begun, OfFiles, Source, Watched
@@ -24,7 +24,7 @@ from headrace.runtime.checkpoint.lost_offsets import Kind, Lost, LostOffsets
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.log import last_recorded
-from headrace.sources.errors import not_again
+from headrace.sources.errors import source_not_replayable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +84,7 @@ class FlowAudit:
         self._session = flow_session(application, flow)
         # Nobody prunes these tables by their columns' ranges, and collecting them costs a pass.
         self._session.conf.set("spark.databricks.delta.stats.collect", "false")
-        self._checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, application))
+        self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, application))
         self._note = f"{self._checkpoint.house}/audited.json"
         self._lost = LostOffsets(self._checkpoint)
         self._unaudited: list[Lost] = []
@@ -250,7 +250,7 @@ class FlowAudit:
             offsets = self._from_beginning(batch_id, index, source)
         if offsets is None:
             return None
-        if isinstance(source, Watched) and source.accept_loss is not None:
+        if isinstance(source, Watched) and source.data_loss_reason is not None:
             # Such a source leaves out what is gone by now. That is no reason to stop, and none to be silent.
             gone = source.watch(self._target).gone(*offsets)
             found = [Lost.of(each, name, source, "", Kind.NOT_AUDITED) for each in gone]
@@ -264,14 +264,14 @@ class FlowAudit:
         end = self._checkpoint.entry(batch_id).offsets[index]
         first = source.beginning(end) if isinstance(source, Begun) and end is not None else None
         if first is None or end is None:
-            raise not_again(source.name, f"The checkpoint does not say where batch {batch_id} begins.")
+            raise source_not_replayable(source.name, f"The checkpoint does not say where batch {batch_id} begins.")
         return None if first == end else (first, end)
 
     def _table(self, location: str) -> DataFrame | None:
         return self._session.read.format("delta").load(location) if self._is_table(location) else None
 
     def _is_table(self, location: str) -> bool:
-        return bool(files_for(location, self._session).names(f"{location}/_delta_log"))
+        return bool(file_store(location, self._session).names(f"{location}/_delta_log"))
 
     def _recorded(self, location: str, app_id: str) -> int:
         """Return the last batch that a table records under an identity, or -1."""

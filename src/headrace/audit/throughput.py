@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ def processed_per_second(
 
     With `batches_of`, only when it had batches of so many rows: one that keeps up says little of how fast it could be.
     """
-    checkpoint = Checkpoint.of(flow, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
     text = checkpoint.files.read(_path(checkpoint))
     try:
         read = json.loads(text) if text else {}
@@ -52,7 +52,7 @@ class Throughput:
     """Follows the flows of one application, from the bus. `close` it when all flows have ended."""
 
     def __init__(self, application: SparkSession, target: Target, flows: Sequence[Flow], bus: EventBus) -> None:
-        files = files_for(target.checkpoints, application)
+        files = file_store(target.checkpoints, application)
         self._flows = {flow.name: _Smoothed(Checkpoint.of(flow.name, target, files)) for flow in flows}
         bus.subscribe(self._hear)
 

@@ -29,10 +29,10 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks.batch.concurrency import at_once, meanwhile
-from headrace.sinks.batch.persist import kept
+from headrace.sinks.batch.concurrency import in_background, run_concurrently
+from headrace.sinks.batch.persist import persisted
 from headrace.sinks.delta.log import snapshot, version
-from headrace.sinks.delta.sql import settings
+from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 from headrace.sinks.local_folder import require_writable
 
@@ -124,9 +124,9 @@ class DeltaCdc:
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Apply the changes to the tables, then publish their versions."""
         session = rows.sparkSession
-        with settings(session, SMALL_BATCH_CONF), self._prepared_rows(rows, batch) as once:
+        with session_settings(session, SMALL_BATCH_CONF), self._prepared_rows(rows, batch) as once:
             parts = list[_Part]()
-            with meanwhile(session, True, lambda: self._load_logs(session, batch)):
+            with in_background(session, True, lambda: self._load_logs(session, batch)):
                 for topic, (shapes, ambiguous) in _topics(once, self._ambiguity()).items():
                     table, is_topic = self._table(topic, shapes, batch.target, again=ambiguous), F.col("topic") == topic
                     if isinstance(table, SkippedTable):
@@ -152,7 +152,7 @@ class DeltaCdc:
         return (
             complete_transactions(rows, f"{self.folder(batch.target)}/{PENDING}", batch)
             if self.atomic_transactions
-            else kept(rows)
+            else persisted(rows)
         )
 
     def _apply(self, session: SparkSession, parts: Sequence[_Part]) -> list[tuple[_Part, DataError]]:
@@ -172,7 +172,9 @@ class DeltaCdc:
         if parts:
             # Set once for all tables: a table that finishes first would unset it for the others.
             with parts[0].into.commit(session):
-                at_once(session, [partial(apply, part, changes) for part, changes in ready], _CONCURRENT_TABLES)
+                run_concurrently(
+                    session, [partial(apply, part, changes) for part, changes in ready], _CONCURRENT_TABLES
+                )
         return failed
 
     def _retry_with_current_tables(

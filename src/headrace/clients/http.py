@@ -1,8 +1,7 @@
-"""How Headrace sends rows to a receiver over HTTP: to an address that was looked at first, and again until it is taken.
+"""The HTTP client of the REST sink: checked addresses, and retries with back-off.
 
-The name of a receiver is resolved once per batch, every address is checked, and the connection goes to the address that
-was checked: a name that points somewhere else a moment later leads nowhere. Redirects are not followed, proxies of the
-environment are not used.
+The host name is resolved once per batch, every address is checked, and the connection goes to the checked address, so
+that a DNS change in between has no effect. Redirects are not followed, and proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -21,44 +20,44 @@ from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.secret import revealed
 from headrace.flow.target import Service
 
-# Worth another try: too slow, too early, too many, the same request under way, or a fault of the receiver.
-_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507})
+# Statuses to retry: timeout, too early, too many requests, a conflicting request in flight, or a server error.
+_RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507})
 
-# The first pause is at most this long, each further one twice the one before, up to the longest.
+# The first back-off is at most this long, each further one twice the previous, up to the longest.
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
-# A receiver that asks for a longer pause than this is asked again all the same: the batch and its state wait.
+# A longer Retry-After is cut to this, because the batch and its state wait.
 _LONGEST_RETRY_AFTER_SECONDS = 600
 
-# A receiver that takes longer to connect is not there.
+# The timeout to connect.
 _CONNECT_SECONDS = 10.0
 
-# How much of a refusal is kept: enough for a message, not enough to fill a table.
+# The part of an error response that is stored: enough for a message.
 _ANSWER_BYTES = 1_000
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The last answer to a request, and how often it was sent."""
+class HttpResponse:
+    """The last response to a request, and how often the request was sent."""
 
     status: int
     attempts: int
     text: str
 
     @property
-    def taken(self) -> bool:
-        """Whether the receiver has the rows."""
+    def is_accepted(self) -> bool:
+        """Whether the service has accepted the rows."""
         return 200 <= self.status < 300
 
 
-class Receiver:
-    """One service, at an address that was checked. Used by several threads at once; close it when the batch is done."""
+class HttpReceiver:
+    """Connections to one service at a checked address. Thread-safe; close it at the end of the batch."""
 
     def __init__(
         self, service: Service, name: str, path: str, *, attempts: int, seconds: float, in_flight: int
     ) -> None:
         url = service_url(service, name, path)
-        address = checked_address(url, service, name)
+        address = resolve_address(url, service, name)
         self._name, self._seconds = name, seconds
         self._target = (url.path or "/") + (f"?{url.query}" if url.query else "")
         self._headers = {"Host": url.netloc} | {key: revealed(value) for key, value in service.headers.items()}
@@ -66,7 +65,7 @@ class Receiver:
             total=attempts - 1,
             redirect=False,
             allowed_methods=None,
-            status_forcelist=_AGAIN,
+            status_forcelist=_RETRY_STATUSES,
             raise_on_status=False,
             backoff_factor=_FIRST_PAUSE_SECONDS,
             backoff_max=_LONGEST_PAUSE_SECONDS,
@@ -88,10 +87,10 @@ class Receiver:
         else:
             self._pool = HTTPConnectionPool(address, url.port or 80, timeout=timeout, maxsize=in_flight, block=True)
 
-    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send a request until the receiver takes it, refuses it, or has had all attempts; return its last answer.
+    def post(self, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
+        """Send a request until it is accepted, rejected, or out of attempts; return the last response.
 
-        Raises HR-610 when there was no answer at all.
+        Raises HR-610 if there was no response at all.
         """
         try:
             response = self._pool.urlopen(
@@ -103,16 +102,18 @@ class Receiver:
                 redirect=False,
             )
         except HTTPError as error:
-            raise self._silent(error) from error
-        return Answer(response.status, _attempts(response), response.data[:_ANSWER_BYTES].decode(errors="replace"))
+            raise self._no_response(error) from error
+        return HttpResponse(
+            response.status, _attempts(response), response.data[:_ANSWER_BYTES].decode(errors="replace")
+        )
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()
 
-    def _silent(self, error: HTTPError) -> PartUnavailable:
+    def _no_response(self, error: HTTPError) -> PartUnavailable:
         cause = error.reason if isinstance(error, MaxRetryError) and error.reason is not None else error
-        # Messages of the client begin with a Python object's address and may go on with the cause.
+        # Messages of urllib3 begin with the repr of an object; the cause may follow.
         words = str(cause).rpartition(": ")[2].rstrip(".")
         return PartUnavailable(
             f"The service '{self._name}' does not answer.",
@@ -124,15 +125,15 @@ class Receiver:
 
 
 class _Retries(Retry):
-    """Pauses that grow and are spread at random, so that many senders do not come back at the same moment."""
+    """Exponential back-off with full jitter."""
 
     def get_backoff_time(self) -> float:
-        """Return a random pause up to one that doubles with every failure."""
+        """Return a random delay below a limit that doubles with every failure."""
         longest = self.backoff_factor * 2.0 ** (len(self.history) - 1)
         return random.uniform(0, min(self.backoff_max, longest))  # noqa: S311 - spreads load, protects nothing
 
     def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
-        """Return how long the receiver asks to wait; nothing when it says it in words that nobody understands."""
+        """Return the delay of the Retry-After header; None if it is invalid."""
         try:
             return super().get_retry_after(response)
         except InvalidHeader:
@@ -140,7 +141,7 @@ class _Retries(Retry):
 
 
 def service_url(service: Service, name: str, path: str) -> SplitResult:
-    """Return the address of a request. Raises HR-117 for a URL that is none, or that holds a password."""
+    """Return the URL of a request. Raises HR-117 for an invalid URL, or one that contains a password."""
     url = urlsplit(service.url.rstrip("/") + path)
     problem = None
     if url.scheme not in ("http", "https") or not url.hostname:
@@ -162,14 +163,14 @@ def service_url(service: Service, name: str, path: str) -> SplitResult:
     return url
 
 
-def checked_address(url: SplitResult, service: Service, name: str) -> str:
-    """Resolve the host and return its first address, when all of them may be sent to.
+def resolve_address(url: SplitResult, service: Service, name: str) -> str:
+    """Resolve the host and return its first address; raise unless all of its addresses are allowed.
 
-    A name that leads into the private network could make a pipeline send its rows to a machine's own services.
+    A name that resolves to a private address could make a pipeline send its rows to internal services.
     """
     host = url.hostname or ""
     try:
-        found = socket.getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+        results = socket.getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
         raise PartUnavailable(
             f"The host of the service '{name}' is not known.",
@@ -178,12 +179,12 @@ def checked_address(url: SplitResult, service: Service, name: str) -> str:
             remedy=f"Correct services.{name}.url of the target in headrace.yml, or repair the name service.",
             code="HR-610",
         ) from error
-    addresses = [str(entry[4][0]) for entry in found]
-    inside = [each for each in addresses if not _is_public(each)]
-    if inside and not service.private:
+    addresses = [str(entry[4][0]) for entry in results]
+    private = [address for address in addresses if not _is_public(address)]
+    if private and not service.private:
         raise ConfigError(
             f"The service '{name}' is in a private network.",
-            why=f"{host} leads to {inside[0]}, which is not an address of the public network.",
+            why=f"{host} leads to {private[0]}, which is not an address of the public network.",
             state="Nothing was sent.",
             remedy=f"Set `private: true` for services.{name} of the target in headrace.yml, if that is meant.",
             code="HR-118",
@@ -193,9 +194,11 @@ def checked_address(url: SplitResult, service: Service, name: str) -> str:
 
 def _is_public(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
-    # ::ffff:10.0.0.1 is 10.0.0.1 in another dress, and so are the two ways of tunnelling.
+    # Also check embedded IPv4 addresses, such as 10.0.0.1 in ::ffff:10.0.0.1 and in 6to4 addresses.
     inner = (getattr(parsed, "ipv4_mapped", None), getattr(parsed, "sixtofour", None))
-    return all(each.is_global and not each.is_multicast for each in (parsed, *inner) if each is not None)
+    return all(
+        candidate.is_global and not candidate.is_multicast for candidate in (parsed, *inner) if candidate is not None
+    )
 
 
 def _attempts(response: BaseHTTPResponse) -> int:

@@ -1,4 +1,4 @@
-"""Kafka Connect over its REST interface: connectors made, looked at, started again and removed."""
+"""The client of Kafka Connect's REST API: create, inspect, restart and delete connectors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from urllib3.exceptions import HTTPError
 
 from headrace.errors import ConfigError, PartUnavailable
 
-# A worker that just got a connector answers 409 while it hands out the work anew: a second or two on an idle machine.
+# A worker answers 409 during a rebalance, for example after a new connector: a second or two on an idle machine.
 _RETRIES = Retry(total=8, connect=2, backoff_factor=0.2, backoff_max=4, status_forcelist=(409,), allowed_methods=None)
 _TIMEOUT = Timeout(connect=5.0, read=60.0)
-# For whoever only looks, and will look again.
+# For status checks, which are repeated anyway.
 _QUICK_RETRIES = Retry(total=3, connect=0, read=0, backoff_factor=0.2, status_forcelist=(409,), allowed_methods=None)
 _QUICK_TIMEOUT = Timeout(connect=3.0, read=10.0)
 
-# How much of a trace is looked at, and how long the sentence out of it may be.
+# The maximum length of a cause or an error message.
 _SENTENCE = 300
 
 
 @dataclass(frozen=True)
 class ConnectorStatus:
-    """What a worker says of one connector. `state` is FAILED as soon as the connector or one of its tasks is.
+    """The status of a connector. `state` is FAILED if the connector or one of its tasks has failed.
 
-    `trace` is the first trace of a failure, or empty. `tasks` counts tasks: none in the first moments.
+    `trace` is the stack trace of the first failure, or empty. `tasks` is the number of tasks, 0 right after the start.
     """
 
     state: str
@@ -38,22 +38,24 @@ class ConnectorStatus:
 
     @property
     def running(self) -> bool:
-        """Whether the connector and at least one task run."""
+        """Whether the connector and all of its tasks are running, at least one."""
         return self.state == "RUNNING" and self.tasks > 0
 
     @property
     def cause(self) -> str:
-        """What the failure comes from, in one sentence: the deepest cause that has words."""
+        """The cause of the failure in one sentence: the deepest cause with a message."""
         causes = [line.removeprefix("Caused by: ") for line in self.trace.splitlines() if not line.startswith("\t")]
-        told = [re.sub(r"^(?:[\w$]+\.)+([\w$]+):? ?", r"\1: ", line).rstrip(".: ") for line in causes if line.strip()]
-        worded = [line for line in told if ": " in line]
-        return (worded or told or ["nothing was said"])[-1][:_SENTENCE]
+        messages = [
+            re.sub(r"^(?:[\w$]+\.)+([\w$]+):? ?", r"\1: ", line).rstrip(".: ") for line in causes if line.strip()
+        ]
+        detailed = [line for line in messages if ": " in line]
+        return (detailed or messages or ["nothing was said"])[-1][:_SENTENCE]
 
 
 class ConnectClient:
-    """One worker, or a cluster of them behind one address. Every call raises HR-613, transient, without an answer.
+    """A client of one worker or cluster. Every call raises HR-613 (transient) if there is no response.
 
-    A `quick` one gives up within seconds, where others wait for minutes.
+    With `quick` it fails within seconds instead of minutes.
     """
 
     def __init__(self, url: str, *, quick: bool = False) -> None:
@@ -63,70 +65,73 @@ class ConnectClient:
         )
 
     def put(self, name: str, settings: Mapping[str, str]) -> None:
-        """Make a connector, or give it other settings: it is started again if they differ. Raises HR-133."""
-        self._asked("PUT", f"/connectors/{quote(name)}/config", dict(settings))
+        """Create or reconfigure a connector; other settings restart it. Raises HR-133."""
+        self._request("PUT", f"/connectors/{quote(name)}/config", dict(settings))
 
     def put_stopped(self, name: str, settings: Mapping[str, str]) -> None:
-        """Make a connector that does not run: it can be asked for a position that an earlier one of its name saved."""
-        self._asked("POST", "/connectors", {"name": name, "config": dict(settings), "initial_state": "STOPPED"})
+        """Create a stopped connector: it gives access to the offsets of an earlier connector of its name."""
+        self._request("POST", "/connectors", {"name": name, "config": dict(settings), "initial_state": "STOPPED"})
 
     def resume(self, name: str) -> None:
-        """Let a connector run that was stopped. One that runs goes on."""
-        self._asked("PUT", f"/connectors/{quote(name)}/resume")
+        """Resume a stopped connector. No effect on a running one."""
+        self._request("PUT", f"/connectors/{quote(name)}/resume")
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all connectors."""
-        return tuple(sorted(cast("list[str]", self._asked("GET", "/connectors") or [])))
+        return tuple(sorted(cast("list[str]", self._request("GET", "/connectors") or [])))
 
     def settings(self, name: str) -> dict[str, str] | None:
-        """Return the settings of a connector, or None where there is none."""
-        return cast("dict[str, str] | None", self._asked("GET", f"/connectors/{quote(name)}/config"))
+        """Return the settings of a connector, or None if it does not exist."""
+        return cast("dict[str, str] | None", self._request("GET", f"/connectors/{quote(name)}/config"))
 
     def status(self, name: str) -> ConnectorStatus | None:
-        """Return how a connector is, or None where there is none."""
-        answer = cast("dict[str, object] | None", self._asked("GET", f"/connectors/{quote(name)}/status"))
+        """Return the status of a connector, or None if it does not exist."""
+        answer = cast("dict[str, object] | None", self._request("GET", f"/connectors/{quote(name)}/status"))
         if answer is None:
             return None
         tasks = cast("list[dict[str, str]]", answer["tasks"])
         everything = [cast("dict[str, str]", answer["connector"]), *tasks]
-        failed = next((each for each in everything if each["state"] == "FAILED"), None)
-        waiting = next((each["state"] for each in everything if each["state"] != "RUNNING"), "RUNNING")
+        failed = next((part for part in everything if part["state"] == "FAILED"), None)
+        waiting = next((part["state"] for part in everything if part["state"] != "RUNNING"), "RUNNING")
         state = failed["state"] if failed else waiting
         return ConnectorStatus(state, len(tasks), failed.get("trace", "") if failed else "")
 
     def restart(self, name: str) -> None:
-        """Start what failed of a connector again. Its position is kept."""
-        self._asked("POST", f"/connectors/{quote(name)}/restart?includeTasks=true&onlyFailed=true")
+        """Restart the failed parts of a connector. Its offsets stay."""
+        self._request("POST", f"/connectors/{quote(name)}/restart?includeTasks=true&onlyFailed=true")
 
     def stop(self, name: str) -> None:
-        """Stop a connector and keep it: needed before its position may be deleted."""
-        self._asked("PUT", f"/connectors/{quote(name)}/stop")
+        """Stop a connector without deleting it: required before its offsets can be deleted."""
+        self._request("PUT", f"/connectors/{quote(name)}/stop")
 
     def delete(self, name: str) -> None:
-        """Remove a connector. Its position stays, and a connector of this name goes on from it."""
-        self._asked("DELETE", f"/connectors/{quote(name)}")
+        """Delete a connector. Its offsets stay, and a new connector of this name resumes from them."""
+        self._request("DELETE", f"/connectors/{quote(name)}")
 
     def position(self, name: str) -> dict[str, object]:
-        """Return the saved position of a connector in its own words; empty before the first one was saved."""
+        """Return the saved offset of a connector in its own format; empty before the first one."""
         answer = cast(
-            "dict[str, list[dict[str, object]]] | None", self._asked("GET", f"/connectors/{quote(name)}/offsets")
+            "dict[str, list[dict[str, object]]] | None", self._request("GET", f"/connectors/{quote(name)}/offsets")
         )
-        saved = [cast("dict[str, object] | None", each["offset"]) for each in (answer or {}).get("offsets", [])]
-        return next((each for each in saved if each), {})
+        saved = [
+            cast("dict[str, object] | None", saved_offset["offset"])
+            for saved_offset in (answer or {}).get("offsets", [])
+        ]
+        return next((saved_offset for saved_offset in saved if saved_offset), {})
 
-    def forget_position(self, name: str) -> None:
-        """Delete the saved position of a stopped connector: it will take a snapshot again."""
-        self._asked("DELETE", f"/connectors/{quote(name)}/offsets")
+    def delete_position(self, name: str) -> None:
+        """Delete the saved offsets of a stopped connector: it will take a new snapshot."""
+        self._request("DELETE", f"/connectors/{quote(name)}/offsets")
 
-    def _asked(self, method: str, path: str, body: object = None) -> object:
-        """Return the answer of the worker, None for 404 or an answer without words."""
+    def _request(self, method: str, path: str, body: object = None) -> object:
+        """Return the parsed response; None for status 404 or a response without JSON."""
         try:
             response = self._pool.request(method, self.url + path, json=body)
         except HTTPError as error:
             raise PartUnavailable(
                 f"Kafka Connect at {self.url} does not answer.",
                 why=f"The client says: {type(error).__name__}.",
-                state="Positions are kept; nothing is captured meanwhile, and the source keeps its log.",
+                state="Offsets are kept; no changes are captured until then, and the source retains its log.",
                 remedy="Start it (`headrace up --with connect` for the local one), or correct its address.",
                 code="HR-613",
             ) from error
@@ -137,10 +142,10 @@ class ConnectClient:
         except ValueError:
             answer = None
         if response.status >= 400:
-            said = cast("dict[str, object]", answer).get("message", "") if isinstance(answer, dict) else ""
+            message = cast("dict[str, object]", answer).get("message", "") if isinstance(answer, dict) else ""
             raise ConfigError(
                 f"Kafka Connect at {self.url} refuses what it was asked.",
-                why=f"It answers {response.status}: {' '.join(str(said).split())[:_SENTENCE] or 'nothing'}.",
+                why=f"It answers {response.status}: {' '.join(str(message).split())[:_SENTENCE] or 'nothing'}.",
                 state="The connector and its position are as they were.",
                 remedy="Correct the capture, or the rights of its user in the source database.",
                 code="HR-133",

@@ -1,9 +1,9 @@
-"""The settings of Kafka clients: one vocabulary for users, translated for the two clients that take part.
+"""The settings of Kafka clients: librdkafka's names, translated for the Java client.
 
-Users write librdkafka's names, which are the shorter ones and need no files of Java's own kind. librdkafka (topics,
-ledgers, transactions) takes them as they are; Java's client inside Spark gets the same connection in its own words:
+Users write librdkafka's names, which are shorter and need no Java keystores. librdkafka (topics, ledgers, transactions)
+uses them as they are; the Java client inside Spark gets the equivalent settings:
 
-| user                                           | Java's client                                              |
+| user                                           | Java client                                                |
 |------------------------------------------------|------------------------------------------------------------|
 | sasl.mechanism, sasl.username, sasl.password   | sasl.mechanism, sasl.jaas.config                           |
 | ssl.ca.location                                | ssl.truststore.type=PEM, ssl.truststore.certificates       |
@@ -12,9 +12,9 @@ ledgers, transactions) takes them as they are; Java's client inside Spark gets t
 | ssl.endpoint.identification.algorithm=none     | the same, empty                                            |
 | the rest                                       | the same                                                   |
 
-Only what stands in the table of names below is passed on. Java's client runs code that a setting names (login modules,
-callback handlers) and opens addresses that it names (tokens), so a name that nobody has looked at is refused.
-Certificates and keys are read here, on the driver, and handed over by value: executors need no files.
+Only the settings in the allow-list below are passed on. The Java client runs code that a setting names (login modules,
+callback handlers) and connects to URLs that it names (tokens), so any other setting is rejected. Certificates and keys
+are read on the driver and passed by value: executors need no files.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _CHOICES = {
     "ssl.endpoint.identification.algorithm": ("https", "none"),
 }
 _SECRET = ("sasl.password", "ssl.key.password")
-# PEM files, and the kind of block that each has to hold.
+# PEM files and their required kind of block.
 _FILES = {
     "ssl.ca.location": "CERTIFICATE",
     "ssl.certificate.location": "CERTIFICATE",
     "ssl.key.location": "PRIVATE KEY",
 }
-# The same words with the same meaning in both clients.
+# Settings with the same name and meaning in both clients.
 _SHARED = (
     "bootstrap.servers",
     "client.dns.lookup",
@@ -57,9 +57,9 @@ _SHARED = (
     "reconnect.backoff.ms",
     "socket.connection.setup.timeout.ms",
 )
-_KNOWN = (*_SHARED, *_CHOICES, "sasl.username", *_SECRET, *_FILES)
-# Names that people bring from Java's client, or that hold another spelling, and what stands for them here.
-_ELSEWHERE = {
+_ALLOWED = (*_SHARED, *_CHOICES, "sasl.username", *_SECRET, *_FILES)
+# Names of the Java client or other spellings, and the settings to use instead.
+_ALTERNATIVES = {
     "sasl.mechanisms": "sasl.mechanism",
     "sasl.jaas.config": "sasl.username and sasl.password",
     "ssl.truststore.location": "ssl.ca.location, a PEM file",
@@ -72,109 +72,109 @@ _ELSEWHERE = {
 
 
 def require_settings(kafka: Settings, place: str = "kafka") -> None:
-    """Raise HR-113 unless both clients can be given the settings; reads the PEM files. `place` begins the names."""
+    """Raise HR-113 unless the settings are valid for both clients; reads the PEM files. `place` prefixes the names."""
     for name, value in kafka.items():
         where = f"{place}.{name}"
-        if name not in _KNOWN:
-            instead = f" Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else nearest(name, _KNOWN)
+        if name not in _ALLOWED:
+            instead = f" Write {_ALTERNATIVES[name]}." if name in _ALTERNATIVES else nearest(name, _ALLOWED)
             why = f"It is not among the settings that Headrace passes on to Kafka clients.{instead}"
-            raise unusable(f"The setting {where} is refused.", why)
+            raise invalid_settings(f"The setting {where} is refused.", why)
         if name in _SECRET and not isinstance(value, Secret):
             why = (
                 "It is a secret, and stands there for everyone to read. Write a reference: ${env:NAME} or ${file:PATH}."
             )
-            raise unusable(f"The setting {where} is refused.", why)
+            raise invalid_settings(f"The setting {where} is refused.", why)
         choices = _CHOICES.get(name)
-        if choices is not None and _chosen(name, value) not in choices:
-            raise unusable(f"The setting {where} is refused.", f"It is one of {', '.join(choices)}.")
-    protocol = _chosen("security.protocol", kafka.get("security.protocol", "PLAINTEXT"))
-    for kind, speaks in (("sasl.", protocol.startswith("SASL_")), ("ssl.", protocol.endswith("SSL"))):
-        idle = next((name for name in kafka if name.startswith(kind)), None)
-        if idle and not speaks:
-            # Data and passwords would go over the network in the clear, unsaid.
+        if choices is not None and _normalized(name, value) not in choices:
+            raise invalid_settings(f"The setting {where} is refused.", f"It is one of {', '.join(choices)}.")
+    protocol = _normalized("security.protocol", kafka.get("security.protocol", "PLAINTEXT"))
+    for kind, is_used in (("sasl.", protocol.startswith("SASL_")), ("ssl.", protocol.endswith("SSL"))):
+        unused = next((name for name in kafka if name.startswith(kind)), None)
+        if unused and not is_used:
+            # Data and passwords would silently go over the network in clear text.
             why = f"security.protocol is {protocol}, which makes no use of it."
-            raise unusable(f"The setting {place}.{idle} has no effect.", why)
+            raise invalid_settings(f"The setting {place}.{unused} has no effect.", why)
     if protocol.startswith("SASL_"):
         _require_login(kafka, place)
     if ("ssl.certificate.location" in kafka) != ("ssl.key.location" in kafka):
         why = "A client shows a certificate and proves with the key that it is its own: it needs both."
-        raise unusable(f"{place}.ssl.certificate.location and {place}.ssl.key.location belong together.", why)
+        raise invalid_settings(f"{place}.ssl.certificate.location and {place}.ssl.key.location belong together.", why)
     for name in _FILES:
         if name in kafka:
             _pem(kafka, name, place)
 
 
-def librdkafka(kafka: Settings) -> dict[str, str]:
-    """Return the settings for a client of confluent-kafka, secrets revealed. Call it when the client is made."""
+def librdkafka_settings(kafka: Settings) -> dict[str, str]:
+    """Return the settings for confluent-kafka, with secrets in clear text. Call it when the client is created."""
     require_settings(kafka)
-    return {name: _chosen(name, value) if name in _CHOICES else revealed(value) for name, value in kafka.items()}
+    return {name: _normalized(name, value) if name in _CHOICES else revealed(value) for name, value in kafka.items()}
 
 
-def java(kafka: Settings) -> dict[str, str]:
-    """Return the settings for Java's client, without Spark's prefix, secrets revealed; reads the PEM files."""
+def java_settings(kafka: Settings) -> dict[str, str]:
+    """Return the settings for the Java client, without Spark's prefix, with secrets in clear text."""
     require_settings(kafka)
-    made = {name: revealed(value) for name, value in kafka.items() if name in _SHARED}
-    made |= {name: _chosen(name, kafka[name]) for name in _CHOICES if name in kafka}
-    if made.get("ssl.endpoint.identification.algorithm") == "none":
-        made["ssl.endpoint.identification.algorithm"] = ""
-    if "sasl.mechanism" in made:
-        module = _MECHANISMS[made["sasl.mechanism"]]
+    settings = {name: revealed(value) for name, value in kafka.items() if name in _SHARED}
+    settings |= {name: _normalized(name, kafka[name]) for name in _CHOICES if name in kafka}
+    if settings.get("ssl.endpoint.identification.algorithm") == "none":
+        settings["ssl.endpoint.identification.algorithm"] = ""
+    if "sasl.mechanism" in settings:
+        module = _MECHANISMS[settings["sasl.mechanism"]]
         user, password = _quoted(kafka["sasl.username"]), _quoted(kafka["sasl.password"])
-        made["sasl.jaas.config"] = f"{module} required username={user} password={password};"
+        settings["sasl.jaas.config"] = f"{module} required username={user} password={password};"
     if "ssl.ca.location" in kafka:
-        made["ssl.truststore.type"] = "PEM"
-        made["ssl.truststore.certificates"] = _pem(kafka, "ssl.ca.location")
+        settings["ssl.truststore.type"] = "PEM"
+        settings["ssl.truststore.certificates"] = _pem(kafka, "ssl.ca.location")
     if "ssl.key.location" in kafka:
-        made["ssl.keystore.type"] = "PEM"
-        made["ssl.keystore.certificate.chain"] = _pem(kafka, "ssl.certificate.location")
-        made["ssl.keystore.key"] = _pem(kafka, "ssl.key.location")
+        settings["ssl.keystore.type"] = "PEM"
+        settings["ssl.keystore.certificate.chain"] = _pem(kafka, "ssl.certificate.location")
+        settings["ssl.keystore.key"] = _pem(kafka, "ssl.key.location")
         if "ssl.key.password" in kafka:
-            made["ssl.key.password"] = revealed(kafka["ssl.key.password"])
-    return made
+            settings["ssl.key.password"] = revealed(kafka["ssl.key.password"])
+    return settings
 
 
-def _chosen(name: str, value: str | Secret) -> str:
+def _normalized(name: str, value: str | Secret) -> str:
     return revealed(value).lower() if name.startswith("ssl.") else revealed(value).upper()
 
 
 def _require_login(kafka: Settings, place: str) -> None:
-    # The mechanism too: both clients take Kerberos where none is named.
+    # Also require the mechanism: both clients default to Kerberos.
     for name in ("sasl.mechanism", "sasl.username", "sasl.password"):
         if not revealed(kafka.get(name, "")):
-            raise unusable(f"The setting {place}.{name} is missing.", "security.protocol asks for a login.")
+            raise invalid_settings(f"The setting {place}.{name} is missing.", "security.protocol asks for a login.")
     for name in ("sasl.username", "sasl.password"):
         if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in revealed(kafka[name])):
-            raise unusable(
+            raise invalid_settings(
                 f"The setting {place}.{name} is refused.", "It holds a line break or another control character."
             )
 
 
 def _quoted(value: str | Secret) -> str:
-    """Write a text as a JAAS line takes it: in double quotes, a backslash before each quote and backslash."""
+    """Quote a string for JAAS: in double quotes, with a backslash before each quote and backslash."""
     return '"' + revealed(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _pem(kafka: Settings, name: str, place: str = "kafka") -> str:
-    """Return the text of a PEM file; raise unless it holds its kind of block in a form that both clients read."""
+    """Return the text of a PEM file; raise unless it contains its kind of block in a form that both clients read."""
     path, kind = Path(revealed(kafka[name])), _FILES[name]
     try:
         text, mode = path.read_text(), path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         why = f"The file {path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}."
-        raise unusable(f"The setting {place}.{name} cannot be used.", why) from error
+        raise invalid_settings(f"The setting {place}.{name} cannot be used.", why) from error
     if name == "ssl.key.location" and mode & 0o077:
         why = f"Other users of this machine can read {path}. Run `chmod 600 {path}`."
-        raise unusable(f"The setting {place}.{name} is refused.", why)
+        raise invalid_settings(f"The setting {place}.{name} is refused.", why)
     if f"-----BEGIN {kind}-----" in text or f"-----BEGIN ENCRYPTED {kind}-----" in text:
         return text
     why = f"The file {path} holds no PEM block '{kind}'."
     if "PRIVATE KEY-----" in text:
         why += " A key in an older form becomes one by `openssl pkcs8 -topk8 -in OLD -out NEW`."
-    raise unusable(f"The setting {place}.{name} cannot be used.", why)
+    raise invalid_settings(f"The setting {place}.{name} cannot be used.", why)
 
 
-def unusable(what: str, why: str) -> ConfigError:
-    """Return the error for settings that no client can be given."""
+def invalid_settings(what: str, why: str) -> ConfigError:
+    """Return HR-113: the Kafka settings are invalid."""
     return ConfigError(
         what,
         why=why,

@@ -1,4 +1,4 @@
-"""How Headrace itself talks to MariaDB and MySQL: connecting, and what their refusals mean."""
+"""The MariaDB and MySQL client: connections, and the mapping of their errors."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from urllib.parse import unquote, urlsplit
 import pymysql
 from pymysql.cursors import Cursor
 
-from headrace.clients.postgres import Address
+from headrace.clients.postgres import DatabaseAddress
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.target import Database
 
 _SCHEMES = ("jdbc:mariadb:", "jdbc:mysql:")
 _PORT = 3306
 
-# How long a start waits for a server that does not answer, before it says so.
+# The timeout to connect.
 _ANSWER_WITHIN_SECONDS = 10
 
-# Error numbers of a server that knows the client and says no: wrong login, no such database, no right.
+# Error numbers of refused requests: wrong login, unknown database, missing privilege.
 _REFUSALS = (1044, 1045, 1049, 1130, 1142, 1227, 1698)
-# A statement that the server does not know.
+# The error number of a syntax error.
 _SYNTAX = 1064
 
 
 def is_mysql(database: Database) -> bool:
-    """Whether an address leads to MariaDB or MySQL."""
+    """Whether a URL is of MariaDB or MySQL."""
     return database.url.startswith(_SCHEMES)
 
 
 def is_mariadb(database: Database) -> bool:
-    """Whether an address leads to MariaDB, which counts its transactions in another way than MySQL."""
+    """Whether a URL is of MariaDB, whose GTIDs differ from those of MySQL."""
     return database.url.startswith(_SCHEMES[0])
 
 
-def address(database: Database) -> Address:
-    """Take a JDBC address apart, or say what is wrong with it."""
+def address(database: Database) -> DatabaseAddress:
+    """Parse a JDBC URL; raise HR-115 if it is invalid."""
     try:
         parts = urlsplit(database.url.removeprefix("jdbc:"))
         port = parts.port or _PORT
@@ -47,14 +47,14 @@ def address(database: Database) -> Address:
     name = unquote(parts.path.removeprefix("/"))
     if not is_mysql(database) or not parts.hostname or not name or "/" in name or parts.query:
         raise _wrong_url("It has to name a host and a database, and nothing else.")
-    return Address(parts.hostname, port, name, {})
+    return DatabaseAddress(parts.hostname, port, name, {})
 
 
 @contextmanager
 def session(database: Database) -> Iterator[Cursor]:
-    """Open a connection to look at a database, and close it.
+    """Open a connection for read-only queries and close it at the end.
 
-    Raises HR-612, transient, for a server that does not answer, and HR-119 for one that refuses.
+    Raises HR-612 (transient) if the server does not answer, and HR-119 if it refuses the login.
     """
     where = address(database)
     try:
@@ -72,13 +72,13 @@ def session(database: Database) -> Iterator[Cursor]:
         ):
             yield cursor
     except pymysql.Error as error:
-        raise _no_connection(where, database.user, error) from error
+        raise _connection_error(where, database.user, error) from error
 
 
-def log_place(cursor: Cursor) -> tuple[str, int] | None:
-    """Return the file and the position where the binlog is now, or None where the server writes none.
+def binlog_position(cursor: Cursor) -> tuple[str, int] | None:
+    """Return the current binlog file and position, or None if the binlog is off.
 
-    MySQL 8.4 has another word for it than MariaDB and what came before.
+    MySQL 8.4 has another statement for it than MariaDB and earlier versions.
     """
     try:
         cursor.execute("SHOW MASTER STATUS")
@@ -90,20 +90,20 @@ def log_place(cursor: Cursor) -> tuple[str, int] | None:
     return (str(row[0]), int(row[1])) if row else None
 
 
-def _no_connection(where: Address, user: str, error: pymysql.Error) -> ConfigError | PartUnavailable:
+def _connection_error(where: DatabaseAddress, user: str, error: pymysql.Error) -> ConfigError | PartUnavailable:
     number, text = (*error.args, "", "")[:2]
-    said = str(text or error).rstrip(".")
+    message = str(text or error).rstrip(".")
     if number in _REFUSALS or isinstance(error, pymysql.ProgrammingError):
         return ConfigError(
             f"The database at {where} refuses the user '{user}'.",
-            why=f"It says: {said}.",
+            why=f"It says: {message}.",
             state="Nothing was started.",
             remedy="Correct url, user and password of the database in headrace.yml, or grant the user its rights.",
             code="HR-119",
         )
     return PartUnavailable(
         f"The database at {where} does not answer.",
-        why=f"The client says: {said}.",
+        why=f"The client says: {message}.",
         state="Nothing was written.",
         remedy="Start the server (`headrace up --with mariadb` for the local one), or correct the url.",
         code="HR-612",

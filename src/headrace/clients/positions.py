@@ -1,4 +1,4 @@
-"""Offsets of partitions, as the broker knows them now: the first, the end, and the first at or after a time."""
+"""Current offsets of partitions: the first, the end, and the first at or after a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from headrace.clients.kafka import admin, no_broker
+from headrace.clients.kafka import admin_client, broker_unavailable
 from headrace.flow.target import Target
 
 # A topic and the number of one of its partitions.
@@ -17,33 +17,33 @@ _ANSWER_SECONDS = 10.0
 
 
 def first_offsets(target: Target, partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """Return the offset of the first record that each partition still has."""
-    return _listed(target, {each: OffsetSpec.earliest() for each in partitions})  # type: ignore[no-untyped-call]
+    """Return the first retained offset of each partition."""
+    return _list_offsets(target, {partition: OffsetSpec.earliest() for partition in partitions})  # type: ignore[no-untyped-call]
 
 
 def end_offsets(target: Target, partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """Return the offset after the last record of each partition that a reader of committed records can see."""
-    return _listed(target, {each: OffsetSpec.latest() for each in partitions})  # type: ignore[no-untyped-call]
+    """Return the last stable offset of each partition: the end for a read_committed reader."""
+    return _list_offsets(target, {partition: OffsetSpec.latest() for partition in partitions})  # type: ignore[no-untyped-call]
 
 
 def offsets_at(target: Target, times_ms: Mapping[Partition, int]) -> dict[Partition, int | None]:
-    """Return the offset of each partition's first record at or after a time; None where there is no such record."""
-    found = _listed(target, {each: OffsetSpec.for_timestamp(ms) for each, ms in times_ms.items()})
-    return {each: offset if offset >= 0 else None for each, offset in found.items()}
+    """Return the first offset of each partition at or after a time; None if there is no such record."""
+    offsets = _list_offsets(target, {partition: OffsetSpec.for_timestamp(ms) for partition, ms in times_ms.items()})
+    return {partition: offset if offset >= 0 else None for partition, offset in offsets.items()}
 
 
-def _listed(target: Target, wanted: Mapping[Partition, OffsetSpec]) -> dict[Partition, int]:
-    """Ask the broker. Raises HR-601 when it does not answer, or has no leader for a partition yet."""
-    if not wanted:
+def _list_offsets(target: Target, specs: Mapping[Partition, OffsetSpec]) -> dict[Partition, int]:
+    """List offsets. Raises HR-601 if the broker does not answer, or a partition has no leader yet."""
+    if not specs:
         return {}
-    # Kept until the answers are there: a client that is forgotten never gives them.
-    client = admin(target.kafka)
+    # Hold a reference until the futures are done: they never complete if the client is garbage collected.
+    client = admin_client(target.kafka)
     answers = client.list_offsets(
-        {TopicPartition(*each): spec for each, spec in wanted.items()},
+        {TopicPartition(*partition): spec for partition, spec in specs.items()},
         isolation_level=IsolationLevel.READ_COMMITTED,
         request_timeout=_ANSWER_SECONDS,
     )
     try:
-        return {(each.topic, each.partition): answer.result().offset for each, answer in answers.items()}
+        return {(partition.topic, partition.partition): answer.result().offset for partition, answer in answers.items()}
     except KafkaException as error:
-        raise no_broker(str(target.kafka["bootstrap.servers"]), error.args[0]) from error
+        raise broker_unavailable(str(target.kafka["bootstrap.servers"]), error.args[0]) from error

@@ -1,4 +1,4 @@
-"""How Headrace itself, without Spark, talks to Postgres: connecting, and what its answers mean."""
+"""The Postgres client: connections, and the mapping of their errors. Does not use Spark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from headrace.flow.target import Database, Target
 _SCHEME = "jdbc:postgresql:"
 _PORT = 5432
 
-# How long a start waits for a server that does not answer, before it says so.
+# The timeout to connect.
 _ANSWER_WITHIN_SECONDS = 10
 
-# Options of a URL that the Java driver and libpq both know and understand in the same way.
+# URL options with the same meaning in the JDBC driver and in libpq.
 _OPTIONS = ("sslmode", "sslrootcert")
 
-# SQL states that a later attempt may not meet again, by their first characters: a connection that broke, a server that
-# starts, stops or cancels, resources used up, a transaction that gave way, a lock that somebody else holds.
-_PASSING = ("08", "57", "53", "40", "55P03", "25P03", "58")
+# Prefixes of transient SQL states: a broken connection, a server that starts, stops or cancels, exhausted resources, a
+# serialization failure or deadlock, a lock timeout.
+_TRANSIENT_STATES = ("08", "57", "53", "40", "55P03", "25P03", "58")
 
-# A refusal at the connection carries no SQL state; these are its words.
+# A refused connection has no SQL state; these are parts of its messages.
 _REFUSALS = (
     "authentication failed",
     "does not exist",
@@ -37,8 +37,8 @@ _REFUSALS = (
 
 
 @dataclass(frozen=True)
-class Address:
-    """A JDBC address in its parts."""
+class DatabaseAddress:
+    """A parsed JDBC URL."""
 
     host: str
     port: int
@@ -50,12 +50,12 @@ class Address:
 
 
 def database_of(target: Target, name: str) -> Database:
-    """Return a database of a target by its name, or raise."""
+    """Return a database of a target by name; raise HR-115 if it is not declared."""
     if name not in target.databases:
-        known = ", ".join(target.databases) or "none"
+        names = ", ".join(target.databases) or "none"
         raise ConfigError(
             f"Target '{target.name}' does not say where the database '{name}' is.",
-            why=f"The databases it names: {known}.{nearest(name, target.databases)} One whose url is `local` or "
+            why=f"The databases it names: {names}.{nearest(name, target.databases)} One whose url is `local` or "
             "`local:mariadb` counts only while that part runs.",
             state="Nothing was started.",
             remedy=f"Run `headrace up --with postgres`, or `--with mariadb`; or set databases.{name} of the target in "
@@ -65,10 +65,10 @@ def database_of(target: Target, name: str) -> Database:
     return target.databases[name]
 
 
-def address(database: Database) -> Address:
-    """Take a JDBC address apart, or say what is wrong with it."""
+def address(database: Database) -> DatabaseAddress:
+    """Parse a JDBC URL; raise HR-115 if it is invalid."""
     if not database.url.startswith(_SCHEME):
-        # Never the whole text: a login may stand in it.
+        # Never print the URL: it may contain a login.
         raise _wrong_url(f"It does not begin with {_SCHEME}//. Postgres is the only database that Headrace can write.")
     try:
         parts = urlsplit(database.url.removeprefix("jdbc:"))
@@ -86,13 +86,13 @@ def address(database: Database) -> Address:
     name = unquote(parts.path.removeprefix("/"))
     if not parts.hostname or not name or "/" in name:
         raise _wrong_url("It has to name a host and a database: jdbc:postgresql://host:5432/database.")
-    return Address(parts.hostname, port, name, options)
+    return DatabaseAddress(parts.hostname, port, name, options)
 
 
 def connect(database: Database, application: str = "headrace") -> psycopg.Connection:
-    """Open a connection in autocommit mode: transactions begin where the code says so.
+    """Open a connection in autocommit mode, with explicit transactions.
 
-    Raises HR-606, transient, for a server that does not answer, and HR-116 for one that refuses the login.
+    Raises HR-606 (transient) if the server does not answer, and HR-116 if it refuses the login.
     """
     where = address(database)
     try:
@@ -105,47 +105,47 @@ def connect(database: Database, application: str = "headrace") -> psycopg.Connec
             password=database.password.reveal() if database.password is not None else None,
             application_name=application,
             connect_timeout=_ANSWER_WITHIN_SECONDS,
-            # A server that vanished is noticed within a minute, also by a connection that only waits.
+            # Detects a dead server within a minute, also on an idle connection.
             keepalives_idle=30,
             keepalives_interval=10,
             keepalives_count=3,
             autocommit=True,
         )
     except psycopg.Error as error:
-        raise _no_connection(where, database.user, error) from error
+        raise _connection_error(where, database.user, error) from error
 
 
 @contextmanager
 def session(database: Database) -> Iterator[psycopg.Connection]:
-    """Open a connection to look at a database, and close it. Raises as `connect` does, also for a later failure."""
+    """Open a connection for read-only queries and close it at the end. Raises as `connect` does, also later."""
     connection = connect(database)
     try:
         yield connection
     except psycopg.Error as error:
-        raise _no_connection(address(database), database.user, error) from error
+        raise _connection_error(address(database), database.user, error) from error
     finally:
         connection.close()
 
 
-def is_passing(error: psycopg.Error) -> bool:
-    """Whether the same statements may succeed later. Without a SQL state, the connection broke."""
+def is_transient(error: psycopg.Error) -> bool:
+    """Whether a retry may succeed. Without a SQL state, the connection broke."""
     state = error.sqlstate
     return (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         if state is None
-        else state.startswith(_PASSING)
+        else state.startswith(_TRANSIENT_STATES)
     )
 
 
-def said(error: psycopg.Error) -> str:
-    """Return what Postgres says, in one sentence, without the detail: that one quotes rows."""
+def error_message(error: psycopg.Error) -> str:
+    """Return the primary message of a Postgres error, without the detail, which quotes rows."""
     text = error.diag.message_primary or next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     return text.rstrip(".")
 
 
-def _no_connection(where: Address, user: str, error: psycopg.Error) -> HeadraceError:
-    text = said(error)
-    if is_passing(error) and not any(word in text for word in _REFUSALS):
+def _connection_error(where: DatabaseAddress, user: str, error: psycopg.Error) -> HeadraceError:
+    text = error_message(error)
+    if is_transient(error) and not any(word in text for word in _REFUSALS):
         return PartUnavailable(
             f"Postgres at {where} does not answer.",
             why=f"The client says: {text}.",

@@ -1,6 +1,6 @@
-"""Small files on whatever storage the roots are on: this machine's disk, or any filesystem that Hadoop knows.
+"""Small files on the local disk or on any Hadoop filesystem.
 
-Used for checkpoints and what Headrace keeps beside them. Never for tables.
+Used for checkpoints and their metadata. Never for tables.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
-# Asks S3A for a conditional write. Filesystems that do not know the option pass over it.
+# Requests a conditional write from S3A. Other filesystems ignore the option.
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
 
 
-class Files(Protocol):
-    """The few operations a checkpoint needs. Paths are full locations, as the target gives them."""
+class FileStore(Protocol):
+    """The file operations that a checkpoint needs. Paths are full locations, as in the target."""
 
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None when it is not there."""
         ...
 
     def read_bytes(self, path: str) -> bytes | None:
-        """Return a file as it is, or None when it is not there: for checksums, and for files that may be damaged."""
+        """Return the bytes of a file, or None if it does not exist: for checksums and possibly damaged files."""
         ...
 
     def write(self, path: str, text: str) -> None:
-        """Replace a file in one step: a reader sees the old text or the new one, never a part."""
+        """Replace a file atomically: a reader sees the old text or the new one, never a part."""
         ...
 
     def create(self, path: str, text: str) -> bool:
-        """Make a file that is not there yet; False when it is. Of two callers on any machines one gets True."""
+        """Create a file exclusively; False if it exists. Of concurrent callers on any machines one gets True."""
         ...
 
     def delete(self, path: str) -> None:
@@ -50,12 +50,12 @@ class Files(Protocol):
         ...
 
     def sizes(self, path: str) -> dict[str, int]:
-        """Return the bytes of every file below a folder, by its path from there. What goes meanwhile is left out."""
+        """Return the size of every file below a folder by relative path. Ignores files that are being deleted."""
         ...
 
 
-class LocalFiles:
-    """Files on this machine."""
+class LocalFileStore:
+    """Files on the local disk."""
 
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None when it is not there."""
@@ -72,33 +72,33 @@ class LocalFiles:
             return None
 
     def write(self, path: str, text: str) -> None:
-        """Write beside, flush to the disk, rename over."""
+        """Write a temporary file, sync it to disk, and rename it."""
         final = local_path(path)
-        self._beside(final, text).replace(final)
+        self._write_temporary(final, text).replace(final)
 
-    def _beside(self, final: Path, text: str) -> Path:
-        """Write a file that no other writer uses, into the same folder and down to the disk."""
+    def _write_temporary(self, final: Path, text: str) -> Path:
+        """Write a temporary file with a unique name in the same folder, and sync it to disk."""
         final.parent.mkdir(parents=True, exist_ok=True)
-        beside = final.with_name(f".{final.name}.{os.getpid()}.{threading.get_ident()}")
-        with beside.open("w") as file:
+        temporary = final.with_name(f".{final.name}.{os.getpid()}.{threading.get_ident()}")
+        with temporary.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        return beside
+        return temporary
 
     def create(self, path: str, text: str) -> bool:
-        """Write beside and link: of two callers one makes the link, and a kill leaves no file that is there and empty.
+        """Write a temporary file and link it: one of two callers succeeds, and a kill leaves no empty file.
 
-        Hadoop's own local filesystem looks first and makes the file then: two may succeed.
+        Hadoop's local filesystem checks first and creates the file then: two callers may succeed.
         """
         final = local_path(path)
-        beside = self._beside(final, text)
+        temporary = self._write_temporary(final, text)
         try:
-            os.link(beside, final)
+            os.link(temporary, final)
         except FileExistsError:
             return False
         finally:
-            beside.unlink()
+            temporary.unlink()
         return True
 
     def delete(self, path: str) -> None:
@@ -108,20 +108,20 @@ class LocalFiles:
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, or none when it is not there."""
         folder = local_path(path)
-        return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
     def sizes(self, path: str) -> dict[str, int]:
-        """Return the bytes of every file below a folder. Links are not followed: they may lead out of it."""
-        root, found = local_path(path), {}
+        """Return the size of every file below a folder by relative path. Does not follow links."""
+        root, sizes = local_path(path), {}
         for folder, _, names in os.walk(root):
             for name in names:
                 with suppress(FileNotFoundError):
-                    found[str((Path(folder) / name).relative_to(root))] = (Path(folder) / name).lstat().st_size
-        return found
+                    sizes[str((Path(folder) / name).relative_to(root))] = (Path(folder) / name).lstat().st_size
+        return sizes
 
 
-class HadoopFiles:
-    """Files on any filesystem that the session's Hadoop configuration knows."""
+class HadoopFileStore:
+    """Files on any filesystem of the session's Hadoop configuration."""
 
     def __init__(self, spark: SparkSession) -> None:
         assert spark._jvm is not None  # noqa: S101 - a classic session always has its JVM
@@ -130,8 +130,8 @@ class HadoopFiles:
 
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None when it is not there."""
-        found = self.read_bytes(path)
-        return None if found is None else found.decode()
+        content = self.read_bytes(path)
+        return None if content is None else content.decode()
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return a file as it is, or None when it is not there."""
@@ -154,15 +154,15 @@ class HadoopFiles:
             stream.close()
 
     def create(self, path: str, text: str) -> bool:
-        """Make the file. HDFS, ABFS and GCS make it exclusively by themselves; S3A does when it is asked to."""
+        """Create a file exclusively. HDFS, ABFS and GCS do so by default; S3A with a conditional write."""
         where, filesystem = self._open(path)
-        making = filesystem.createFile(where).overwrite(False).recursive().opt(_CONDITIONAL, True)
+        builder = filesystem.createFile(where).overwrite(False).recursive().opt(_CONDITIONAL, True)
         try:
-            stream = making.build()
+            stream = builder.build()
             try:
                 stream.write(bytearray(text.encode()))
             finally:
-                # An object store answers here.
+                # An object store creates the file here.
                 stream.close()
         except Py4JJavaError as error:
             if filesystem.exists(where) and "Exist" in str(error.java_exception):
@@ -178,16 +178,16 @@ class HadoopFiles:
         return sorted(status.getPath().getName() for status in filesystem.listStatus(where))
 
     def sizes(self, path: str) -> dict[str, int]:
-        """Return the bytes of every file below a folder, by its path from there."""
+        """Return the size of every file below a folder by relative path."""
         where, filesystem = self._open(path)
         if not filesystem.exists(where):
             return {}
-        root, found = filesystem.makeQualified(where).toUri(), {}
+        root, sizes = filesystem.makeQualified(where).toUri(), {}
         files = filesystem.listFiles(where, True)
         while files.hasNext():
             status = files.next()
-            found[str(root.relativize(status.getPath().toUri()).getPath())] = int(status.getLen())
-        return found
+            sizes[str(root.relativize(status.getPath().toUri()).getPath())] = int(status.getLen())
+        return sizes
 
     def delete(self, path: str) -> None:
         """Delete a file, if it is there."""
@@ -200,17 +200,17 @@ class HadoopFiles:
 
 
 def is_local(location: str) -> bool:
-    """Whether a location is on this machine's own disk."""
+    """Whether a location is on the local disk."""
     return urlsplit(location).scheme in ("", "file")
 
 
 def local_path(location: str) -> Path:
-    """Return a location on this machine's disk as a path."""
+    """Return the path of a location on the local disk."""
     return Path(urlsplit(location).path) if location.startswith("file:") else Path(location)
 
 
-def files_for(location: str, spark: SparkSession | None = None) -> Files:
-    """Return the way to the files of a location. Without a session only this machine's disk can be reached."""
+def file_store(location: str, spark: SparkSession | None = None) -> FileStore:
+    """Return the file store of a location. Without a session only local files can be used."""
     if is_local(location) or spark is None:
-        return LocalFiles()
-    return HadoopFiles(spark)
+        return LocalFileStore()
+    return HadoopFileStore(spark)

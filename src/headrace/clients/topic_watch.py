@@ -1,6 +1,6 @@
-"""What is true of topics at this moment: their ids, and which offsets they still hold.
+"""The current ids of topics, and the offsets that they still retain.
 
-The client is kept, so that a question costs one round trip: a few milliseconds before each batch of a flow.
+The client stays connected, so that a request costs one round trip: a few milliseconds before each batch of a flow.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPa
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._topic import TopicDescription
 
-from headrace.clients.kafka import reached
+from headrace.clients.kafka import connect_admin
 from headrace.errors import PartUnavailable
 from headrace.flow.source import Gone
 from headrace.flow.target import Target
 
-# A broker answers in milliseconds; one that elects a leader in seconds. Past this the flow is started again.
+# A broker answers in milliseconds, during a leader election in seconds. After this timeout the flow is restarted.
 ANSWER_WITHIN_SECONDS = 10.0
 
-# A broker that has just started may not know a topic yet that is there. Nobody loses a topic for less.
-_BELIEVE_MISSING_AFTER_SECONDS = 2.0
-_ASK_AGAIN_SECONDS = 0.1
+# A broker that has just started may not know all topics yet, so a topic counts as missing only after this time.
+_MISSING_TIMEOUT_SECONDS = 2.0
+_RETRY_SECONDS = 0.1
 
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
-# How far back a rate is measured: long enough to even out bursts, short enough to be about now.
-_LATELY_SECONDS = 300.0
+# The window of rate measurements: long enough to smooth bursts, short enough to be current.
+_RATE_WINDOW_SECONDS = 300.0
 
-# What a broker answers that is older than topic ids.
+# The answer of a broker without topic ids.
 _NO_ID = "A" * 22
 
 Offsets = Mapping[str, Mapping[str, int]]
 
 
 class TopicWatch:
-    """The topics of one source under watch, as `flow.source.Watch` asks: given names, or a condition on names."""
+    """Watches the topics of one source, by names or by a predicate on names."""
 
     def __init__(
         self,
@@ -46,49 +46,52 @@ class TopicWatch:
         patience: float = ANSWER_WITHIN_SECONDS,
     ) -> None:
         self._topics, self._patience = topics, patience
-        self._seen: set[str] = set()
+        self._known_topics: set[str] = set()
         self._address = str(target.kafka.get("bootstrap.servers", ""))
-        # Asked at once: a broker that refuses the login will not let anybody in who tries again.
-        self._client, _ = reached(target.kafka, patience)
+        # Connect immediately: a broker that refuses the login would refuse it later too.
+        self._client, _ = connect_admin(target.kafka, patience)
 
     def identities(self) -> dict[str, str]:
-        """Return the id of every topic that is there. A topic is missing only when it stays so for a while."""
-        deadline = time.monotonic() + _BELIEVE_MISSING_AFTER_SECONDS
+        """Return the id of every existing topic. Retries for a while before a topic counts as missing."""
+        deadline = time.monotonic() + _MISSING_TIMEOUT_SECONDS
         while True:
             names = self._names()
-            found = dict(self._ids(names))
-            if len(found) == len(names) or time.monotonic() > deadline:
-                self._seen = set(found)
-                return {name: each for name, each in found.items() if each != _NO_ID}
-            time.sleep(_ASK_AGAIN_SECONDS)
+            ids = dict(self._ids(names))
+            if len(ids) == len(names) or time.monotonic() > deadline:
+                self._known_topics = set(ids)
+                return {name: topic_id for name, topic_id in ids.items() if topic_id != _NO_ID}
+            time.sleep(_RETRY_SECONDS)
 
     def gone(self, start: str, end: str) -> tuple[Gone, ...]:
-        """Return what is not there any more of the records from `start` to before `end`."""
+        """Return the ranges between `start` and `end` that the broker no longer has."""
         first, last = json.loads(start), json.loads(end)
-        both = _partitions(first) | _partitions(last)
-        earliest = self._earliest(both)
-        found = (_gone(each, _at(first, each) or 0, _at(last, each), earliest.get(each)) for each in sorted(both))
-        return tuple(each for each in found if each is not None)
+        partitions = _partitions(first) | _partitions(last)
+        earliest = self._earliest(partitions)
+        lost_ranges = (
+            _lost_range(partition, _at(first, partition) or 0, _at(last, partition), earliest.get(partition))
+            for partition in sorted(partitions)
+        )
+        return tuple(partition for partition in lost_ranges if partition is not None)
 
     def rest(self, topic: str, start: str) -> tuple[Gone, ...]:
-        """Return everything of a topic from `start` on."""
+        """Return the ranges of a topic from `start` on."""
         first = json.loads(start).get(topic, {})
         return tuple(Gone(topic, int(number), offset, None) for number, offset in sorted(first.items()))
 
     def passed_over(self, topic: str, start: str, end: str) -> tuple[Gone, ...]:
-        """Return the records before the offsets at which a flow goes on in a topic that was made again."""
+        """Return the ranges of a recreated topic before the offsets at which a flow resumes."""
         first, last = json.loads(start), json.loads(end)
-        there = {each for each in _partitions(first) & _partitions(last) if each[0] == topic}
-        earliest = self._earliest(there)
-        found = (
-            # Where the topic is shorter than the old one, Spark goes on at the end that it had when it was first seen.
-            Gone(*each, earliest.get(each, 0), min(_at(first, each) or 0, _at(last, each) or 0))
-            for each in sorted(there)
+        partitions = {partition for partition in _partitions(first) & _partitions(last) if partition[0] == topic}
+        earliest = self._earliest(partitions)
+        ranges = (
+            # If the topic is shorter than the old one, Spark resumes at its first observed end.
+            Gone(*partition, earliest.get(partition, 0), min(_at(first, partition) or 0, _at(last, partition) or 0))
+            for partition in sorted(partitions)
         )
-        return tuple(each for each in found if each.end is not None and each.end > each.first)
+        return tuple(partition for partition in ranges if partition.end is not None and partition.end > partition.first)
 
-    def held(self, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Return a range without what is not there any more."""
+    def available_range(self, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+        """Return the part of a range that the broker still has."""
         earliest = self._earliest(_partitions(end))
         first: dict[str, dict[str, int]] = {}
         last: dict[str, dict[str, int]] = {}
@@ -100,71 +103,77 @@ class TopicWatch:
         return first, last
 
     def _names(self) -> list[str]:
-        """Return the names of the topics. Under a condition: those that are there now, and were when last asked for."""
+        """Return the topic names; with a predicate, those that match now or matched in the last call."""
         if not callable(self._topics):
             return list(self._topics)
         try:
             present = self._client.list_topics(timeout=self._patience).topics
         except KafkaException as error:
-            raise self._away(error.args[0]) from error
-        return sorted(self._seen.union(filter(self._topics, present)))
+            raise self._unavailable(error.args[0]) from error
+        return sorted(self._known_topics.union(filter(self._topics, present)))
 
     def _ids(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-        return ((name, str(found.topic_id)) for name, found in self._described(names))
+        return ((name, str(description.topic_id)) for name, description in self._described(names))
 
     def _described(self, names: Sequence[str]) -> Iterator[tuple[str, TopicDescription]]:
-        """Yield what the broker says of each topic that is there."""
+        """Yield the description of each existing topic."""
         if not names:
             return
-        asked = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._patience)
-        for name, answer in asked.items():
+        answers = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._patience)
+        for name, answer in answers.items():
             try:
                 yield name, answer.result()
             except KafkaException as error:
                 if error.args[0].code() not in _MISSING:
-                    raise self._away(error.args[0]) from error
+                    raise self._unavailable(error.args[0]) from error
 
     def records_per_second(self) -> float:
-        """Return how many records a second arrived in the last minutes, by their timestamps."""
-        partitions = {(name, each.id) for name, found in self._described(self._names()) for each in found.partitions}
-        since = OffsetSpec.for_timestamp(int((time.time() - _LATELY_SECONDS) * 1000))
+        """Return the records per second of the last minutes, by their timestamps."""
+        partitions = {
+            (name, partition.id)
+            for name, description in self._described(self._names())
+            for partition in description.partitions
+        }
+        since = OffsetSpec.for_timestamp(int((time.time() - _RATE_WINDOW_SECONDS) * 1000))
         first, end = self._offsets(partitions, since), self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        # A partition without a record of that time, or after it, answers with -1.
-        arrived = sum(end[each] - offset for each, offset in first.items() if offset >= 0 and each in end)
-        return arrived / _LATELY_SECONDS
+        # The answer is -1 for a partition without a record at or after that time.
+        arrived = sum(
+            end[partition] - offset for partition, offset in first.items() if offset >= 0 and partition in end
+        )
+        return arrived / _RATE_WINDOW_SECONDS
 
     def _earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return the first offset of each partition that is there."""
+        """Return the first offset of each existing partition."""
         return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def _offsets(self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
-        """Return the offset that a specification stands for, of each partition that is there."""
-        wanted = {TopicPartition(*each): spec for each in partitions}
+        """Return the offset of a specification for each existing partition."""
+        requests = {TopicPartition(*partition): spec for partition in partitions}
         deadline = time.monotonic() + self._patience
-        found = {}
-        while wanted:
-            asked = self._client.list_offsets(wanted, request_timeout=self._patience)
-            for partition, answer in asked.items():
+        offsets = {}
+        while requests:
+            answers = self._client.list_offsets(requests, request_timeout=self._patience)
+            for partition, answer in answers.items():
                 try:
-                    found[partition.topic, partition.partition] = answer.result().offset
+                    offsets[partition.topic, partition.partition] = answer.result().offset
                 except KafkaException as error:
                     problem = error.args[0]
                     if problem.code() in _MISSING:
                         continue
                     if not problem.retriable() or time.monotonic() > deadline:
-                        raise self._away(problem) from error
+                        raise self._unavailable(problem) from error
                     break
             else:
-                return found
-            time.sleep(_ASK_AGAIN_SECONDS)
-        return found
+                return offsets
+            time.sleep(_RETRY_SECONDS)
+        return offsets
 
-    def _away(self, error: KafkaError) -> PartUnavailable:
+    def _unavailable(self, error: KafkaError) -> PartUnavailable:
         return PartUnavailable(
             f"Kafka at {self._address} does not answer.",
             why=f"The client says: {error.str().rstrip('.')}.",
             state="The batch under way is not committed; it will be run again from the same offsets.",
-            remedy="Start the broker; the flow goes on by itself.",
+            remedy="Start the broker; the flow continues automatically.",
             code="HR-601",
         )
 
@@ -178,8 +187,8 @@ def _at(offsets: Offsets, partition: tuple[str, int]) -> int | None:
     return offsets.get(topic, {}).get(str(number))
 
 
-def _gone(partition: tuple[str, int], first: int, end: int | None, earliest: int | None) -> Gone | None:
-    """Judge one partition. A partition that the range begins without is read from 0, so `first` is 0 there."""
+def _lost_range(partition: tuple[str, int], first: int, end: int | None, earliest: int | None) -> Gone | None:
+    """Return the lost range of one partition, or None. `first` is 0 for a partition that is missing at the start."""
     if end is None or end < first:
         return Gone(*partition, first, None)
     if earliest is None:

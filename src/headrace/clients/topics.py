@@ -1,4 +1,4 @@
-"""Make topics on a broker, once. Never changes and never deletes a topic that is there."""
+"""Create topics on a broker if they do not exist. Never changes or deletes a topic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.clients.kafka import no_broker, reached
+from headrace.clients.kafka import broker_unavailable, connect_admin
 from headrace.clients.kafka_settings import Settings
 from headrace.errors import DataError
 
@@ -20,20 +20,20 @@ ANSWER_SECONDS = 30.0
 def create_topics(
     kafka: Settings, topics: Mapping[str, int], config: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Create the topics that are not there, wait until they can be used, and return their names.
+    """Create missing topics, wait until every partition has a leader, and return the created names.
 
-    `kafka` holds a target's settings. `topics` gives each name its number of partitions, `config` is for all of them.
-    Calling again does nothing. Raises HR-503 for a topic with another number of partitions: records of a
-    key would move to another partition, so this is never changed in silence. Raises HR-601 when the broker
-    does not answer, HR-114 when it does not let this client in.
+    `kafka` is a target's settings. `topics` maps names to partition counts; `config` applies to all of them.
+    Idempotent. Raises HR-503 for an existing topic with another number of partitions: records of a key would move to
+    another partition, so it is never changed silently. Raises HR-601 if the broker does not answer, HR-114 if it
+    refuses the login.
     """
     address = str(kafka["bootstrap.servers"])
-    wanted = [NewTopic(name, num_partitions=count, config=dict(config or {})) for name, count in topics.items()]
-    if not wanted:
+    new_topics = [NewTopic(name, num_partitions=count, config=dict(config or {})) for name, count in topics.items()]
+    if not new_topics:
         return ()
-    client, _ = reached(kafka)
+    client, _ = connect_admin(kafka)
     created = []
-    for name, answer in client.create_topics(wanted, request_timeout=ANSWER_SECONDS).items():
+    for name, answer in client.create_topics(new_topics, request_timeout=ANSWER_SECONDS).items():
         try:
             answer.result()
             created.append(name)
@@ -42,24 +42,24 @@ def create_topics(
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
             if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
-                raise no_broker(address, error) from problem
+                raise broker_unavailable(address, error) from problem
             raise _refused(name, f"The broker says: {error.str()}.") from problem
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         try:
             metadata = client.list_topics(timeout=ANSWER_SECONDS)
         except KafkaException as problem:
-            raise no_broker(address, problem.args[0]) from problem
-        waiting = [name for name in topics if not _usable(metadata, name)]
-        if not waiting:
+            raise broker_unavailable(address, problem.args[0]) from problem
+        unready = [name for name in topics if not _usable(metadata, name)]
+        if not unready:
             break
         if time.monotonic() > deadline:
-            raise _refused(waiting[0], "It has no leader: the broker is overloaded or broken.")
+            raise _refused(unready[0], "It has no leader: the broker is overloaded or broken.")
         time.sleep(0.05)  # metadata follows the controller within milliseconds
     for name, count in topics.items():
-        there = len(metadata.topics[name].partitions)
-        if there != count:
-            raise _refused(name, f"It has {there} partition(s) and {count} were asked for.")
+        existing = len(metadata.topics[name].partitions)
+        if existing != count:
+            raise _refused(name, f"It has {existing} partition(s) and {count} were asked for.")
     return tuple(created)
 
 

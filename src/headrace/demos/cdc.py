@@ -21,7 +21,7 @@ from headrace.clients.kafka import first_timestamps
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.postgres import database_of, session
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.demos.feeder import Sent
 from headrace.demos.protocol import Scene
 from headrace.errors import Transient
@@ -166,7 +166,7 @@ class CdcDemo:
     def _behind(self, scene: Scene, tables: Sequence[SourceTable]) -> Mapping[str, str]:
         """Return, by table, how many changes are not in its mirror, and for how long the first of them is not."""
         target, places = scene.target, _partitions(tables)
-        reached = committed_offsets(Checkpoint.of(self._flow, target, files_for(target.checkpoints)))
+        reached = committed_offsets(Checkpoint.of(self._flow, target, file_store(target.checkpoints)))
         ends = end_offsets(target, places.values())
         first = first_timestamps(target, {each: reached.get(each, 0) for each in ends})
         told = {}

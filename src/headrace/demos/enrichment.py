@@ -10,7 +10,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from headrace.clients.positions import Partition
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.feeder import Sent, generate
@@ -67,7 +67,7 @@ def compare(
 
 def versions_seen(spark: SparkSession, target: Target, settings: pattern.EnrichmentSettings) -> list[int]:
     """Return the version of the dimension that each batch saw, by the commits of the table."""
-    checkpoint = Checkpoint.of("purchases", target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of("purchases", target, file_store(target.checkpoints, spark))
     history = spark.sql(f"DESCRIBE HISTORY delta.`{target.table(settings.table)}`").select("userMetadata").collect()
     told = [json.loads(row.userMetadata) for row in history if row.userMetadata]
     seen = {each["batch"]: each["dimension_version"] for each in told if each["query_id"] == checkpoint.query_id()}

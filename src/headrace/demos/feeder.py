@@ -30,7 +30,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from headrace import patterns
 from headrace.clients.kafka import require_topics
-from headrace.clients.kafka_settings import librdkafka
+from headrace.clients.kafka_settings import librdkafka_settings
 from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailable, nearest
 from headrace.flow.target import Target
 
@@ -173,7 +173,7 @@ def generate(
     require_topics(target, [topic])
     started = time.monotonic()
     refused: list[tuple[KafkaError, str, str]] = []
-    producer = Producer({**librdkafka(target.kafka), **_SETTINGS})
+    producer = Producer({**librdkafka_settings(target.kafka), **_SETTINGS})
     counts: Counter[str] = Counter()
 
     def on_failure(error: KafkaError | None, message: Message) -> None:

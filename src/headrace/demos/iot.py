@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from pyspark.sql import functions as F
 
 from headrace.clients.positions import Partition
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
 from headrace.demos.feeder import Sent, generate
@@ -128,7 +128,7 @@ class IotDemo:
     def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
         """Return the newest whole window of the gold table in a line: who sends most, and who raises an alert."""
         location = scene.target.table(self.settings.gold_table)
-        if not files_for(location, spark).names(f"{location}/_delta_log"):
+        if not file_store(location, spark).names(f"{location}/_delta_log"):
             return ()
         gold = spark.read.format("delta").load(location)
         newest = gold.agg(F.max("window_start")).collect()[0][0]

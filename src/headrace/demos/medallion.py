@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.clients.kafka import read_topic
 from headrace.clients.positions import Partition
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import Sent, generate
@@ -103,7 +103,7 @@ def _plain(row: Row) -> Row:
 
 def _read(spark: SparkSession, target: Target, flow: Flow) -> DataFrame | None:
     """Return what a flow has read of its table, up to the last batch that it committed."""
-    checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     committed, index, source = (
         checkpoint.committed(),
         source_index(checkpoint, flow, ONLY),
@@ -151,7 +151,7 @@ class MedallionDemo:
         """Return how many rows each layer holds, in a line."""
         layers = (self.settings.bronze_table, self.settings.silver_table, self.settings.gold_table)
         places = {path: scene.target.table(path) for path in layers}
-        there = {path: at for path, at in places.items() if files_for(at, spark).names(f"{at}/_delta_log")}
+        there = {path: at for path, at in places.items() if file_store(at, spark).names(f"{at}/_delta_log")}
         counts = [f"{path} {spark.read.format('delta').load(at).count():,}" for path, at in there.items()]
         return [f"rows: {', '.join(counts)}"] if counts else ()
 
@@ -163,7 +163,7 @@ class MedallionDemo:
         """Compare every row of every layer with the model, and say which rules were broken."""
         found, silver = compare(spark, scene.target, self.flows(), self.settings)
         figures = scene.figures["silver"]
-        checkpoint = Checkpoint.of("silver", scene.target, files_for(scene.target.checkpoints, spark))
+        checkpoint = Checkpoint.of("silver", scene.target, file_store(scene.target.checkpoints, spark))
         if figures.batches == len(checkpoint.committed()):
             # The first run on this checkpoint: all that was ever counted.
             found.add("rules of silver", _counts(silver.broken), _counts(figures.rules))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.kafka import newest_timestamp, read_topic
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.protocol import DemoSettings
 from headrace.flow.flow import Flow
@@ -43,7 +43,7 @@ def consumed(target: Target, topic: str) -> list[ConsumedRecord]:
 
 def boundaries(spark: SparkSession | None, target: Target, flow: Flow) -> list[dict[str, BatchOffsets]]:
     """Return the batches that a flow has committed: by input, the ranges of offsets that each one read."""
-    checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     places = {name: source_index(checkpoint, flow, name) for name in flow.named_inputs}
     return [
         {name: {} if place is None else _span(checkpoint.range(batch_id, place)) for name, place in places.items()}

@@ -12,7 +12,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.clients.positions import Partition, end_offsets
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
 from headrace.demos.feeder import Sent, generate
@@ -120,7 +120,7 @@ def gold_rows(
 ) -> list[Row]:
     """Return the rows of the gold table, now or in an earlier version of it, without the sketches."""
     location, read = target.table(settings.gold_table), spark.read.format("delta")
-    if not files_for(location, spark).names(f"{location}/_delta_log"):
+    if not file_store(location, spark).names(f"{location}/_delta_log"):
         return []
     table = (read if version is None else read.option("versionAsOf", str(version))).load(location)
     # Spark reads the columns that are asked for: of the sketches, which are most of the table, nothing.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.clients.positions import Partition
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -50,7 +50,7 @@ class Arrivals:
                     return left
 
     def _left(self, flow: str, awaited: Mapping[Partition, int]) -> dict[Partition, int]:
-        checkpoint = Checkpoint.of(flow, self._target, files_for(self._target.checkpoints, self._spark))
+        checkpoint = Checkpoint.of(flow, self._target, file_store(self._target.checkpoints, self._spark))
         reached = committed_offsets(checkpoint)
         return {each: offset for each, offset in awaited.items() if reached.get(each, 0) < offset}
 

@@ -100,12 +100,12 @@ class Watched(Protocol):
         ...
 
     @property
-    def accept_loss(self) -> str | None:
+    def data_loss_reason(self) -> str | None:
         """Why the flow may go on without rows that are gone, in words; None stops it."""
         ...
 
     @property
-    def accept_topics(self) -> tuple[str, ...]:
+    def accepted_topic_ids(self) -> tuple[str, ...]:
         """The ids of topics that were made again and may be read in place of those that the checkpoint is about."""
         ...
 

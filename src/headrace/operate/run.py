@@ -12,7 +12,7 @@ from headrace.audit.auditor import Auditor
 from headrace.audit.flow_audit import Tally
 from headrace.audit.late import Unexplained
 from headrace.audit.throughput import Throughput
-from headrace.clients.storage import Files, files_for, is_local
+from headrace.clients.storage import FileStore, file_store, is_local
 from headrace.errors import HeadraceError
 from headrace.flow.checks.check import require_clean
 from headrace.flow.flow import ONLY, Flow
@@ -116,10 +116,10 @@ def preflight(flows: Sequence[Flow], target: Target) -> None:
             given.source.preflight(target)
         flow.sink.preflight(target)
     if is_local(target.checkpoints):
-        require_starts(flows, target, files_for(target.checkpoints))
+        require_starts(flows, target, file_store(target.checkpoints))
 
 
-def require_starts(flows: Sequence[Flow], target: Target, checkpoints: Files) -> None:
+def require_starts(flows: Sequence[Flow], target: Target, checkpoints: FileStore) -> None:
     """Raise for a flow without a checkpoint that cannot begin where its sources say; the others go on anyway."""
     for flow in flows:
         if not Checkpoint.of(flow.name, target, checkpoints).planned():
@@ -207,7 +207,7 @@ def open_application(
     spark = open_session(target, jars, log=log)
     if not is_local(target.checkpoints):
         # Only now can the checkpoints be looked at.
-        require_starts(flows, target, files_for(target.checkpoints, spark))
+        require_starts(flows, target, file_store(target.checkpoints, spark))
     return Application(spark, target, flows, backoff=backoff), spark
 
 

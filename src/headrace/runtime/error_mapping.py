@@ -147,7 +147,7 @@ _KNOWN = (
         PartUnavailable,
         "HR-601",
         "Kafka does not answer.",
-        "Start the broker; the flow goes on by itself.",
+        "Start the broker; the flow continues automatically.",
     ),
     _Known(
         (

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
@@ -101,7 +101,7 @@ class Supervisor:
             threading.Thread(target=query.drain, args=(self._patience,), daemon=True).start()
 
     def _drive(self, flow: Flow) -> None:
-        checkpoint = Checkpoint.of(flow.name, self._target, files_for(self._target.checkpoints, self._application))
+        checkpoint = Checkpoint.of(flow.name, self._target, file_store(self._target.checkpoints, self._application))
         try:
             with lease(checkpoint, self._target.lease) as holding, sole_writer(flow, self._target):
                 self._run_until_done(flow, checkpoint, holding)

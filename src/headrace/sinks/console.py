@@ -1,4 +1,4 @@
-"""Print each batch."""
+"""Print each batch to standard error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Console:
-    """Print the rows of each batch to standard error, at most `rows` of them, and how many there were.
+    """Print the first `rows` rows of each batch and the row count to standard error.
 
-    Best effort: a batch that is run again is printed again. Standard error, so that the JSON that a command prints
-    on standard output stays readable for machines.
+    Best effort: a retried batch is printed again. Standard output stays free for the JSON that commands print.
     """
 
     rows: int = 20
@@ -33,19 +32,19 @@ class Console:
         return "console"
 
     def preflight(self, target: Target) -> None:
-        """Nothing can be missing."""
+        """Do nothing: there is nothing to check."""
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing to make."""
+        """Do nothing: there is nothing to create."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Print the batch. It collects every row, because a partial read would leave state uncommitted."""
-        found = rows.collect()
-        if not found:
+        """Print the batch. Collects every row, because a partial read would leave state uncommitted."""
+        collected = rows.collect()
+        if not collected:
             return
-        sys.stderr.write(f"{batch.flow}, batch {batch.id}: {len(found)} rows\n")
-        for row in found[: self.rows]:
+        sys.stderr.write(f"{batch.flow}, batch {batch.id}: {len(collected)} rows\n")
+        for row in collected[: self.rows]:
             sys.stderr.write("  " + "  ".join(f"{key}={value}" for key, value in row.asDict().items()) + "\n")
-        if len(found) > self.rows:
-            sys.stderr.write(f"  ... and {len(found) - self.rows} more\n")
+        if len(collected) > self.rows:
+            sys.stderr.write(f"  ... and {len(collected) - self.rows} more\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A sink from a function, or from the transactions of a store of one's own."""
+"""Custom sinks: from a function, or from the transactions of your own store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks.batch.ledger import Epoch, following
-from headrace.sinks.batch.persist import kept
+from headrace.sinks.batch.ledger import LedgerEntry, next_entry
+from headrace.sinks.batch.persist import persisted
 from headrace.sinks.noop import compute
 
 if TYPE_CHECKING:
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 
 
 class Transaction(Protocol):
-    """One transaction of a store, opened for one attempt at one batch. Implemented by who writes to the store.
+    """One transaction of your store, opened for one attempt at one batch. You implement it.
 
     All calls come from one thread of the driver: `last` first; then `write`, `record` and `commit`, in this order, or
-    `abort`. After `abort`, or a `commit` that returned, nothing is called any more.
+    `abort`. No method is called after `abort`, or after a `commit` that returned.
     """
 
     def last(self, key: str) -> str | None:
-        """Return the text that was last recorded under the key by a transaction that committed; None without one."""
+        """Return the text that the last committed transaction recorded under the key, or None."""
         ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Write the rows, visible to nobody yet. They are computed already, and may be read more than once."""
+        """Write the rows without making them visible. They are persisted, and may be read more than once."""
         ...
 
     def record(self, key: str, text: str) -> None:
-        """Put the text under the key, in place of the one that is there, in this transaction."""
+        """Set the text of the key in this transaction, replacing the earlier one."""
         ...
 
     def commit(self) -> None:
-        """Make rows and text visible and durable, both or neither. Raises when that is not known to have happened."""
+        """Make rows and text visible and durable, both or neither. Raises if the outcome is unknown."""
         ...
 
     def abort(self) -> None:
-        """Let go of everything. Called after a failure of any of the others too, also of `commit`."""
+        """Roll back. Also called after any other method, including `commit`, has raised."""
         ...
 
 
 @dataclass(frozen=True)
 class _Custom:
-    """What both kinds have in common. `label` names the sink in messages and figures."""
+    """Base of both custom sinks. `label` names the sink in messages and metrics."""
 
     label: str
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset(OutputMode)
@@ -61,87 +61,87 @@ class _Custom:
         return f"custom:{self.label}"
 
     def preflight(self, target: Target) -> None:
-        """Nothing is known that could be missing."""
+        """Do nothing: there is nothing to check."""
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing: the first batch begins the ledger."""
+        """Do nothing: the first batch creates the ledger."""
 
 
 @dataclass(frozen=True)
 class CustomSink(_Custom):
-    """Hand each batch to a function, `function(rows, batch)`, on the driver.
+    """Pass each batch to a function on the driver: `function(rows, batch)`.
 
-    At least once: a batch is complete when the function has returned. When a driver dies before its ledger says so, the
-    next one calls the function again, with the same batch and the same offsets; for a batch that the ledger holds it is
-    not called again. A function that replaces what it wrote under `batch.app_id` and `batch.id` has its effect once.
-    That is the function's promise, and not the sink's.
+    At least once: a batch is complete when the function has returned. If the driver dies before the ledger is updated,
+    the next driver calls the function again with the same batch and the same offsets. It is not called again for a
+    batch in the ledger. A function that replaces its earlier output by `batch.app_id` and `batch.id` has its effect
+    once; that guarantee is the function's, not the sink's.
 
-    The ledger is a small file beside the checkpoint, `CHECKPOINTS/FLOW/headrace/ledger-STEP.json`. One that counts the
-    batches of another checkpoint, or that does not end just before the batch, is refused. When it is gone, it begins
-    anew with the batch at hand: batches that the checkpoint has committed were handed over.
+    The ledger is a small file in the checkpoint's metadata folder, `CHECKPOINTS/FLOW/headrace/ledger-STEP.json`. A
+    ledger of another checkpoint, or one that does not end right before the batch, is an error. A missing ledger starts
+    with the current batch: the function has already received the batches that the checkpoint has committed.
 
-    The rows are computed before the function sees them, and kept while it runs. It may read them as often as it likes,
-    in part, or not at all; the state of the query is committed either way. An error that it raises stops the flow
-    (HR-206); a `PartUnavailable` has it started again after a delay.
+    The rows are computed before the function is called, and persisted while it runs. It may read them repeatedly, in
+    part, or not at all; the state of the query is committed in any case. An error that it raises stops the flow
+    (HR-206); a `PartUnavailable` restarts the flow after a delay.
     """
 
     function: Callable[[DataFrame, Batch], None]
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Call the function, unless the ledger holds the batch; then record it."""
+        """Call the function and record the batch, unless the ledger already contains it."""
         location = f"{batch.target.flow_folder(batch.flow)}/headrace/ledger-{batch.step}.json"
-        files = files_for(location, rows.sparkSession)
+        files = file_store(location, rows.sparkSession)
         text = files.read(location)
-        last = None if text is None else Epoch.decoded(text, location)
-        entry = following(last, batch, location, whole=False)
-        with kept(rows) as once:
-            compute(once)
+        last = None if text is None else LedgerEntry.decoded(text, location)
+        entry = next_entry(last, batch, location, require_complete=False)
+        with persisted(rows) as cached:
+            compute(cached)
             if entry is not None:
-                self.function(once, batch)
+                self.function(cached, batch)
                 files.write(location, entry.encoded())
 
 
 @dataclass(frozen=True)
 class CustomExactlyOnceSink(_Custom):
-    """Write each batch in a transaction of a store of one's own that also records the batch.
+    """Write each batch in a transaction of your own store that also records the batch.
 
     `begin(target)` opens a `Transaction`. It is called once per attempt, on the driver.
 
-    Exactly once, while the store keeps to four rules, which nothing here can test:
+    Exactly once, while the store follows four rules, which Headrace cannot test:
       1. rows and record of a transaction become visible together or not at all, and last once `commit` has returned;
       2. `last` sees every transaction that was committed before it was called;
       3. of two transactions that are open under one key, at most one commits: it is serializable, or `last` locks the
-         key. Else a driver that was thought dead can commit the batch a second time;
-      4. nobody deletes the record, or sets the store back behind the checkpoint. A gap is refused.
+         key. Otherwise a driver that was presumed dead can commit the batch a second time;
+      4. nobody deletes the record, or restores the store to a state before the checkpoint. A gap is an error.
 
-    What is written outside of the transaction is not covered. The transform need not be deterministic: a batch is in as
-    a whole or not at all. The rows are computed, and kept, before the transaction is opened.
+    Writes outside of the transaction are not covered. The transform need not be deterministic: a batch is committed
+    completely or not at all. The rows are computed and persisted before the transaction is opened.
     """
 
     begin: Callable[[Target], Transaction]
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Write the rows, unless an earlier attempt has; returns when the transaction is committed.
+        """Write the rows unless the batch is already committed; returns when the transaction is committed.
 
-        1. Compute the rows: whatever comes of the batch, its state has to be committed.
-        2. Open a transaction, and only in it ask for the last batch.
-        3. Decide: a batch that is in is not written again; a record that does not fit the batch is refused.
-        4. Write the rows, then the record; commit. When the outcome is unknown, the next attempt finds it out by 2.
+        1. Compute the rows, so that the state of the query is committed in any case.
+        2. Open a transaction and read the last batch inside it.
+        3. Decide: skip a batch that is already committed; reject a record that does not match the batch.
+        4. Write the rows, then the record; commit. If the outcome is unknown, step 2 of the next attempt resolves it.
         """
-        with kept(rows) as once:
-            compute(once)
+        with persisted(rows) as cached:
+            compute(cached)
             transaction = self.begin(batch.target)
             try:
                 key = _key(batch.target, batch.flow, batch.step)
-                entry = following(self._last(transaction, key), batch, self._place, whole=True)
+                entry = next_entry(self._last(transaction, key), batch, self._place, require_complete=True)
                 if entry is not None:
-                    transaction.write(once, batch)
+                    transaction.write(cached, batch)
                     transaction.record(key, entry.encoded())
                     transaction.commit()
             except BaseException:
-                # What a broken transaction has to say about being aborted would hide why it broke.
+                # An error of the rollback would hide the original error.
                 with contextlib.suppress(Exception):
                     transaction.abort()
                 raise
@@ -149,7 +149,7 @@ class CustomExactlyOnceSink(_Custom):
                 transaction.abort()
 
     def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
-        """Return what the store records of a flow, in a transaction that is aborted."""
+        """Return the batches that the store records for a flow, in a transaction that is rolled back."""
         transaction = self.begin(target)
         try:
             last = self._last(transaction, _key(target, flow, step))
@@ -161,11 +161,11 @@ class CustomExactlyOnceSink(_Custom):
     def _place(self) -> str:
         return f"the store of {self.name}"
 
-    def _last(self, transaction: Transaction, key: str) -> Epoch | None:
+    def _last(self, transaction: Transaction, key: str) -> LedgerEntry | None:
         text = transaction.last(key)
-        return None if text is None else Epoch.decoded(text, self._place)
+        return None if text is None else LedgerEntry.decoded(text, self._place)
 
 
 def _key(target: Target, flow: str, step: str) -> str:
-    """Return the key of a flow's record. Without the query id, so that the batches of another checkpoint are known."""
+    """Return the key of a flow's record, without the query id, so that a record of another checkpoint is recognized."""
     return f"{target.name}.{flow}.{step}"

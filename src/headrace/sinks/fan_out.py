@@ -1,4 +1,4 @@
-"""One read, several sinks."""
+"""Write one batch to several sinks, or only the rows that meet a condition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.sinks.batch.persist import kept
+from headrace.sinks.batch.persist import persisted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Filtered:
-    """Pass on the rows that meet a condition, written in Spark SQL. The guarantee is that of the sink behind it."""
+    """Write only the rows that meet a Spark SQL condition. The guarantee is that of the wrapped sink."""
 
     condition: str
     sink: Sink
 
     @property
     def name(self) -> str:
-        """Return the name of the sink behind the condition."""
+        """Return the name of the wrapped sink."""
         return self.sink.name
 
     @property
     def guarantee(self) -> Guarantee:
-        """The promise of the sink behind the condition."""
+        """The guarantee of the wrapped sink."""
         return self.sink.guarantee
 
     @property
     def output_modes(self) -> frozenset[OutputMode]:
-        """The modes of the sink behind the condition."""
+        """The output modes of the wrapped sink."""
         return self.sink.output_modes
 
     def preflight(self, target: Target) -> None:
-        """Ask the sink behind the condition."""
+        """Check the wrapped sink."""
         self.sink.preflight(target)
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Prepare the sink behind the condition."""
+        """Prepare the wrapped sink."""
         self.sink.prepare(spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
@@ -53,12 +53,12 @@ class Filtered:
 
 @dataclass(frozen=True, init=False)
 class FanOut:
-    """Write each batch to several sinks, in their order, from one read.
+    """Write each batch to several sinks, in order, from one read.
 
-    Each sink keeps its own guarantee: it is told a step of its own, so a batch that is run again after a crash between
-    two sinks is skipped by those exactly-once sinks that have it. The whole is as good as its weakest sink.
+    Each sink keeps its own guarantee: it gets its own step, so an exactly-once sink that has already committed the
+    batch skips it when the batch is retried. The fan-out as a whole has the weakest guarantee of its sinks.
 
-    The batch is computed once and kept on the executors until the last sink is done.
+    The batch is computed once and persisted until the last sink is done.
     """
 
     sinks: tuple[Sink, ...]
@@ -81,16 +81,16 @@ class FanOut:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The weakest promise among the sinks."""
+        """The weakest guarantee of the sinks."""
         return max((sink.guarantee for sink in self.sinks), key=list(Guarantee).index)
 
     @property
     def output_modes(self) -> frozenset[OutputMode]:
-        """The modes that every sink takes."""
+        """The output modes that every sink supports."""
         return frozenset.intersection(*(sink.output_modes for sink in self.sinks))
 
     def preflight(self, target: Target) -> None:
-        """Ask every sink."""
+        """Check every sink."""
         for sink in self.sinks:
             sink.preflight(target)
 
@@ -100,7 +100,7 @@ class FanOut:
             sink.prepare(spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Compute the batch once and hand it to each sink."""
-        with kept(rows) as once:
+        """Compute the batch once and write it to each sink."""
+        with persisted(rows) as cached:
             for step, sink in enumerate(self.sinks):
-                sink.write(once, replace(batch, step=f"{batch.step}.{step}"))
+                sink.write(cached, replace(batch, step=f"{batch.step}.{step}"))

@@ -1,4 +1,4 @@
-"""Which columns a format of files can hold so that they come back as they were."""
+"""Check that a file format preserves every column type that is written to it."""
 
 from __future__ import annotations
 
@@ -26,66 +26,68 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.clients.file_folder import FileFormat
+from headrace.clients.file_sink_log import FileFormat
 from headrace.errors import FlowError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-HOURLY = ("date", "hour")
+HOUR_PARTITIONS = ("date", "hour")
 
 # In microseconds.
 _DAY, _HOUR = 86_400_000_000, 3_600_000_000
 
-# Their text says all of them, in every session: a timestamp's depends on the zone, a double's may be rounded.
+# Types whose text is lossless in every session. A timestamp depends on the time zone; a double may be rounded.
 _FOLDERS = (StringType, BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType, DateType)
 _FLAT = (*_FOLDERS, FloatType, DoubleType, TimestampType, TimestampNTZType)
 
 
-def with_hours(rows: DataFrame, column: str, sink: str) -> DataFrame:
-    """Return the rows with the columns `date` and `hour` of a timestamp, in UTC. A null stays null in both."""
-    taken = [name for name in rows.columns if name.lower() in HOURLY]
+def with_hour_partitions(rows: DataFrame, column: str, sink: str) -> DataFrame:
+    """Add the columns `date` and `hour` of a timestamp, in UTC. A null timestamp gives null in both."""
+    taken = [name for name in rows.columns if name.lower() in HOUR_PARTITIONS]
     if taken:
-        raise unfit(
+        raise unwritable_rows(
             sink,
             f"The rows have a column {taken[0]}, and hourly adds one of this name.",
             f"Rename {taken[0]} in the transform.",
         )
-    found = [field.dataType for field in rows.schema.fields if field.name == column]
-    if not found or not isinstance(found[0], TimestampType):
-        have = found[0].simpleString() if found else "not among the columns"
-        raise unfit(
+    types = [field.dataType for field in rows.schema.fields if field.name == column]
+    if not types or not isinstance(types[0], TimestampType):
+        actual = types[0].simpleString() if types else "not among the columns"
+        raise unwritable_rows(
             sink,
-            f"hourly names {column}, which is {have}; it has to be a timestamp.",
+            f"hourly names {column}, which is {actual}; it has to be a timestamp.",
             "Name a column of type timestamp.",
         )
-    # From the microseconds since 1970, because every other way goes through the session's time zone.
+    # Computed from epoch microseconds, because every other function uses the session time zone.
     micros = F.unix_micros(F.col(f"`{column}`"))
     of_day = F.pmod(micros, F.lit(_DAY))
     days, hours = F.round((micros - of_day) / _DAY).cast("int"), F.floor(of_day / _HOUR)
-    date, hour = HOURLY
+    date, hour = HOUR_PARTITIONS
     return rows.withColumns(
         {date: F.date_add(F.lit("1970-01-01").cast("date"), days), hour: F.lpad(hours.cast("string"), 2, "0")}
     )
 
 
 def require_writable_columns(schema: StructType, file_format: FileFormat, partitions: Sequence[str], sink: str) -> None:
-    """Raise unless every column can be written and read again. Called before the first file of a batch."""
+    """Raise unless the format preserves every column. Called before the first file of a batch."""
     missing = [name for name in partitions if name not in schema.names]
     if missing:
-        raise unfit(sink, f"The rows have no column {missing[0]}.", "Correct partition_by.")
+        raise unwritable_rows(sink, f"The rows have no column {missing[0]}.", "Correct partition_by.")
     for field in schema.fields:
         if field.name in partitions and not isinstance(field.dataType, _FOLDERS):
-            raise unfit(
+            raise unwritable_rows(
                 sink,
                 f"{field.name} is {field.dataType.simpleString()}, which cannot be the name of a folder.",
                 "Partition by a text, a whole number or a date; for a timestamp take hourly.",
             )
     in_files = [field for field in schema.fields if field.name not in partitions]
     if not in_files:
-        raise unfit(sink, "Every column is a partition, and none is left for the files.", "Partition by fewer columns.")
+        raise unwritable_rows(
+            sink, "Every column is a partition, and none is left for the files.", "Partition by fewer columns."
+        )
     if file_format == "csv" and len(in_files) == 1:
-        raise unfit(
+        raise unwritable_rows(
             sink,
             f"{in_files[0].name} is the only column: a row of null would be an empty line, which readers pass over.",
             "Take json, or add a column.",
@@ -93,15 +95,15 @@ def require_writable_columns(schema: StructType, file_format: FileFormat, partit
     for field in in_files:
         for path, data_type in _parts(field.name, field.dataType):
             if not _fits(data_type, file_format):
-                raise unfit(
+                raise unwritable_rows(
                     sink,
                     f"{path} is {data_type.simpleString()}, which {file_format} cannot hold so that it is read again.",
                     "Take parquet or another format, or turn the column into a text in the transform.",
                 )
 
 
-def unfit(sink: str, why: str, remedy: str) -> FlowError:
-    """Return the error for rows that a sink cannot take."""
+def unwritable_rows(sink: str, why: str, remedy: str) -> FlowError:
+    """Return HR-215: the rows do not match the file sink."""
     return FlowError(
         f"The rows of the flow do not fit {sink}.",
         why=why,
@@ -112,7 +114,7 @@ def unfit(sink: str, why: str, remedy: str) -> FlowError:
 
 
 def _parts(path: str, data_type: DataType) -> Iterator[tuple[str, DataType]]:
-    """Yield a column and, within it, everything that is not made of parts."""
+    """Yield a column and every nested field, each with its path."""
     match data_type:
         case StructType():
             yield path, data_type
@@ -133,7 +135,7 @@ def _fits(data_type: DataType, file_format: FileFormat) -> bool:
         case "csv", _:
             return isinstance(data_type, _FLAT)
         case "json", MapType():
-            # JSON has no other keys.
+            # JSON keys are always strings.
             return isinstance(data_type.keyType, StringType)
         case "json" | "orc", _:
             return isinstance(data_type, (*_FLAT, BinaryType, ArrayType, MapType, StructType))

@@ -9,26 +9,25 @@ from typing import TYPE_CHECKING, ClassVar, get_args
 
 from pyspark.sql import functions as F
 
-from headrace.clients.file_folder import (
+from headrace.clients.file_sink_log import (
     LOG,
-    READING,
-    WRITING,
+    READ_OPTIONS,
+    WRITE_OPTIONS,
     FileFormat,
-    Owner,
+    FolderMetadata,
     committed_files,
-    is_pattern,
+    folder_metadata,
+    is_glob,
     last_batch,
-    owner_of,
 )
-from headrace.clients.storage import Files as SmallFiles
-from headrace.clients.storage import files_for
+from headrace.clients.storage import FileStore, file_store
 from headrace.errors import DataError, FlowError, RecoveryError, nearest
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks.batch.ledger import Epoch, following
-from headrace.sinks.file_schema import HOURLY, require_writable_columns, unfit, with_hours
+from headrace.sinks.batch.ledger import LedgerEntry, next_entry
+from headrace.sinks.file_schema import HOUR_PARTITIONS, require_writable_columns, unwritable_rows, with_hour_partitions
 from headrace.sinks.local_folder import require_writable
 
 if TYPE_CHECKING:
@@ -49,21 +48,21 @@ class FileSink:
 
     Exactly once, while:
       1. readers honour `_spark_metadata`, the log of committed files in the folder: `read` here, `committed_files` for
-         readers without Spark, `FileSource` in another flow, or Spark itself when it is given the folder. A reader that
-         lists the folder, or reads a pattern or a folder below it, sees the files of attempts that never committed;
-      2. the folder belongs to one checkpoint and stays where it is. The log counts batches and holds full paths; the
-         batches of another checkpoint, and of one that was set back, are refused.
+         readers without Spark, `FileSource` in another flow, or Spark itself if it reads the folder. A reader that
+         lists the folder, or reads a glob or a subfolder, sees the files of attempts that never committed;
+      2. the folder belongs to one checkpoint and stays where it is. The log counts batches and contains full paths; the
+         batches of another checkpoint, or of a checkpoint that was restored to an earlier batch, are rejected.
 
     | field        | meaning                                                                                      |
     |--------------|----------------------------------------------------------------------------------------------|
-    | format       | parquet, json, csv or orc, with options by which the rows come back as they were             |
-    | partition_by | columns that become folders: texts, whole numbers, dates. An empty text becomes null         |
-    | hourly       | a timestamp column by whose hour, in UTC, rows are put into folders `date=2024-05-06/hour=07` |
-    |              | before those of `partition_by`. The column stays; rows without a time are put into the       |
-    |              | folder of null, `__HIVE_DEFAULT_PARTITION__`                                                 |
+    | format       | parquet, json, csv or orc, with options that preserve every value                            |
+    | partition_by | partition columns: strings, integers, dates. An empty string becomes null                    |
+    | hourly       | a timestamp column: rows are partitioned by its hour in UTC, `date=2024-05-06/hour=07`,      |
+    |              | before `partition_by`. The column stays in the files; rows with a null timestamp go to the   |
+    |              | null partition, `__HIVE_DEFAULT_PARTITION__`                                                 |
 
-    A folder has one set of columns. Rows that have others, or that the format cannot hold, are refused before anything
-    is written. The writing is Spark's own file sink, called with the batch, so that a fan-out can hold it too.
+    A folder has one schema. Rows with other columns, or with types that the format cannot store, are rejected before
+    anything is written. The sink calls Spark's own file sink with the batch, so it also works in a fan-out.
     """
 
     path: str
@@ -76,16 +75,16 @@ class FileSink:
     def __post_init__(self) -> None:
         formats = get_args(FileFormat)
         if self.format not in formats:
-            raise _undeclarable(
+            raise _invalid_sink(
                 f"{self.name} is not a format of files that can be written.",
                 f"The formats are {', '.join(formats)}.{nearest(self.format, formats)}",
                 "Set format to one of them.",
             )
-        taken = [name for name in self.partition_by if name in (*HOURLY, self.hourly)] if self.hourly else []
+        taken = [name for name in self.partition_by if name in (*HOUR_PARTITIONS, self.hourly)] if self.hourly else []
         if taken:
-            raise _undeclarable(
+            raise _invalid_sink(
                 f"{self.name} is partitioned by {taken[0]} and hourly by {self.hourly}.",
-                f"hourly makes the folders {HOURLY[0]} and {HOURLY[1]}, and keeps its own column in the files.",
+                f"hourly adds the partitions {' and '.join(HOUR_PARTITIONS)}, and keeps its own column in the files.",
                 f"Take {taken[0]} out of partition_by.",
             )
 
@@ -99,9 +98,9 @@ class FileSink:
         return target.table(self.path)
 
     def preflight(self, target: Target) -> None:
-        """Prove that a local folder can be written, and that its readers will find the log."""
-        if is_pattern(target.table(self.path)):
-            raise _undeclarable(
+        """Check that a local folder is writable, and that readers will find the log."""
+        if is_glob(target.table(self.path)):
+            raise _invalid_sink(
                 f"{target.table(self.path)} cannot be a folder of files.",
                 "Spark's readers take a path with one of the characters * ? [ ] { } \\ for a pattern, and read no log.",
                 "Choose another path.",
@@ -109,25 +108,29 @@ class FileSink:
         require_writable(target.table(self.path))
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing: the first write makes the folder."""
+        """Do nothing: the first write creates the folder."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the files of the batch and commit their names to the folder's log.
 
-        1. Refuse rows that the format or the folder cannot hold.
-        2. Refuse a batch that does not follow the last one in the log; return when it is that one.
-        3. Note the digest of the batch, by which step 2 knows it again.
+        1. Reject rows that do not match the format or the folder.
+        2. Reject a batch that does not follow the last one in the log; return if it is the last one.
+        3. Record the digest of the batch, so that step 2 recognizes a retry.
         4. Write the files and commit them.
         """
         if self.hourly is not None:
-            rows = with_hours(rows, self.hourly, self.name)
+            rows = with_hour_partitions(rows, self.hourly, self.name)
         require_writable_columns(rows.schema, self.format, self._partitions, self.name)
         session, folder = rows.sparkSession, batch.target.table(self.path)
-        files = files_for(folder, session)
+        files = file_store(folder, session)
         owner = self._owner(files, folder, _columns(rows), batch)
-        held = last_batch(files, folder)
-        last = None if held is None else Epoch(owner.identity, owner.query_id, held, owner.offsets, owner.fence)
-        if following(last, batch, f"the folder {folder}", whole=True) is None:
+        last_committed = last_batch(files, folder)
+        last = (
+            None
+            if last_committed is None
+            else LedgerEntry(owner.identity, owner.query_id, last_committed, owner.offsets, owner.fence)
+        )
+        if next_entry(last, batch, f"the folder {folder}", require_complete=True) is None:
             return
         replace(owner, offsets=batch.offsets, fence=batch.fence).record(files, folder)
         jvm = session._jvm
@@ -141,84 +144,86 @@ class FileSink:
             folder,
             writer(),
             jvm.PythonUtils.toSeq(list(self._partitions)),
-            jvm.PythonUtils.toScalaMap({**WRITING[self.format], "path": folder}),
+            jvm.PythonUtils.toScalaMap({**WRITE_OPTIONS[self.format], "path": folder}),
         )
         sink.addBatch(batch.id, rows._jdf)
 
     def read(self, spark: SparkSession, target: Target) -> DataFrame:
-        """Return the rows of all batches that are committed, with the columns and types that were written.
+        """Return the rows of all committed batches, with the columns and types that were written.
 
-        Raises a DataError when nothing was ever written here, or what the log names cannot be trusted.
+        Raises a DataError if nothing was ever written here, or the log is damaged.
         """
         folder = target.table(self.path)
-        owner = owner_of(files_for(folder, spark), folder)
+        owner = folder_metadata(file_store(folder, spark), folder)
         if owner is None:
             raise DataError(
                 f"{folder} cannot be read.",
-                why="No Files sink has written to it.",
+                why="No FileSink has written to it.",
                 state="Nothing was read.",
                 remedy="Run the flow that writes it first, or correct the path.",
                 code="HR-510",
             )
-        none = spark.createDataFrame([], owner.schema)
+        empty = spark.createDataFrame([], owner.schema)
         files = committed_files(folder, spark)
         if not files:
-            return none
-        reader = spark.read.format(owner.format).options(**READING[owner.format]).schema(owner.schema)
+            return empty
+        reader = spark.read.format(owner.format).options(**READ_OPTIONS[owner.format]).schema(owner.schema)
         if owner.format == "csv" and owner.partitions:
-            # Of a folder with a log, Spark looks for all columns in the lines, also for those that are folders.
+            # With a log, Spark expects partition columns in the CSV lines too, so read the files instead.
             rows = reader.options(basePath=folder, __globPaths__="false").load(files)
         else:
             rows = reader.load(folder)
-        # Spark puts the columns that are folders last.
-        return rows.select(*(F.col(f"`{name}`") for name in none.columns))
+        # Spark puts partition columns last.
+        return rows.select(*(F.col(f"`{name}`") for name in empty.columns))
 
     def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
-        """Return whose batches the folder holds, and up to which."""
+        """Return the query id and the last committed batch of the folder."""
         folder = target.table(self.path)
-        files = files_for(folder, spark)
-        owner, last = owner_of(files, folder), last_batch(files, folder)
-        held = {} if owner is None or last is None else {owner.query_id: last}
-        return Held(f"the folder {folder}", None if owner is None else owner.identity, held)
+        files = file_store(folder, spark)
+        owner, last = folder_metadata(files, folder), last_batch(files, folder)
+        batches = {} if owner is None or last is None else {owner.query_id: last}
+        return Held(f"the folder {folder}", None if owner is None else owner.identity, batches)
 
     @property
     def _partitions(self) -> tuple[str, ...]:
-        return (*(HOURLY if self.hourly else ()), *self.partition_by)
+        return (*(HOUR_PARTITIONS if self.hourly else ()), *self.partition_by)
 
-    def _owner(self, files: SmallFiles, folder: str, columns: str, batch: Batch) -> Owner:
-        """Return what the folder says about itself, or what it is to say; raise when that does not fit."""
-        owner = owner_of(files, folder)
+    def _owner(self, files: FileStore, folder: str, columns: str, batch: Batch) -> FolderMetadata:
+        """Return the folder's metadata, or new metadata for a new folder; raise if it does not match the batch."""
+        owner = folder_metadata(files, folder)
         if owner is None:
             if LOG in files.names(folder) and last_batch(files, folder) is not None:
-                raise _foreign(batch, folder, "The folder holds the batches of a query that is no flow.")
-            return Owner(str(uuid.uuid4()), batch.query_id, self.format, self._partitions, columns, "", batch.fence)
+                raise _foreign_folder(batch, folder, "The folder holds the batches of a query that is no flow.")
+            return FolderMetadata(
+                str(uuid.uuid4()), batch.query_id, self.format, self._partitions, columns, "", batch.fence
+            )
         if owner.query_id != batch.query_id:
-            raise _foreign(
+            raise _foreign_folder(
                 batch,
                 folder,
                 f"The folder holds the batches of another checkpoint ({owner.query_id}); this one is {batch.query_id}.",
             )
-        for what, held, given in (
+        for property_text, existing, declared in (
             ("is in the format", owner.format, self.format),
             ("has the partitions", ", ".join(owner.partitions), ", ".join(self._partitions)),
             ("has the columns", owner.schema, columns),
         ):
-            if held != given:
-                raise unfit(
+            if existing != declared:
+                raise unwritable_rows(
                     self.name,
-                    f"The folder {what} {held or '(none)'}, and the batch {given or '(none)'}. Readers take all files "
-                    "of a folder to be alike.",
+                    f"The folder {property_text} {existing or '(none)'}, and the batch {declared or '(none)'}. "
+                    "Readers take all files of a folder to be alike.",
                     "Undo the change, or give the flow a new name and the sink another path.",
                 )
         return owner
 
 
 def _columns(rows: DataFrame) -> str:
-    """Return the columns as DDL. Each may be null: what a transform says about that differs from start to start."""
+    """Return the columns as DDL, all nullable: the nullability of a transform can differ between starts."""
     return str(rows._jdf.schema().asNullable().toDDL())
 
 
-def _foreign(batch: Batch, folder: str, why: str) -> RecoveryError:
+def _foreign_folder(batch: Batch, folder: str, why: str) -> RecoveryError:
     return RecoveryError(
         f"Flow '{batch.flow}' cannot write to {folder}.",
         why=why,
@@ -228,5 +233,5 @@ def _foreign(batch: Batch, folder: str, why: str) -> RecoveryError:
     )
 
 
-def _undeclarable(what: str, why: str, remedy: str) -> FlowError:
+def _invalid_sink(what: str, why: str, remedy: str) -> FlowError:
     return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-214")

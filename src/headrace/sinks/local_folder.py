@@ -1,4 +1,4 @@
-"""Whether a folder of this machine can be written, asked before a flow starts."""
+"""Check before a flow starts that a local folder is writable."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from headrace.errors import ConfigError
 
 
 def require_writable(location: str) -> None:
-    """Raise unless the folder can be made and written. A location on another filesystem is left to Spark."""
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
+    """Raise unless the folder can be created and written. Other filesystems are not checked; Spark reports them."""
+    url = urlsplit(location)
+    if url.scheme not in ("", "file"):
         return
-    folder = Path(parts.path)
+    folder = Path(url.path)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        # os.access says yes to root on a read-only mount; only a real file tells.
+        # os.access returns True for root on a read-only mount, so create a real file.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Keep the rows of each batch in the driver's process, for tests."""
+"""Collect the rows of each batch in the driver process, for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Keep the rows in this process, where a test asks for them. Any thread may ask, while the flow runs too.
+    """Collect rows in this process for tests. Thread-safe: any thread may read them while the flow runs.
 
     | mode     | `rows()` returns                                                                                  |
     |----------|---------------------------------------------------------------------------------------------------|
@@ -26,10 +26,10 @@ class Memory:
     | update   | the same: each change of a key is a row. `newest("city")` returns the last row of each key        |
     | complete | the rows of the last batch, which is the whole result                                             |
 
-    Best effort: the rows end with the process. Within it a batch that is run again takes its own place, so that a test
-    sees each batch once. Batches of another checkpoint, flow or step are kept beside them, in the order they came in.
+    Best effort: the rows are lost with the process. A retried batch replaces its earlier attempt, so a test sees each
+    batch once. Batches of another checkpoint, flow or step are stored separately, in arrival order.
 
-    `limit` is how many rows are kept. A batch that brings more is refused, and what was kept stays.
+    `limit` is the maximum number of stored rows. A batch that exceeds it is rejected; earlier rows stay.
     """
 
     limit: int = 100_000
@@ -44,54 +44,58 @@ class Memory:
         return "memory"
 
     def preflight(self, target: Target) -> None:
-        """Nothing can be missing."""
+        """Do nothing: there is nothing to check."""
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing to make: what an earlier start kept stays."""
+        """Do nothing: rows of an earlier start stay."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Fetch the rows, partition by partition, and keep them once all are here."""
-        place = (batch.app_id, batch.id)
+        """Fetch the rows partition by partition, and store them when all have arrived."""
+        identity = (batch.app_id, batch.id)
         with self._lock:
-            others = {key: kept for key, kept in self._batches.items() if not _is_replaced(key, place, batch.mode)}
-        room = self.limit - sum(len(kept) for kept in others.values())
-        found: list[Row] = []
+            others = {
+                key: batch_rows
+                for key, batch_rows in self._batches.items()
+                if not _is_replaced(key, identity, batch.mode)
+            }
+        room = self.limit - sum(len(batch_rows) for batch_rows in others.values())
+        collected: list[Row] = []
         for row in rows.toLocalIterator(prefetchPartitions=True):
-            found.append(row)
-            if len(found) > room:
+            collected.append(row)
+            if len(collected) > room:
                 raise FlowError(
                     f"Batch {batch.id} of flow '{batch.flow}' does not fit into memory.",
                     why=f"The sink keeps {self.limit} rows at most, and had room for {room}.",
-                    state="Nothing of the batch was kept; the batches before it are as they were.",
+                    state="Nothing of the batch was stored; earlier batches are unchanged.",
                     remedy="Set a higher limit, Memory(limit=...), or take a sink that keeps its rows on a disk.",
                     code="HR-216",
                 )
         with self._lock:
-            # An entry that is there keeps its position.
+            # Replacing the value of an existing key keeps its position in the dict.
             for key in list(self._batches):
-                if key != place and _is_replaced(key, place, batch.mode):
+                if key != identity and _is_replaced(key, identity, batch.mode):
                     del self._batches[key]
-            self._batches[place] = found
+            self._batches[identity] = collected
 
     def rows(self) -> list[Row]:
-        """Return the rows that are kept, batch after batch."""
-        return [row for kept in self.batches() for row in kept]
+        """Return all stored rows, batch after batch."""
+        return [row for batch_rows in self.batches() for row in batch_rows]
 
     def batches(self) -> list[list[Row]]:
-        """Return the rows that are kept, one list per batch. Batches without rows are among them."""
+        """Return all stored rows, one list per batch, including empty batches."""
         with self._lock:
-            return [list(kept) for kept in self._batches.values()]
+            return [list(batch_rows) for batch_rows in self._batches.values()]
 
     def newest(self, *key: str) -> list[Row]:
-        """Return, per key, the row that came last: what a reader of updates holds."""
+        """Return the latest row of each key: the current state for a reader of updates."""
         return list({tuple(row[name] for name in key): row for row in self.rows()}.values())
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Delete every stored row."""
         with self._lock:
             self._batches.clear()
 
 
-def _is_replaced(kept: tuple[str, int], by: tuple[str, int], mode: OutputMode) -> bool:
-    """Whether a batch takes the place of one that is kept: its own earlier attempt, or in complete mode all before."""
-    return kept == by or (mode is OutputMode.COMPLETE and kept[0] == by[0])
+def _is_replaced(stored: tuple[str, int], by: tuple[str, int], mode: OutputMode) -> bool:
+    """Whether a batch replaces a stored one: its own earlier attempt, or in complete mode every earlier batch."""
+    return stored == by or (mode is OutputMode.COMPLETE and stored[0] == by[0])

@@ -1,4 +1,4 @@
-"""Compute each batch and keep nothing."""
+"""Compute each batch and discard its rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Noop:
-    """Compute every row of each batch and let go of it: what a flow costs without its sink, for measurements.
+    """Compute every row of each batch and discard it, to measure what a flow costs without its sink.
 
-    Best effort: nothing is kept, and nothing is counted beyond what the query counts by itself.
+    Best effort: nothing is stored, and nothing is counted beyond the metrics of the query.
     """
 
     guarantee: ClassVar[Guarantee] = Guarantee.BEST_EFFORT
@@ -30,16 +30,16 @@ class Noop:
         return "noop"
 
     def preflight(self, target: Target) -> None:
-        """Nothing can be missing."""
+        """Do nothing: there is nothing to check."""
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing to make."""
+        """Do nothing: there is nothing to create."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Compute the batch, on the executors."""
+        """Compute the batch on the executors."""
         compute(rows)
 
 
 def compute(rows: DataFrame) -> None:
-    """Compute every row, once, and keep none: state, watermark and counters of the query come from its rows."""
+    """Compute every row once and discard it. The query's state, watermark and metrics need all rows."""
     rows.write.format("noop").mode("overwrite").save()

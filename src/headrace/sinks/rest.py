@@ -1,4 +1,4 @@
-"""Send each batch to a service over HTTP."""
+"""Send each batch to an HTTP service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from headrace.clients.http import Answer, Receiver, checked_address, service_url
+from headrace.clients.http import HttpReceiver, HttpResponse, resolve_address, service_url
 from headrace.errors import ConfigError, DataError, FlowError, nearest
 from headrace.flow.duration import Duration
 from headrace.flow.guarantee import Guarantee
@@ -24,8 +24,8 @@ from headrace.sinks.kafka.topic import as_records
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Refusals of the sender, not of the rows: the next chunk would fare no better.
-_NOT_AS_DECLARED = (401, 403, 404, 405, 407)
+# Errors of the configuration, not of the rows: every further request would fail too.
+_CONFIGURATION_ERRORS = (401, 403, 404, 405, 407)
 
 _DEAD_LETTERS = (
     "query_id string, batch_id long, step string, chunk int, idempotency_key string, "
@@ -35,7 +35,7 @@ _DEAD_LETTERS = (
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that go out in one request. `key` is the same whenever the same rows are sent again."""
+    """The rows of one request. `key` is the idempotency key: a retry with the same rows has the same key."""
 
     number: int
     values: tuple[str, ...]
@@ -50,31 +50,31 @@ class Rest:
     | field        | default | meaning                                                                             |
     |--------------|---------|-------------------------------------------------------------------------------------|
     | service      |         | the name under `services:` of the target: URL and headers                            |
-    | path         |         | is added to the service's URL                                                        |
+    | path         |         | appended to the service's URL                                                        |
     | body         | array   | `array`: one JSON array per request; `lines`: one object per line                    |
-    | max_rows     | 500     | the most rows of a request                                                           |
-    | max_bytes    | 1 MB    | the bytes after which a request takes no further row                                 |
-    | attempts     | 8       | how often a request is sent before its rows are set aside                            |
-    | timeout      | 30 s    | how long to wait for an answer                                                       |
-    | in_flight    | 4       | requests at a time; with 1 they arrive in order                                      |
+    | max_rows     | 500     | the maximum number of rows per request                                               |
+    | max_bytes    | 1 MB    | the size limit of a request                                                          |
+    | attempts     | 8       | how often a request is sent before its rows become dead letters                      |
+    | timeout      | 30 s    | how long to wait for a response                                                      |
+    | in_flight    | 4       | concurrent requests; with 1 they arrive in order                                     |
 
-    At least once: a batch that is run again is sent again. Each request carries an `Idempotency-Key` made of query id,
-    step, batch, number of the chunk and a digest of its rows. Rows are sorted before they are cut, so a deterministic
-    transform makes the same requests again, under the same keys, and a service that honours them takes each row once.
-    Rows that differ get another key: they are taken twice rather than lost.
+    At least once: a retried batch is sent again. Each request carries an `Idempotency-Key` of query id, step, batch,
+    chunk number and a digest of its rows. Rows are sorted before they are cut into chunks, so a deterministic
+    transform repeats the same requests with the same keys, and a service that honours the keys accepts each row once.
+    Rows that differ get another key: they are delivered twice rather than lost.
 
-    What becomes of a request, by its answer:
+    How a response is handled:
 
-    | answer                                   | then                                                                |
+    | response                                 | then                                                                |
     |------------------------------------------|---------------------------------------------------------------------|
-    | 2xx                                      | it is delivered                                                     |
-    | 408, 409, 425, 429, 500, 502-504, 507    | it is sent again after `Retry-After`, or a random, growing pause;    |
-    |                                          | after `attempts` its rows are set aside                             |
-    | 401, 403, 404, 405, 407, any redirect    | the flow stops (HR-515): no request would fare better               |
-    | any other                                | its rows are set aside at once                                      |
-    | none                                     | the batch is run again later (HR-610)                               |
+    | 2xx                                      | delivered                                                           |
+    | 408, 409, 425, 429, 500, 502-504, 507    | retried after `Retry-After` or exponential back-off with jitter;    |
+    |                                          | after `attempts` its rows become dead letters                       |
+    | 401, 403, 404, 405, 407, any redirect    | the flow stops (HR-515): every request would fail                   |
+    | any other                                | its rows become dead letters                                        |
+    | none                                     | the batch is retried later (HR-610)                                 |
 
-    Rows that are set aside are in the Delta table `_headrace/FLOW/dead_letters` below the lake before the batch is
+    Dead letters are written to the Delta table `_headrace/FLOW/dead_letters` below the lake before the batch is
     committed.
     """
 
@@ -109,16 +109,16 @@ class Rest:
         return f"rest:{self.service}{self.path}"
 
     def preflight(self, target: Target) -> None:
-        """Prove that the service is declared and that its address may be sent to. Sends nothing."""
+        """Check that the service is declared and that its address is allowed. Sends nothing."""
         service = self._service(target)
-        checked_address(service_url(service, self.service, self.path), service, self.service)
+        resolve_address(service_url(service, self.service, self.path), service, self.service)
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing: the service is there."""
+        """Do nothing: there is nothing to create."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Send the rows; returns when each was taken or is among the dead letters."""
-        receiver = Receiver(
+        """Send the rows; returns when every row is delivered or stored as a dead letter."""
+        receiver = HttpReceiver(
             self._service(batch.target),
             self.service,
             self.path,
@@ -127,10 +127,12 @@ class Rest:
             in_flight=self.in_flight,
         )
         try:
-            refused = [sent for sent in self._sent(receiver, self._chunks(rows, batch)) if not sent[1].taken]
+            refused = [
+                result for result in self._send(receiver, self._chunks(rows, batch)) if not result[1].is_accepted
+            ]
         finally:
             receiver.close()
-        _file(rows.sparkSession, refused, batch)
+        _replace_dead_letters(rows.sparkSession, refused, batch)
         if refused:
             count = sum(len(chunk.values) for chunk, _answer in refused)
             first = refused[0][1]
@@ -153,8 +155,8 @@ class Rest:
         return target.services[self.service]
 
     def _chunks(self, rows: DataFrame, batch: Batch) -> Iterator[Chunk]:
-        """Cut the batch into requests, always in the same way: an attempt may find its rows in another order."""
-        # One partition, because a sort over several would sample the rows first and so compute the batch twice.
+        """Cut the batch into requests deterministically, whatever the order of the rows."""
+        # One partition, because a global sort would sample the rows first and so compute the batch twice.
         ordered = as_records(rows, None).select("value").repartition(1).sortWithinPartitions("value")
         pending: list[str] = []
         size = number = 0
@@ -173,24 +175,24 @@ class Rest:
         key = f"{batch.app_id}:{batch.id}:{number}:{hashlib.sha256(body).hexdigest()[:16]}"
         return Chunk(number, tuple(values), body, key)
 
-    def _sent(self, receiver: Receiver, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Answer]]:
-        """Send the chunks, several at a time, and yield each with its answer."""
-        waiting: deque[tuple[Chunk, Future[Answer]]] = deque()
+    def _send(self, receiver: HttpReceiver, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, HttpResponse]]:
+        """Send the chunks concurrently, and yield each with its response."""
+        in_flight: deque[tuple[Chunk, Future[HttpResponse]]] = deque()
         with ThreadPoolExecutor(self.in_flight, thread_name_prefix="rest") as pool:
             for chunk in chunks:
-                if len(waiting) == self.in_flight:
-                    yield self._judged(*waiting.popleft())
-                waiting.append((chunk, pool.submit(receiver.post, chunk.body, self._headers(chunk))))
-            while waiting:
-                yield self._judged(*waiting.popleft())
+                if len(in_flight) == self.in_flight:
+                    yield self._check_response(*in_flight.popleft())
+                in_flight.append((chunk, pool.submit(receiver.post, chunk.body, self._headers(chunk))))
+            while in_flight:
+                yield self._check_response(*in_flight.popleft())
 
     def _headers(self, chunk: Chunk) -> dict[str, str]:
         kind = "application/json" if self.body == "array" else "application/x-ndjson"
         return {"Content-Type": kind, "Idempotency-Key": chunk.key}
 
-    def _judged(self, chunk: Chunk, waiting: Future[Answer]) -> tuple[Chunk, Answer]:
-        answer = waiting.result()
-        if answer.status in _NOT_AS_DECLARED or 300 <= answer.status < 400:
+    def _check_response(self, chunk: Chunk, response: Future[HttpResponse]) -> tuple[Chunk, HttpResponse]:
+        answer = response.result()
+        if answer.status in _CONFIGURATION_ERRORS or 300 <= answer.status < 400:
             raise DataError(
                 f"The service '{self.service}' does not take requests of {self.name}.",
                 why=f"It answered {answer.status}: {answer.text.strip()[:200] or 'without a word'}.",
@@ -202,16 +204,18 @@ class Rest:
 
 
 def dead_letters(target: Target, flow: str) -> str:
-    """Return where the rows of a flow are that its service did not take."""
+    """Return the location of a flow's dead letters."""
     return target.table(f"_headrace/{flow}/dead_letters")
 
 
-def _file(session: SparkSession, refused: list[tuple[Chunk, Answer]], batch: Batch) -> None:
-    """Make the dead letters of this batch those of this attempt: an earlier attempt's were sent again."""
-    place = dead_letters(batch.target, batch.flow)
-    of_batch = f"query_id = '{batch.query_id}' AND batch_id = {batch.id} AND step = '{batch.step}'"
-    there = DeltaTable.isDeltaTable(session, place)
-    if not refused and not (there and session.read.format("delta").load(place).where(of_batch).limit(1).count()):
+def _replace_dead_letters(session: SparkSession, refused: list[tuple[Chunk, HttpResponse]], batch: Batch) -> None:
+    """Replace the dead letters of this batch: the rows of an earlier attempt were sent again."""
+    location = dead_letters(batch.target, batch.flow)
+    batch_condition = f"query_id = '{batch.query_id}' AND batch_id = {batch.id} AND step = '{batch.step}'"
+    exists = DeltaTable.isDeltaTable(session, location)
+    if not refused and not (
+        exists and session.read.format("delta").load(location).where(batch_condition).limit(1).count()
+    ):
         return
     letters = [
         (
@@ -230,4 +234,4 @@ def _file(session: SparkSession, refused: list[tuple[Chunk, Answer]], batch: Bat
     ]
     rows = session.createDataFrame(letters, _DEAD_LETTERS).withColumn("at", F.current_timestamp())
     writer = rows.write.format("delta").mode("overwrite")
-    (writer.option("replaceWhere", of_batch) if there else writer).save(place)
+    (writer.option("replaceWhere", batch_condition) if exists else writer).save(location)

@@ -1,12 +1,12 @@
-"""The error of a source that cannot give the rows of an old batch once more."""
+"""The error of a source that cannot replay an old batch."""
 
 from __future__ import annotations
 
 from headrace.errors import DataError
 
 
-def not_again(source: str, why: str) -> DataError:
-    """Return the error. Raised by `batch`, which audits and replays call."""
+def source_not_replayable(source: str, why: str) -> DataError:
+    """Return HR-511: the source cannot read an old batch again. Raised by `batch`, which audits and replays call."""
     return DataError(
         f"{source} cannot be read again.",
         why=why,

@@ -1,6 +1,6 @@
-"""The heartbeats of an input as a stream: a folder of tiny files, each holding one event time.
+"""The idle ticks of an input as a stream: a folder of tiny files, each containing one event time.
 
-Not a source that flows declare: the runtime puts it beside an input whose watermark has an `idle`.
+Flows do not declare this source: the runtime adds it to an input whose watermark has an `idle_timeout`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def beats(spark: SparkSession, folder: str) -> DataFrame:
-    """Return the stream of a folder that is there: one column, the event times.
+def idle_ticks(spark: SparkSession, folder: str) -> DataFrame:
+    """Return the stream of an existing folder: one column `at`, the event times.
 
-    Called once per start of a flow for each input that may go quiet. Spark deletes a file when the batch that read it
-    is committed and the next one is planned. A file that is gone, or that is not whole yet, is passed over: a beat is
-    never needed, the next one says the same and more.
+    Called once per start of a flow for each input with an idle timeout. Spark deletes a file when the batch that read
+    it is committed and the next one is planned. A missing or incomplete file is ignored: the next tick replaces it.
     """
     lines = (
         spark.readStream.format("text")

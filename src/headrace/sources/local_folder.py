@@ -1,4 +1,4 @@
-"""Whether a folder of this machine can be read, asked before a flow starts."""
+"""Check before a flow starts that a local folder is readable."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.errors import DataError
 
 
 def require_readable(location: str, *, within: str = "") -> None:
-    """Raise unless the folder, and the one `within` it, is there and can be listed.
+    """Raise unless the folder, or the subfolder `within`, exists and can be listed.
 
-    A location on another filesystem is left to Spark.
+    Other filesystems are not checked; Spark reports them.
     """
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):

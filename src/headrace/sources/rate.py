@@ -1,4 +1,4 @@
-"""Rows made from nothing, at a rate."""
+"""Generated rows at a fixed rate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.flow.target import Target
-from headrace.sources.bounds import require_positive
-from headrace.sources.errors import not_again
+from headrace.sources.errors import source_not_replayable
+from headrace.sources.validation import require_positive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RateSource:
-    """Make rows at a rate, for load and for trying things out.
+    """Generate rows at a fixed rate, for load tests and experiments.
 
-    Rows carry `value`, which counts from 0 without gaps, and `timestamp`, when the row was due. A batch holds the rows
-    of the whole seconds since the batch before, so its bound is the rate. A restart goes on with the next value, and
-    its first batch holds the rows of all the time that the flow was down. A new checkpoint begins with none.
+    Rows have `value`, which counts from 0 without gaps, and `timestamp`, when the row was due. A batch contains the
+    rows of the full seconds since the previous batch, so the rate bounds it. A restart continues with the next value,
+    and its first batch contains the rows of the downtime. A new checkpoint starts without rows.
 
     | field           | meaning                                        |
     |-----------------|------------------------------------------------|
-    | rows_per_second | how many rows become due in a second           |
-    | partitions      | how many tasks make them; one row is in one    |
+    | rows_per_second | the number of rows per second                  |
+    | partitions      | the number of tasks that generate them         |
     """
 
     rows_per_second: int
@@ -41,19 +41,19 @@ class RateSource:
 
     @property
     def carries_payload(self) -> bool:
-        """Rows are made with columns."""
+        """False: rows have columns, not a payload."""
         return False
 
     @property
     def read_once(self) -> str:
         """Why an old batch cannot be read again."""
-        return "Its rows are made when they are due, and kept nowhere."
+        return "Its rows are generated when they are due, and not stored."
 
     def preflight(self, target: Target) -> None:
-        """Nothing: nothing outside is asked for."""
+        """Do nothing: there is nothing to check."""
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
-        """Return the endless frame."""
+        """Return the streaming DataFrame."""
         return (
             spark.readStream.format("rate")
             .option("rowsPerSecond", str(self.rows_per_second))
@@ -62,5 +62,5 @@ class RateSource:
         )
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
-        """Raise: nothing is kept."""
-        raise not_again(self.name, self.read_once)
+        """Raise HR-511: rows are not stored."""
+        raise source_not_replayable(self.name, self.read_once)

@@ -1,7 +1,7 @@
-"""A folder that another flow writes with a Files sink, as the place that a source reads.
+"""Checks for a source that reads a folder which another flow writes with a FileSink.
 
-Spark's source reads the log of such a folder, and with it committed files only, when it is given the folder itself. It
-does not when it is given a pattern or a folder below: there it would read the files of attempts that never committed.
+Spark's file source reads the log of such a folder, and so only committed files, if it reads the folder itself. With a
+glob or a subfolder it ignores the log and would read the files of attempts that never committed.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
 
-from headrace.clients.file_folder import LOG, READING, FileFormat, committed_files, is_pattern, owner_of
-from headrace.clients.storage import files_for
+from headrace.clients.file_sink_log import LOG, READ_OPTIONS, FileFormat, committed_files, folder_metadata, is_glob
+from headrace.clients.storage import file_store
 from headrace.errors import DataError
-from headrace.sources.bounds import undeclarable
+from headrace.sources.validation import invalid_source
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
 
-def require_log_honoured(spark: SparkSession, source: str, location: str) -> None:
-    """Raise when a location names files of a Files sink's folder, and not the folder. Looks at what is there now."""
+def require_readable_by_log(spark: SparkSession, source: str, location: str) -> None:
+    """Raise if a location is a glob or a subfolder of a FileSink's folder. Checks the files that exist now."""
     assert spark._jvm is not None  # noqa: S101 - a classic session always has its JVM
     path = spark._jvm.org.apache.hadoop.fs.Path(location)
     filesystem = path.getFileSystem(spark._jsc.hadoopConfiguration())
-    looked_at: set[str] = set()
-    for folder in _not_read_by_log(filesystem, path):
-        if str(folder) in looked_at:
+    checked: set[str] = set()
+    for folder in _folders_without_log(filesystem, path):
+        if str(folder) in checked:
             continue
-        looked_at.add(str(folder))
-        if _is_there(filesystem, spark._jvm.org.apache.hadoop.fs.Path(folder, LOG)):
-            raise undeclarable(
+        checked.add(str(folder))
+        if _exists(filesystem, spark._jvm.org.apache.hadoop.fs.Path(folder, LOG)):
+            raise invalid_source(
                 f"{source} reads files of {folder}, which a sink writes.",
-                f"Only who reads that folder as a whole is told by its log ({LOG}) which files are committed.",
+                f"Only a reader of the folder itself uses its log ({LOG}), which lists the committed files.",
                 f"Set path to {folder}, and choose rows in the transform.",
             )
 
 
-def written_options(spark: SparkSession, source: str, location: str, file_format: FileFormat) -> Mapping[str, str]:
-    """Return the options by which the rows of a Files sink come back as they were; none for any other folder."""
-    owner = owner_of(files_for(location, spark), location)
+def sink_read_options(spark: SparkSession, source: str, location: str, file_format: FileFormat) -> Mapping[str, str]:
+    """Return the options that read the rows of a FileSink unchanged; none for any other folder."""
+    owner = folder_metadata(file_store(location, spark), location)
     if owner is None:
         return {}
     if owner.format != file_format:
-        raise undeclarable(
+        raise invalid_source(
             f"{source} does not hold what is declared.",
-            f"A Files sink writes {owner.format} to it.",
+            f"A FileSink writes {owner.format} to it.",
             f"Set format to {owner.format}.",
         )
     if owner.partitions and not committed_files(location, spark):
-        # Spark learns from the folders, once, which columns they are. Of none it learns none: they would be null.
+        # Spark infers partition columns from the folders once, at the start. Without folders they would be null.
         raise DataError(
             f"{source} cannot be read yet.",
             why=f"It is partitioned by {', '.join(owner.partitions)}, and no file of it is committed.",
@@ -59,26 +59,26 @@ def written_options(spark: SparkSession, source: str, location: str, file_format
             remedy="Start the flow when the one that writes the folder has committed a batch with rows.",
             code="HR-510",
         )
-    return READING[owner.format]
+    return READ_OPTIONS[owner.format]
 
 
-def _is_there(filesystem: JavaObject, path: JavaObject) -> bool:
+def _exists(filesystem: JavaObject, path: JavaObject) -> bool:
     try:
         return bool(filesystem.exists(path))
     except Py4JJavaError:
-        # A folder above may be closed to this user, who can read what lies below it all the same.
+        # A parent folder may be unreadable for this user although the folder itself is readable.
         return False
 
 
-def _not_read_by_log(filesystem: JavaObject, path: JavaObject) -> Iterator[JavaObject]:
-    """Yield the folders whose log Spark would pass over: those above a folder, and of a pattern all that it meets."""
-    meets = filesystem.globStatus(path) if is_pattern(str(path)) else None
-    for status in meets or ():
+def _folders_without_log(filesystem: JavaObject, path: JavaObject) -> Iterator[JavaObject]:
+    """Yield the folders whose log Spark would ignore: the parents of a folder, and all matches of a glob."""
+    matches = filesystem.globStatus(path) if is_glob(str(path)) else None
+    for status in matches or ():
         yield status.getPath()
-        yield from _above(status.getPath())
-    yield from (each for each in _above(path) if not is_pattern(str(each)))
+        yield from _parents(status.getPath())
+    yield from (folder for folder in _parents(path) if not is_glob(str(folder)))
 
 
-def _above(path: JavaObject) -> Iterator[JavaObject]:
+def _parents(path: JavaObject) -> Iterator[JavaObject]:
     while (path := path.getParent()) is not None:
         yield path

@@ -1,4 +1,4 @@
-"""Lines of text from a TCP port, for demonstrations."""
+"""Lines of text from a TCP port, for demos."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import PartUnavailable
 from headrace.flow.target import Target
-from headrace.sources.bounds import undeclarable
-from headrace.sources.errors import not_again
+from headrace.sources.errors import source_not_replayable
+from headrace.sources.validation import invalid_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,21 +20,21 @@ _ANSWER_WITHIN_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class SocketSource:
-    """Read lines of text from a TCP port. Best effort, for demonstrations only.
+    """Read lines of text from a TCP port. Best effort, for demos only.
 
-    Nothing is kept: a line that was sent and not yet committed when the flow stops is lost, a line that is sent while
-    the flow is down is lost, and a batch has no bound. A flow that has read lines cannot go on under its checkpoint:
-    Spark counts lines anew with each connection, and refuses.
+    Nothing is stored: lines that are not committed when the flow stops are lost, lines that are sent while the flow is
+    down are lost, and batches are unbounded. A flow that has read lines cannot resume from its checkpoint: Spark counts
+    lines from 0 for each connection, and fails.
 
-    Rows carry `value`, the line, and `timestamp`, when it came.
+    Rows have `value`, the line, and `timestamp`, its arrival time.
 
-    Each start opens a connection to see whether somebody listens, closes it, and opens another one for the lines: the
-    listener has to accept more than one (`nc -lk`).
+    Each start opens one connection to check the port, closes it, and opens another one for the lines: the listener has
+    to accept more than one (`nc -lk`).
 
-    | field | meaning                   |
-    |-------|---------------------------|
-    | host  | the machine that is asked |
-    | port  | the port there            |
+    | field | meaning                |
+    |-------|------------------------|
+    | host  | the host to connect to |
+    | port  | the port to connect to |
     """
 
     host: str
@@ -42,7 +42,7 @@ class SocketSource:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
-            raise undeclarable(f"{self.name} is not an address.", "A port is a number from 1 to 65535.", "Set port.")
+            raise invalid_source(f"{self.name} is not an address.", "A port is a number from 1 to 65535.", "Set port.")
 
     @property
     def name(self) -> str:
@@ -51,29 +51,29 @@ class SocketSource:
 
     @property
     def carries_payload(self) -> bool:
-        """Lines come as text, without what a payload's record has around it."""
+        """False: lines are text columns, not records with a payload."""
         return False
 
     @property
     def read_once(self) -> str:
         """Why an old batch cannot be read again."""
-        return "Lines are gone once they were sent."
+        return "Lines are not stored after they were sent."
 
     def preflight(self, target: Target) -> None:
-        """Connect once and hang up."""
+        """Check that the port accepts a connection."""
         try:
             socket.create_connection((self.host, self.port), timeout=_ANSWER_WITHIN_SECONDS).close()
         except OSError as error:
             raise PartUnavailable(
                 f"Nobody answers at {self.host}:{self.port}.",
                 why=f"The connection failed: {error}.",
-                state="Nothing was started. Lines that were sent meanwhile are lost.",
+                state="Nothing was started. Lines that were sent in the meantime are lost.",
                 remedy=f"Start what sends the lines, for instance `nc -lk {self.port}`, or correct the address.",
                 code="HR-611",
             ) from error
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
-        """Return the endless frame of the lines. A port that does not answer now is no error of the flow."""
+        """Return the streaming DataFrame of the lines. A port that does not answer is transient (HR-611)."""
         self.preflight(target)
         return (
             spark.readStream.format("socket")
@@ -84,5 +84,5 @@ class SocketSource:
         )
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
-        """Raise: nothing is kept."""
-        raise not_again(self.name, self.read_once)
+        """Raise HR-511: lines are not stored."""
+        raise source_not_replayable(self.name, self.read_once)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from confluent_kafka import KafkaException
 
-from headrace.clients.kafka import admin
+from headrace.clients.kafka import admin_client
 from headrace.stack import errors, ports
 from headrace.stack.part import Means, Place
 
@@ -132,7 +132,7 @@ class Kafka:
         if port is None or ports.is_free(port):
             return False
         try:
-            metadata = admin({"bootstrap.servers": self.address(place)}).list_topics(timeout=3)
+            metadata = admin_client({"bootstrap.servers": self.address(place)}).list_topics(timeout=3)
         except KafkaException:
             return False
         return bool(metadata.brokers) and metadata.cluster_id == cluster_id(place.data)

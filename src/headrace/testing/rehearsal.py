@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import late_table, quarantine_table
-from headrace.clients.storage import LocalFiles
+from headrace.clients.storage import LocalFileStore
 from headrace.errors import FlowError
 from headrace.flow.flow import ONLY, Flow
 from headrace.flow.guarantee import Guarantee
@@ -130,7 +130,7 @@ def rehearse(
     }
     target = Target("rehearsal", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints"))
     memory = Memory() if sink is None else None
-    breaking = Breaking(sink or memory or flow.sink, Checkpoint.of(flow.name, target, LocalFiles()))
+    breaking = Breaking(sink or memory or flow.sink, Checkpoint.of(flow.name, target, LocalFileStore()))
     stand_in = replace(
         flow,
         inputs={name: _played(given, sources[name]) for name, given in flow.named_inputs.items()},

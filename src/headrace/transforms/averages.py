@@ -1,4 +1,4 @@
-"""Averages that come out the same however rows are spread over batches and tasks."""
+"""Exact averages, independent of how rows are split into batches and tasks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def exact_average(column: Column) -> Column:
-    """Return the average of a decimal as decimal(14,6): exact but for the rounding, half up, of the sixth digit.
+    """Return the average of a decimal as decimal(14,6), exact up to the rounding (half up) of the sixth digit.
 
-    Spark computes the average of a decimal of up to eleven digits with doubles, and is then off by a millionth for some
-    groups. With twelve digits it stays with decimals.
+    Spark computes the average of a decimal with up to eleven digits in doubles, with an error of a millionth for some
+    groups. With twelve digits it uses decimals.
     """
     return F.avg(column.cast("decimal(12,2)")).cast("decimal(14,6)")

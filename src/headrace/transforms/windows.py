@@ -1,4 +1,4 @@
-"""Windows over event time, as columns for a `groupBy`, and what is counted in them.
+"""Event-time windows as columns for `groupBy`, and an exact distinct count.
 
     rides.groupBy(tumbling("event_time", "5 minutes"), "city").agg(exact_distinct("driver_id").alias("drivers"))
 
@@ -8,9 +8,9 @@
 | `sliding(t, size, every=...)` | `size / every` windows      | one of them after each `every`                        |
 | `sessions(t, gap=...)`| one window, together with its neighbours | when nothing came for `gap`                       |
 
-They are Spark's own windows with lengths that are read when the transform is made: a typo names the line that holds it,
-and not the query that fails. All three are called `window`, so that `window_bounds` reads any of them. The same
-function gives the same rows over a batch and over a stream, but for rows that come too late, which only a stream knows.
+They are Spark's own windows, but their lengths are parsed when the transform is declared: a typo fails at its own line
+and not in the query. All three are named `window`, so `window_bounds` works with each of them. A batch and a stream
+give the same rows, except for late rows, which only a stream drops.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ WINDOW = "window"
 
 
 def tumbling(column: str | Column, size: str, *, offset: str = "0s") -> Column:
-    """Return windows that follow each other without a gap: from 12:00 to 12:05, from 12:05 to 12:10.
+    """Return consecutive windows without gaps: from 12:00 to 12:05, from 12:05 to 12:10.
 
-    They count from midnight UTC. `offset` moves them: days that begin at 06:00 are `tumbling(t, "1 day", offset="6h")`.
+    They are aligned to midnight UTC. `offset` shifts them: for days from 06:00, `tumbling(t, "1 day", offset="6h")`.
     """
     length = _length("size", size)
     return _window(column, length, length, _offset(offset, length))
 
 
 def sliding(column: str | Column, size: str, *, every: str, offset: str = "0s") -> Column:
-    """Return windows that overlap: ten minutes every two minutes are five windows per row, and five times the state."""
+    """Return overlapping windows: ten minutes every two minutes are five windows per row, and five times the state."""
     length, step = _length("size", size), _length("every", every)
     if step > length:
         raise _no_window(
@@ -45,25 +45,25 @@ def sliding(column: str | Column, size: str, *, every: str, offset: str = "0s") 
 
 
 def sessions(column: str | Column, *, gap: str | Column) -> Column:
-    """Return windows that begin with a row and end when no other came for `gap`.
+    """Return session windows, which start with a row and end after `gap` without another row.
 
-    A row exactly `gap` after the last one belongs to the same window. `gap` may be a column: gaps may differ by row.
+    A row exactly `gap` after the last one belongs to the same window. `gap` may be a column, so that it varies by row.
     """
     length = gap if isinstance(gap, Column) else _length("gap", gap).spark()
     return F.session_window(_column(column), length).alias(WINDOW)
 
 
 def window_bounds() -> tuple[Column, Column]:
-    """Return `window_start` and `window_end` of a result that was grouped by one of these windows."""
+    """Return the columns `window_start` and `window_end` of a result that is grouped by one of these windows."""
     return F.col(f"{WINDOW}.start").alias("window_start"), F.col(f"{WINDOW}.end").alias("window_end")
 
 
 def exact_distinct(column: str | Column) -> Column:
-    """Count different values exactly, in a stream too, where Spark refuses `countDistinct`. Nulls do not count.
+    """Count distinct values exactly, also in a stream, where Spark does not support `countDistinct`. Ignores nulls.
 
-    The state of a group holds each of its values: right for the drivers of a city, wrong for the visitors of a site.
-    There `approx_count_distinct` keeps a sketch of fixed size. Deduplicating first keeps every value as a key of its
-    own, which was thirteen times the state.
+    The state of a group contains all of its values: fine for the drivers of a city, too much for the visitors of a
+    site. There use `approx_count_distinct`, a sketch of fixed size. Deduplicating first stores every value as a key,
+    which needed thirteen times the state.
     """
     return F.size(F.collect_set(column)).cast("long")
 
@@ -92,7 +92,7 @@ def _offset(text: str, step: Duration) -> Duration:
     if offset >= step:
         raise _no_window(
             f"Windows cannot be moved by '{text}'.",
-            f"They begin anew after {step.seconds:g} seconds, so an offset is shorter than that.",
+            f"They start every {step.seconds:g} seconds, so an offset has to be shorter.",
             "Set offset to the rest of its division by that length.",
         )
     return offset

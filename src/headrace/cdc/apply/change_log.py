@@ -10,8 +10,8 @@ from pyspark.sql import types as T
 
 from headrace.cdc.apply.latest_change import unreadable_value_error, with_unreadable_column
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
-from headrace.sinks.batch.persist import pinned
-from headrace.sinks.delta.sql import settings
+from headrace.sinks.batch.persist import locally_checkpointed
+from headrace.sinks.delta.sql import session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,7 +50,7 @@ class ChangeLog:
     def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Append the changes of one table in one batch. Called once per attempt."""
         session = changes.sparkSession
-        with settings(session, SMALL_BATCH_CONF), pinned(with_unreadable_column(changes)) as once:
+        with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(with_unreadable_column(changes)) as once:
             totals = once.agg(F.count("*"), F.max(F.try_element_at("_unreadable", F.lit(1)))).first()
             assert totals is not None  # noqa: S101 - an aggregate without a group has one row
             if totals[1] is not None:

@@ -15,8 +15,8 @@ from headrace.cdc.apply.key_changes import fill_moved_rows
 from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error, unreadable_value_error
 from headrace.cdc.apply.table import POSITION, SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.errors import FlowError
-from headrace.sinks.batch.persist import pinned
-from headrace.sinks.delta.sql import quoted, settings
+from headrace.sinks.batch.persist import locally_checkpointed
+from headrace.sinks.delta.sql import quote_name, session_settings
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class History:
         alike = sorted({*after.names} & {*self.own.names})
         if alike:
             raise _column_name_clash(into, alike[0])
-        with settings(session, SMALL_BATCH_CONF), pinned(cdc_timeline.events(changes)) as events:
+        with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(cdc_timeline.events(changes)) as events:
             counts = count_changes(events)
             if counts.unreadable is not None:
                 raise unreadable_value_error(into, counts.unreadable)
@@ -102,7 +102,7 @@ class History:
                 return
             versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
             gone_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
-            with pinned(cdc_timeline.events(fill_moved_rows(changes, versions, gone_at))) as moved:
+            with locally_checkpointed(cdc_timeline.events(fill_moved_rows(changes, versions, gone_at))) as moved:
                 self._place(moved, count_changes(moved), into)
 
     def _place(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
@@ -112,12 +112,12 @@ class History:
         if counts.deletes or counts.truncated is not None:
             tombstones.write_tombstones(events.where(F.col("_op").isin("d", "t")), into)
             tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
-        with pinned(self._near(events, counts, into)) as near:
+        with locally_checkpointed(self._near(events, counts, into)) as near:
             # 2. The versions of the batch and their neighbours, with the known ends of their keys.
             timeline = cdc_timeline.merge_stored(_timeline_rows(events, near, counts, before, into))
             # 3. The rows that the table lacks or stores differently.
             rows = cdc_timeline.changed_rows(cdc_timeline.resolve(timeline), ends=self.deletes == "mark")
-            with pinned(rows) as once:
+            with locally_checkpointed(rows) as once:
                 if _any_rows(once, into):
                     with into.commit(session):
                         self._merge(once, into)
@@ -146,7 +146,7 @@ class History:
 
     def _stored_versions(self, events: DataFrame, into: TableWrite) -> DataFrame:
         """Return the versions of the table as rows of a timeline, with the table's columns under the alias `old`."""
-        since, to, current = (F.col(f"old.{quoted(name)}") for name in self.times)
+        since, to, current = (F.col(f"old.{quote_name(name)}") for name in self.times)
         old = F.struct(
             since.alias("since"),
             to.alias("to"),
@@ -176,13 +176,17 @@ class History:
 
     def _merge(self, rows: DataFrame, into: TableWrite) -> None:
         keys, names = struct_fields(rows, "_key").names, struct_fields(rows, "_after").names
-        same = [f"old.{quoted(name)} = new._key.{quoted(name)}" for name in keys]
+        same = [f"old.{quote_name(name)} = new._key.{quote_name(name)}" for name in keys]
         place = f"old.{POSITION} = new._position AND CASE WHEN old.{OP} = 'r' THEN {cdc_timeline.SNAPSHOT} "
         place += f"WHEN old.{OP} IN ('d', 't') THEN {cdc_timeline.END} ELSE {cdc_timeline.VERSION} END = new._rank"
         since, to, current = self.times
-        values: dict[str, str | Column] = {quoted(name): f"new._values.{quoted(name)}" for name in names}
-        values |= {quoted(name): f"new._key.{quoted(name)}" for name in keys}
-        values |= {quoted(since): "new._now.since", quoted(to): "new._now.to", quoted(current): "new._now.current"}
+        values: dict[str, str | Column] = {quote_name(name): f"new._values.{quote_name(name)}" for name in names}
+        values |= {quote_name(name): f"new._key.{quote_name(name)}" for name in keys}
+        values |= {
+            quote_name(since): "new._now.since",
+            quote_name(to): "new._now.to",
+            quote_name(current): "new._now.current",
+        }
         values |= {UNTIL: "new._now.until", ENDED: "new._now.ended"}
         first = values | {POSITION: "new._position", OP: "new._op", TAKEN: "new._missing"}
         if self.deletes == "mark":
@@ -252,7 +256,7 @@ def _any_rows(rows: DataFrame, into: TableWrite) -> bool:
 
 
 def _columns(names: list[str]) -> Column:
-    return F.struct(*(F.col(f"old.{quoted(name)}").alias(name) for name in names))
+    return F.struct(*(F.col(f"old.{quote_name(name)}").alias(name) for name in names))
 
 
 def _column_name_clash(into: TableWrite, name: str) -> FlowError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.sinks.delta.sql import quoted
+from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -63,7 +63,10 @@ def within(ranges: dict[str, list[Range]], table: str) -> Column:
     conditions = [
         reduce(
             or_,
-            (F.col(f"{table}.{quoted(name)}").between(_literal(low), _literal(high)) for low, high in column_ranges),
+            (
+                F.col(f"{table}.{quote_name(name)}").between(_literal(low), _literal(high))
+                for low, high in column_ranges
+            ),
         )
         for name, column_ranges in ranges.items()
     ]

@@ -54,6 +54,6 @@ class CdcMaintenance(Maintenance):
             old = now - dt.timedelta(milliseconds=Duration.parse(self.tombstones).ms)
             table = DeltaTable.forPath(session, into.tombstones)
             table.delete((F.col(DELETED_AT) < F.lit(old)) & F.col(POSITION).isNotNull())
-        self.let_remember(session, into.location)
+        self.set_retention_property(session, into.location)
         self.vacuum(session, (into.location, into.tombstones) if has_tombstones else (into.location,))
         return True

@@ -31,10 +31,10 @@ from headrace.cdc.apply.table import (
     struct_fields,
 )
 from headrace.cdc.apply.tombstones import TombstoneIndex
-from headrace.sinks.batch.concurrency import meanwhile
-from headrace.sinks.batch.persist import pinned
+from headrace.sinks.batch.concurrency import in_background
+from headrace.sinks.batch.persist import locally_checkpointed
 from headrace.sinks.delta.log import is_empty
-from headrace.sinks.delta.sql import quoted, settings, text
+from headrace.sinks.delta.sql import quote_name, session_settings, string_literal
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ class Mirror:
 
     def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Merge the changes of one table in one batch. Called once per attempt."""
-        with settings(changes.sparkSession, SMALL_BATCH_CONF), pinned(latest_changes(changes)) as last:
+        with (
+            session_settings(changes.sparkSession, SMALL_BATCH_CONF),
+            locally_checkpointed(latest_changes(changes)) as last,
+        ):
             counts = count_changes(last)
             if counts.unreadable is not None:
                 raise unreadable_value_error(into, counts.unreadable)
@@ -84,14 +87,14 @@ class Mirror:
                 return
             table = changes.sparkSession.read.format("delta").load(into.location)
             filled_changes = fill_moved_rows(changes, table)
-            with pinned(latest_changes(filled_changes)) as moved:
+            with locally_checkpointed(latest_changes(filled_changes)) as moved:
                 self._fill(moved, count_changes(moved), filled_changes, into)
 
     def _fill(self, last: DataFrame, counts: ChangeCounts, changes: DataFrame, into: TableWrite) -> None:
         if not counts.missing:
             self._merge(last, counts, into)
             return
-        with pinned(fill_missing_values(last, changes)) as filled_changes:
+        with locally_checkpointed(fill_missing_values(last, changes)) as filled_changes:
             self._merge(filled_changes, counts, into)
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
@@ -109,7 +112,9 @@ class Mirror:
         writes_tombstones = counts.truncated is not None or (counts.deletes and self.deletes == "hard")
         with (
             into.commit(session),
-            meanwhile(session, writes_tombstones, lambda: tombstones.write_tombstones(last.where(is_deleted), into)),
+            in_background(
+                session, writes_tombstones, lambda: tombstones.write_tombstones(last.where(is_deleted), into)
+            ),
         ):
             try:
                 recent = self._write(last, counts, before, into)
@@ -206,15 +211,15 @@ class Mirror:
     ) -> None:
         names = struct_fields(rows, "_after").names
         keys = struct_fields(rows, "_key").names
-        same = [f"old.{quoted(name)} = new._key.{quoted(name)}" for name in keys]
+        same = [f"old.{quote_name(name)} = new._key.{quote_name(name)}" for name in keys]
         on = F.expr(" AND ".join(same))
         if counts.truncated is None:
             on = key_ranges.within(ranges, "old") & on
         # A row of a snapshot is what the source held at its position: a change at that position came after it.
         newer = f"(new._position > old.{POSITION} OR (new._position = old.{POSITION} AND new._op <> 'r'))"
-        values: dict[str, str | Column] = {quoted(name): _value(name, bool(counts.missing)) for name in names}
+        values: dict[str, str | Column] = {quote_name(name): _value(name, bool(counts.missing)) for name in names}
         values[POSITION] = "new._position"
-        first: dict[str, str | Column] = {quoted(name): _first_value(name, bool(counts.missing)) for name in names}
+        first: dict[str, str | Column] = {quote_name(name): _first_value(name, bool(counts.missing)) for name in names}
         first[POSITION] = "new._position"
         merge = DeltaTable.forPath(rows.sparkSession, into.location).alias("old").merge(rows.alias("new"), on)
         if self.deletes == "hard":
@@ -223,7 +228,7 @@ class Mirror:
         else:
             mark: dict[str, str | Column] = {DELETED: "true", DELETED_AT: "new._commit_time", POSITION: "new._position"}
             alive: dict[str, str | Column] = {DELETED: "false", DELETED_AT: "CAST(NULL AS TIMESTAMP)"}
-            bare: dict[str, str | Column] = {quoted(name): f"new._key.{quoted(name)}" for name in keys}
+            bare: dict[str, str | Column] = {quote_name(name): f"new._key.{quote_name(name)}" for name in keys}
             merge = merge.whenMatchedUpdate(f"new._op = 'd' AND {newer}", mark).whenMatchedUpdate(newer, values | alive)
             merge = merge.whenNotMatchedInsert("new._op = 'd'", bare | mark).whenNotMatchedInsert(values=first | alive)
         if counts.truncated is not None:
@@ -237,20 +242,20 @@ class Mirror:
 
 
 def _value(name: str, missing: bool) -> str:
-    new = f"new._after.{quoted(name)}"
+    new = f"new._after.{quote_name(name)}"
     if not missing:
         return new
     # A value from an earlier change of the batch may be older than the table's: the batch may hold content read again.
-    older = f"COALESCE(new._from[{text(name)}] <= old.{POSITION}, false)"
-    missing_here = f"array_contains(new._missing, {text(name)})"
+    older = f"COALESCE(new._from[{string_literal(name)}] <= old.{POSITION}, false)"
+    missing_here = f"array_contains(new._missing, {string_literal(name)})"
     # The row under this key was another one before, unless this very change is in.
     unknown = f"{missing_here} AND new._moved AND new._position <> old.{POSITION}"
-    filled_value = f"IF({missing_here} OR {older}, old.{quoted(name)}, {new})"
-    return f"IF({unknown}, raise_error({text(_LACKS)}), {filled_value})"
+    filled_value = f"IF({missing_here} OR {older}, old.{quote_name(name)}, {new})"
+    return f"IF({unknown}, raise_error({string_literal(_LACKS)}), {filled_value})"
 
 
 def _first_value(name: str, missing: bool) -> str:
-    new = f"new._after.{quoted(name)}"
+    new = f"new._after.{quote_name(name)}"
     if not missing:
         return new
-    return f"IF(array_contains(new._missing, {text(name)}), raise_error({text(_LACKS)}), {new})"
+    return f"IF(array_contains(new._missing, {string_literal(name)}), raise_error({string_literal(_LACKS)}), {new})"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.sinks.delta.log import version
-from headrace.sinks.delta.sql import identity, settings
+from headrace.sinks.delta.sql import idempotent_write, session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ def publish(session: SparkSession, location: str, tables: Iterable[PublishedTabl
     """Record the versions that the tables of the batch now have. The commit is the batch's: once it is in, all is."""
     rows = read_published(session, location, batch) | {table.table: table for table in tables}
     values = [(table.table, table.path, table.version, table.batch, table.cleaned) for _, table in sorted(rows.items())]
-    with settings(session, identity(batch.app_id, batch.id)):
+    with session_settings(session, idempotent_write(batch.app_id, batch.id)):
         session.createDataFrame(values, _COLUMNS).coalesce(1).write.format("delta").mode("overwrite").save(location)
     _cache[location] = ((batch.app_id, version(session, location)), rows)
 

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from headrace.cdc.apply.key_ranges import Range, merge_ranges
 from headrace.cdc.apply.table import POSITION, TableWrite, struct_fields
 from headrace.sinks.delta.log import snapshot, version
-from headrace.sinks.delta.sql import quoted, text
+from headrace.sinks.delta.sql import quote_name, string_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -123,7 +123,7 @@ def stale_keys(
 def _positions(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[Key, str]:
     """Return the greatest position of each key that a condition names. A tombstone for every key has no key."""
     rows = session.read.format("delta").load(location).where(named)
-    positions = rows.groupBy(*map(quoted, key.names)).agg(F.max(POSITION)).collect()
+    positions = rows.groupBy(*map(quote_name, key.names)).agg(F.max(POSITION)).collect()
     return {tuple(row)[:-1]: row[-1] for row in positions}
 
 
@@ -204,7 +204,7 @@ def key_condition(key: T.StructType, keys: Sequence[Key]) -> str:
     But Spark writes the ends of a range into the Java code of a query, while it keeps a list outside: with ranges the
     code is another one for every batch, which the JVM interprets at first. So they are there where few rows are left.
     """
-    columns, kinds = [quoted(name) for name in key.names], [type(row_key.dataType) for row_key in key]
+    columns, kinds = [quote_name(name) for name in key.names], [type(row_key.dataType) for row_key in key]
     first = sorted({row_key[0] for row_key in keys})
     named = list[str]()
     if ranges := _worthwhile([row_key for row_key in first if isinstance(row_key, int)]):
@@ -232,4 +232,4 @@ def _row(parts: Sequence[str]) -> str:
 
 
 def _literal(value: object, kind: type[T.DataType]) -> str:
-    return text(value) if isinstance(value, str) else f"{value}{_SUFFIX[kind]}"
+    return string_literal(value) if isinstance(value, str) else f"{value}{_SUFFIX[kind]}"

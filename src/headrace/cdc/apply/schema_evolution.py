@@ -29,7 +29,7 @@ from pyspark.sql import types as T
 from headrace.cdc.apply.table import TEXT_FORMAT, TableWrite, text_formats_of
 from headrace.errors import DataError
 from headrace.sinks.delta.log import snapshot
-from headrace.sinks.delta.sql import quoted, text
+from headrace.sinks.delta.sql import quote_name, string_literal
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -151,15 +151,15 @@ def _property(now: JavaObject, name: str) -> str | None:
 
 
 def _set(name: str, value: str) -> str:
-    return f"SET TBLPROPERTIES ('{name}' = {text(value)})"
+    return f"SET TBLPROPERTIES ('{name}' = {string_literal(value)})"
 
 
 def _name(path: Path) -> str:
-    return ".".join(quoted(name) for name in path)
+    return ".".join(quote_name(name) for name in path)
 
 
 def _table(location: str) -> str:
-    return f"delta.{quoted(location)}"
+    return f"delta.{quote_name(location)}"
 
 
 def _require_kind(
@@ -196,7 +196,7 @@ def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.Data
         into,
         f"Column '{new[-1]}' is new and '{old[-1]}' is gone: that may be one column, renamed.",
         f"If it is one column: {table} {_set(_MAPPING, 'name')}; {table} RENAME COLUMN {_name(old)} TO "
-        f"{quoted(new[-1])}; If it is two: {table} ADD COLUMNS ({_name(new)} {kind.simpleString()});",
+        f"{quote_name(new[-1])}; If it is two: {table} ADD COLUMNS ({_name(new)} {kind.simpleString()});",
     )
 
 
@@ -206,7 +206,7 @@ def _other_type(into: TableWrite, location: str, path: Path, before: T.DataType,
     beside = _name((*path[:-1], aside))
     steps = (
         f"{table} {_set(_MAPPING, 'name')}",
-        f"{table} RENAME COLUMN {_name(path)} TO {quoted(aside)}",
+        f"{table} RENAME COLUMN {_name(path)} TO {quote_name(aside)}",
         f"{table} ADD COLUMNS ({_name(path)} {now})",
         f"UPDATE {_table(location)} SET {_name(path)} = CAST({beside} AS {now})",  # noqa: S608 - names are quoted
         f"{table} DROP COLUMN {beside}",

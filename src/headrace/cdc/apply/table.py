@@ -12,7 +12,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import types as T
 
 from headrace.sinks.delta.log import size, snapshot, version
-from headrace.sinks.delta.sql import identity, quoted, settings
+from headrace.sinks.delta.sql import idempotent_write, quote_name, session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,7 +84,7 @@ class TableWrite:
 
         MERGE, DELETE and UPDATE take it from the session only. Tables that are written at the same time share it.
         """
-        with settings(session, {**_MERGE, **identity(self.app_id, self.batch_id)}):
+        with session_settings(session, {**_MERGE, **idempotent_write(self.app_id, self.batch_id)}):
             yield
 
 
@@ -102,9 +102,9 @@ def create_table(session: SparkSession, location: str, columns: T.StructType, ke
     clustered = [name for name in key if not isinstance(columns[name].dataType, _MOVED_IN_FULL)][:_MOST_CLUSTERED]
     if any(columns.names.index(name) >= _WITH_STATISTICS for name in key):
         first = [*key, *(name for name in columns.names if name not in key)][:_WITH_STATISTICS]
-        table = table.property("delta.dataSkippingStatsColumns", ",".join(map(quoted, first)))
+        table = table.property("delta.dataSkippingStatsColumns", ",".join(map(quote_name, first)))
     if clustered:
-        table = table.clusterBy(*map(quoted, clustered))
+        table = table.clusterBy(*map(quote_name, clustered))
     if any(letter in name for name in _every_name(columns) for letter in _NOT_IN_FILES):
         table = table.property("delta.columnMapping.mode", "name")
     table.execute()
@@ -138,7 +138,7 @@ def enable_deletion_vectors(session: SparkSession, location: str) -> None:
         return
     table_size = size(session, location)
     if table_size is not None and table_size[1] > _WORTH_VECTORS:
-        session.sql(f"ALTER TABLE delta.{quoted(location)} SET TBLPROPERTIES ('{_VECTORS}' = 'true')")
+        session.sql(f"ALTER TABLE delta.{quote_name(location)} SET TBLPROPERTIES ('{_VECTORS}' = 'true')")
 
 
 def struct_fields(rows: DataFrame, name: str) -> T.StructType:

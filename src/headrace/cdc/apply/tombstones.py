@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from headrace.cdc.apply.table import POSITION, TableWrite, create_table, struct_fields
 from headrace.sinks.delta.log import version
-from headrace.sinks.delta.sql import quoted, without_identity
+from headrace.sinks.delta.sql import quote_name, without_idempotent_write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -61,7 +61,7 @@ def write_tombstones(deletes: DataFrame, into: TableWrite) -> None:
         (F.col("_op") == "t").alias(EVERY_KEY),
     )
     # A batch rarely deletes much: one file, and not one per task.
-    without_identity(rows.coalesce(1)).write.format("delta").mode("append").save(into.tombstones)
+    without_idempotent_write(rows.coalesce(1)).write.format("delta").mode("append").save(into.tombstones)
 
 
 def tombstone_index(session: SparkSession, into: TableWrite) -> TombstoneIndex:
@@ -88,7 +88,7 @@ def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> Data
     """Return the changes that are not older than a tombstone of their key."""
     names = rows.schema["_key"].dataType.fieldNames()  # type: ignore[attr-defined]
     of_keys = read(rows.sparkSession, into).alias("old").where(~F.col(EVERY_KEY) & within)
-    last = of_keys.groupBy(F.struct(*(F.col(quoted(name)) for name in names)).alias("_key")).agg(
+    last = of_keys.groupBy(F.struct(*(F.col(quote_name(name)) for name in names)).alias("_key")).agg(
         F.max(POSITION).alias("gone")
     )
     newer = rows.join(last, "_key", "left").where(F.col("gone").isNull() | (F.col("_position") >= F.col("gone")))

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
-from headrace.sinks.batch.persist import kept
+from headrace.sinks.batch.persist import persisted
 from headrace.sinks.delta.log import version
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Itera
     waited = _waited(session, location, batch, before)
     everything = rows if waited is None else rows.unionByName(waited.drop(BATCH, _QUERY, _DONE))
     done = [] if waited is None else _done(waited)
-    with kept(everything) as once:
+    with persisted(everything) as once:
         change_counts, ends = _count_changes(once), _ends(once)
         ready = complete_ids(ends, change_counts, done)
         lacking = [end for end in ends if end.transaction not in {*ready, *done}]

@@ -97,7 +97,7 @@ def position_now(database: Database) -> str:
     """Return where the log of a database is now, as text that sorts like the log and compares with `_position`."""
     if family(database) == "mysql":
         with mysql.session(database) as cursor:
-            place = mysql.log_place(cursor)
+            place = mysql.binlog_position(cursor)
         if place is None:
             raise DataError(
                 "The source database writes no binlog.",

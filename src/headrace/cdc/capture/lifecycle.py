@@ -146,7 +146,7 @@ def delete_capture(
             if time.monotonic() > deadline:
                 break
             time.sleep(0.2)  # Kafka Connect gives no event when a connector has stopped
-        connect.forget_position(capture.connector)
+        connect.delete_position(capture.connector)
         connect.delete(capture.connector)
     if family(database) == "postgres":
         with postgres.session(database) as connection:

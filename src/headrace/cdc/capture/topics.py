@@ -8,7 +8,7 @@ import time
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.cdc.capture.declaration import Capture
-from headrace.clients.kafka import list_topics, no_broker, reached
+from headrace.clients.kafka import broker_unavailable, connect_admin, list_topics
 from headrace.clients.positions import end_offsets
 from headrace.errors import DataError
 from headrace.flow.target import Target
@@ -33,7 +33,7 @@ def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
 
     Raises HR-601 when the broker does not answer, HR-503 when it refuses.
     """
-    client, metadata = reached(target.kafka)
+    client, metadata = connect_admin(target.kafka)
     mine = sorted(
         name for name in metadata.topics if re.fullmatch(capture.topics, name) or name in capture.internal_topics
     )
@@ -45,7 +45,7 @@ def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 continue
             if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
-                raise no_broker(str(target.kafka["bootstrap.servers"]), error) from problem
+                raise broker_unavailable(str(target.kafka["bootstrap.servers"]), error) from problem
             raise _undeleted(name, f"The broker says: {error.str()}.") from problem
     deadline = time.monotonic() + _ANSWER_SECONDS
     while rest := [name for name in mine if name in client.list_topics(timeout=_ANSWER_SECONDS).topics]:

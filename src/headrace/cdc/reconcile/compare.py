@@ -30,7 +30,7 @@ from headrace.cdc.reconcile.source_rows import SourceSnapshot, Text, open_snapsh
 from headrace.cdc.reconcile.texts import comparable_text, is_compared, mirror_text, source_text, typed_value
 from headrace.errors import DataError
 from headrace.flow.target import Database
-from headrace.sinks.delta.sql import quoted
+from headrace.sinks.delta.sql import quote_name
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -164,8 +164,10 @@ def repair(spark: SparkSession, comparison: TableComparison) -> None:
     # A column may be named `${...}`: that is no setting.
     session.conf.set("spark.sql.variable.substitute", "false")
     rows = pair.typed(session, comparison)
-    keys = [f"old.{quoted(name)} = new.{quoted(name)}" for name in comparison.table.key]
-    values: dict[str, str | Column] = {quoted(column.name): f"new.{quoted(column.name)}" for column in pair.columns}
+    keys = [f"old.{quote_name(name)} = new.{quote_name(name)}" for name in comparison.table.key]
+    values: dict[str, str | Column] = {
+        quote_name(column.name): f"new.{quote_name(column.name)}" for column in pair.columns
+    }
     first = values | {POSITION: "new._first"}
     as_compared = f"old.{POSITION} <=> new._position"
     if pair.is_soft:
@@ -270,7 +272,7 @@ class _Pair:
         if self.is_soft:
             rows = rows.where(~F.coalesce(F.col(DELETED), F.lit(False)))
         pairs = zip(self.columns, self.kinds, strict=True)
-        texts = rows.select(*(mirror_text(F.col(quoted(column.name)), kind) for column, kind in pairs), POSITION)
+        texts = rows.select(*(mirror_text(F.col(quote_name(column.name)), kind) for column, kind in pairs), POSITION)
         for row in texts.toLocalIterator():
             yield self._row(tuple(row)[:-1], row[-1])
 

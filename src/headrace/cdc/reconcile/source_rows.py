@@ -101,7 +101,7 @@ def _binlog_position(cursor: Cursor) -> str:
     status = {str(name).lower(): str(value) for name, value in cursor.fetchall()}
     if status.get("binlog_snapshot_file"):
         return binlog_position(status["binlog_snapshot_file"], int(status["binlog_snapshot_position"]))
-    return binlog_position(*(mysql.log_place(cursor) or ("0", 0)))
+    return binlog_position(*(mysql.binlog_position(cursor) or ("0", 0)))
 
 
 def _shown(column: SourceColumn) -> str:

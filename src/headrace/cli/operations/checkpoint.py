@@ -16,7 +16,7 @@ from headrace.cli.operations.checkpoint_tables import print_anatomy, print_verdi
 from headrace.cli.output import ANSWER_IS_NO, TERMINAL, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption
 from headrace.cli.session import opened_session
-from headrace.clients.storage import files_for, is_local
+from headrace.clients.storage import file_store, is_local
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
@@ -172,6 +172,6 @@ def _found(name: str, folder: Path, target: str | None, *, json: bool, with_spar
         spark = None
         if with_spark or not is_local(chosen.checkpoints):
             spark = opened_session("checkpoint", project, chosen, stack, json=json)
-        files = files_for(chosen.checkpoints, spark)
+        files = file_store(chosen.checkpoints, spark)
         checkpoint = find_checkpoint(name, chosen, files, list(flows))
         yield _Place(project, chosen, checkpoint, flows.get(name), spark, stack, json)

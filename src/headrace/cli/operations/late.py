@@ -11,7 +11,7 @@ from rich.table import Table
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import SparkWhenAsked
-from headrace.clients.storage import files_for, is_local
+from headrace.clients.storage import file_store, is_local
 from headrace.operate.late.plan import RepairPlan
 from headrace.operate.late.repair import repairing
 from headrace.operate.late.summary import LateSummary, summarise_late
@@ -48,7 +48,7 @@ def late_command(
                     work.apply(plan)
             _tell_repair(plan, json=json)
             return
-        files = files_for(chosen.checkpoints, None if is_local(chosen.checkpoints) else spark())
+        files = file_store(chosen.checkpoints, None if is_local(chosen.checkpoints) else spark())
         query_id = Checkpoint.of(flow, chosen, files).query_id()
         summary = summarise_late(flow, chosen, found, query_id, spark)
     if json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.clients.positions import Partition
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import Sent, generate
@@ -67,13 +67,13 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
 
 def watermarks(spark: SparkSession | None, target: Target, flow: str) -> list[int]:
     """Return the watermark that each committed batch of a flow ran with."""
-    checkpoint = Checkpoint.of(flow, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
     return [checkpoint.entry(batch_id).watermark_ms for batch_id in checkpoint.committed()]
 
 
 def ran_before(spark: SparkSession | None, target: Target, flow: str) -> bool:
     """Return whether a flow was started more than once: every start takes a lease of the next number."""
-    checkpoint = Checkpoint.of(flow, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
     return highest_lease(checkpoint) > 1
 
 
@@ -143,9 +143,9 @@ def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettin
         return []
     place = target.table(settings.table(how))
     # Asked before the table is read: what the batch of this watermark told is in it then.
-    checkpoint = Checkpoint.of(pattern.NAMES[how], target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(pattern.NAMES[how], target, file_store(target.checkpoints, spark))
     committed = checkpoint.committed()
-    if not committed or not files_for(place, spark).names(f"{place}/_delta_log"):
+    if not committed or not file_store(place, spark).names(f"{place}/_delta_log"):
         return []
     closed = _utc(checkpoint.entry(committed[-1]).watermark_ms - Duration.parse(settings.bound).ms)
     rates = pattern.hit_rate(spark.read.format("delta").load(place)).where(F.col("window_end") <= F.lit(closed))
@@ -176,7 +176,7 @@ def states(spark: SparkSession, target: Target, settings: pattern.OrderSettings)
     found = {}
     for how in settings.joins:
         flow = pattern.NAMES[how]
-        note = read_note(Checkpoint.of(flow, target, files_for(target.checkpoints, spark)))
+        note = read_note(Checkpoint.of(flow, target, file_store(target.checkpoints, spark)))
         if note is not None:
             found[flow] = {
                 "rows": note.rows,

@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.demos.orders import errors as refusals
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
@@ -233,7 +233,7 @@ def reconciling(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Joi
 
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
-    checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     with lease(checkpoint, target.lease) as holding, sole_writer(flow, target):
         work = JoinReconciliation(spark, target, flow, checkpoint, holding)
         if checkpoint.committed():

@@ -88,13 +88,13 @@ def _ends(flow: Flow, place: str) -> Iterator[Finding]:
                 f"{given.source.name} is read in micro-batches, and this trigger has none.",
                 "Read from Kafka, or use Every, AvailableNow or AsFastAsPossible.",
             )
-        if isinstance(given.source, Watched) and given.source.accept_loss is not None:
+        if isinstance(given.source, Watched) and given.source.data_loss_reason is not None:
             yield Finding(
                 "HRC-108",
                 Severity.ERROR,
                 f"{place}, input '{name}'",
                 f"{given.source.name} accepts loss, which is recorded batch by batch, and this trigger has none.",
-                "Remove accept_loss, or use Every, AvailableNow or AsFastAsPossible.",
+                "Remove data_loss_reason, or use Every, AvailableNow or AsFastAsPossible.",
             )
 
 

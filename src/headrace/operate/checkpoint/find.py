@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.clients.storage import Files, is_local, local_path
+from headrace.clients.storage import FileStore, is_local, local_path
 from headrace.errors import ConfigError, RecoveryError, nearest
 from headrace.flow.checks.check import FLOW_NAME
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 
-def find_checkpoint(name: str, target: Target, files: Files, declared: Sequence[str] = ()) -> Checkpoint:
+def find_checkpoint(name: str, target: Target, files: FileStore, declared: Sequence[str] = ()) -> Checkpoint:
     """Return the checkpoint of a flow that is declared, or of one that is not any more and has left its folder.
 
     Raises when the name is no flow's, and when the folder lies elsewhere than it seems to.
@@ -39,7 +39,7 @@ def find_checkpoint(name: str, target: Target, files: Files, declared: Sequence[
     return checkpoint
 
 
-def flow_folders(target: Target, files: Files) -> list[str]:
+def flow_folders(target: Target, files: FileStore) -> list[str]:
     """Return the names of the flows that have a folder in the target's root."""
     return [name for name in files.names(target.checkpoints) if FLOW_NAME.fullmatch(name)]
 

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from headrace.cdc.apply.transactions import BATCH, PENDING
 from headrace.cdc.capture.declaration import HasCapture
 from headrace.cdc.sink import PUBLISHED
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target
@@ -95,7 +95,7 @@ class Erasure:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep every flow away that touches a table which is changed. Raises HR-302 or HR-337 when one runs."""
-        files = files_for(self._target.checkpoints, self._spark)
+        files = file_store(self._target.checkpoints, self._spark)
         with ExitStack() as stack:
             folders = []
             for flow in self.stopped:
@@ -166,7 +166,7 @@ class Erasure:
         return table.is_treated and not (table.kind == "tombstones" and self._request.keep_tombstones)
 
     def _traced(self, table: Table, texts: Texts) -> Traces:
-        files = files_for(table.location, self._spark)
+        files = file_store(table.location, self._spark)
         return traces(files, table.location, table.files, table.signs(self.subject, texts))
 
     def _others(self, texts: Texts) -> list[Place]:
@@ -186,10 +186,10 @@ class Erasure:
         return found
 
     def _below(self, folder: str, signs: Signs) -> Traces:
-        return self._looked(folder, sorted(files_for(folder, self._spark).sizes(folder)), signs)
+        return self._looked(folder, sorted(file_store(folder, self._spark).sizes(folder)), signs)
 
     def _looked(self, root: str, paths: Sequence[str], signs: Signs) -> Traces:
-        return traces(files_for(root, self._spark), root, paths, signs)
+        return traces(file_store(root, self._spark), root, paths, signs)
 
     def _texts(self, begun: Sequence[str]) -> Texts:
         """Return the texts of the row that no other row holds, of all files that still have it."""
@@ -198,7 +198,7 @@ class Erasure:
         found = dict.fromkeys(begun)
         for table in own:
             rows = table.signs(self.subject, Texts(())).rows
-            for column, text in texts_of(files_for(table.location, self._spark), table.location, table.files, rows):
+            for column, text in texts_of(file_store(table.location, self._spark), table.location, table.files, rows):
                 if column not in self.subject.excepted and telling(text):
                     found.setdefault(text)
         for text in self.subject.key.values():
@@ -243,7 +243,7 @@ class Erasure:
 
         The last batch keeps what waits on, and what the batch before kept until it is committed.
         """
-        files = files_for(self._target.checkpoints, self._spark)
+        files = file_store(self._target.checkpoints, self._spark)
         for table in (each for each in self._tables if each.is_treated and each.location.endswith(f"/{PENDING}")):
             every = self._spark.read.format("delta").load(table.location)
             mine, last = (_newest(rows) for rows in (rows_of(self._spark, table, Texts(())), every))

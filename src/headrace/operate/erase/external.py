@@ -15,8 +15,8 @@ from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.reconcile.source_row import row_exists
 from headrace.clients.kafka import list_topics
 from headrace.clients.postgres import database_of
-from headrace.clients.storage import files_for
-from headrace.clients.topic_retention import retention
+from headrace.clients.storage import file_store
+from headrace.clients.topic_retention import topic_retention
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, IntoTopic, leaves
@@ -112,7 +112,7 @@ def beyond(
 
 
 def _state(spark: SparkSession, target: Target, flow: Flow, subject: Subject, texts: Texts) -> Iterator[Beyond]:
-    checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     found = {(store.operator, store.name) for store in stores(checkpoint.files.sizes(checkpoint.location))}
     bounded = any(given.watermark is not None for given in flow.named_inputs.values())
     anew = f"Start flow '{flow.name}' under a new name, that is with a new checkpoint, and delete the old one."
@@ -160,7 +160,7 @@ def _topics(target: Target, flows: Sequence[Flow]) -> Iterator[Beyond]:
     removes = "Wait for the topic's retention; in a compacted topic send a record with the key and no value."
     try:
         list_topics(target)
-        kept = retention(target.kafka, lambda name: name in written or any(each.reads(name) for each in patterns))
+        kept = topic_retention(target.kafka, lambda name: name in written or any(each.reads(name) for each in patterns))
     except HeadraceError as error:
         labels = sorted({each.label for each in patterns} | written)
         yield Beyond(f"topics {', '.join(labels)}", "may", f"Kafka was not asked. {error.what}", removes)

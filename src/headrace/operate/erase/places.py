@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.cdc.apply.transactions import PENDING
 from headrace.cdc.capture.declaration import Capture, HasCapture
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import InFolder, leaves
 from headrace.flow.target import Target
 from headrace.operate.erase.scan import Signs
 from headrace.operate.erase.subject import Columns, Subject, Texts
 from headrace.sinks.delta.log import snapshot
-from headrace.sinks.delta.sql import quoted
+from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +106,7 @@ def find(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> Lake:
     tables: list[Table] = []
     loose: dict[str, tuple[str, ...]] = {}
     for root in dict.fromkeys((lake, *elsewhere)):
-        within, rest = _grouped(files_for(root, spark).sizes(root))
+        within, rest = _grouped(file_store(root, spark).sizes(root))
         loose[root] = tuple(rest)
         for path, files in within.items():
             location = f"{root}/{path}" if path else root
@@ -209,7 +209,7 @@ def _flat(fields: Iterable[dict[str, Any]], around: Column | None) -> Iterator[C
         name, kind = str(each["name"]), each["type"]
         physical = str(each["metadata"].get("delta.columnMapping.physicalName", name))
         within = "map" if isinstance(kind, dict) and kind.get("type") == "map" else "nested"
-        column = Column(name, physical, kind if isinstance(kind, str) else within, quoted(name))
+        column = Column(name, physical, kind if isinstance(kind, str) else within, quote_name(name))
         if around is not None:
             paths = (f"{around.name}.{name}", f"{around.physical}.{physical}")
             column = Column(*paths, column.type, f"{around.expression}.{column.expression}", is_field=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.clients.storage import Files, is_local, local_path
+from headrace.clients.storage import FileStore, is_local, local_path
 from headrace.operate.erase.subject import Columns, Texts
 
 # State of Spark, and formats that are not read here.
@@ -78,7 +78,7 @@ class Traces:
         return asdict(self)
 
 
-def traces(files: Files, root: str, paths: Iterable[str], signs: Signs) -> Traces:
+def traces(files: FileStore, root: str, paths: Iterable[str], signs: Signs) -> Traces:
     """Look through files below a root. One that goes meanwhile is passed over: it is gone."""
     look = _Look(files, root, signs)
     for path in paths:
@@ -89,7 +89,7 @@ def traces(files: Files, root: str, paths: Iterable[str], signs: Signs) -> Trace
     return look.result()
 
 
-def texts_of(files: Files, root: str, paths: Iterable[str], rows: Sequence[Columns]) -> Iterator[tuple[str, str]]:
+def texts_of(files: FileStore, root: str, paths: Iterable[str], rows: Sequence[Columns]) -> Iterator[tuple[str, str]]:
     """Yield the texts of every row of the subject in Parquet files, each with its column.
 
     Where the key is in structures, what is beside them is about the change and not about the row.
@@ -111,7 +111,7 @@ def texts_of(files: Files, root: str, paths: Iterable[str], rows: Sequence[Colum
 class _Look:
     """One look at the files of a place."""
 
-    def __init__(self, files: Files, root: str, signs: Signs) -> None:
+    def __init__(self, files: FileStore, root: str, signs: Signs) -> None:
         self._files, self._root, self._signs = files, root, signs
         self._bytes = signs.texts.pattern()
         self._log = re.compile(signs.log) if signs.log else None
@@ -279,7 +279,7 @@ def _texts_in(rows: pa.RecordBatch, within: set[str]) -> Iterator[tuple[str, str
 
 
 @contextmanager
-def _parquet(files: Files, path: str) -> Iterator[pq.ParquetFile]:
+def _parquet(files: FileStore, path: str) -> Iterator[pq.ParquetFile]:
     if is_local(path):
         with pq.ParquetFile(local_path(path)) as file:
             yield file
@@ -292,7 +292,7 @@ def _parquet(files: Files, path: str) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _opened(files: Files, path: str) -> Iterator[mmap.mmap | bytes]:
+def _opened(files: FileStore, path: str) -> Iterator[mmap.mmap | bytes]:
     """Yield the bytes of a file, of a local one without reading it into memory."""
     if not is_local(path):
         content = files.read_bytes(path)

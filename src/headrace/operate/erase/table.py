@@ -23,13 +23,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from headrace.clients.storage import HadoopFiles
+from headrace.clients.storage import HadoopFileStore
 from headrace.operate.erase import errors as refusals
 from headrace.operate.erase.places import Column as TableColumn
 from headrace.operate.erase.places import Table
 from headrace.operate.erase.subject import Columns, Texts
 from headrace.sinks.delta.log import snapshot, version
-from headrace.sinks.delta.sql import quoted
+from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +75,7 @@ def erase_from(spark: SparkSession, table: Table, texts: Texts, rows: int, at: d
     session.conf.set(_PARTITIONS, str(spark.conf.get(_PARTITIONS)))
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)
-    before, place = version(session, table.location), f"delta.{quoted(table.location)}"
+    before, place = version(session, table.location), f"delta.{quote_name(table.location)}"
     try:
         # 1. and 2. The rows, and those that deletion vectors hide.
         if rows:
@@ -108,7 +108,7 @@ def _cut(session: SparkSession, location: str) -> tuple[int, int]:
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
     deltalog = jvm.org.apache.spark.sql.delta.DeltaLog
     now = snapshot(session, location)
-    end, files, folder = int(now.version()), HadoopFiles(session), f"{location}/_delta_log"
+    end, files, folder = int(now.version()), HadoopFileStore(session), f"{location}/_delta_log"
     deltalog.forTable(session._jsparkSession, location).checkpoint(now, jvm.scala.Option.empty())
     names = files.names(folder)
     if not any(name.startswith(f"{end:020d}.checkpoint") for name in names):

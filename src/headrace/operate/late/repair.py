@@ -32,7 +32,7 @@ from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
@@ -221,7 +221,7 @@ def repairing(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Repai
 
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
-    checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     with lease(checkpoint, target.lease) as holding, sole_writer(flow, target):
         if checkpoint.committed():
             FlowAudit(spark, target, flow).catch_up()

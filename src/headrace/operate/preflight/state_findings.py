@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headrace.clients.storage import files_for, is_local
+from headrace.clients.storage import file_store, is_local
 from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.flow import Flow
 from headrace.flow.size import said_bytes
@@ -37,7 +37,7 @@ def state_findings(flows: Sequence[Flow], target: Target) -> list[Finding]:
         return []
     found: list[Finding] = []
     for flow in flows:
-        checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints))
+        checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints))
         if checkpoint.planned() and not any(flaw.level == "damage" for flaw in log_flaws(checkpoint)):
             found.extend(_frozen(flow, checkpoint, target))
             found.extend(_beats(flow, checkpoint))

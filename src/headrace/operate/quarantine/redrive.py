@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import require_topics
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -43,7 +43,7 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import writing
 from headrace.runtime.session import flow_session
 from headrace.sinks.kafka.ledger import create_ledger
-from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, Slot, publish
+from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, TransactionSlot, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,7 +113,7 @@ class Redrive:
     def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
         self._target, self._flow = target, flow
         self._session = flow_session(spark, flow)
-        self._checkpoint = Checkpoint.of(flow.name, target, files_for(target.checkpoints, spark))
+        self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
 
     def plan(self, reason: str | None = None, to: str | None = None) -> RedrivePlan:
         """Judge the rows anew. Changes nothing."""
@@ -199,7 +199,7 @@ class Redrive:
         # The ledger refuses a portion of the same number with other rows.
         digest = hashlib.sha256("\n".join(places).encode()).hexdigest()
         batch = Batch(self._flow.name, _IDENTITY, number, self._target, step=_STEP, offsets=digest)
-        publish(Slot(batch, rows[0]["to"], self._ledger), [chunk])
+        publish(TransactionSlot(batch, rows[0]["to"], self._ledger), [chunk])
         filed = staged.select("input", *IDENTITY, F.col("was").alias("reason"), "to", "redrive")
         filed = filed.withColumn("at", F.current_timestamp()).coalesce(1)
         self._append(filed, redriven_table(self._target, self._flow.name), number)
@@ -251,7 +251,7 @@ class Redrive:
         return -1 if found is None or found[0] is None else int(found[0])
 
     def _table(self, location: str) -> DataFrame | None:
-        there = files_for(location, self._session).names(f"{location}/_delta_log")
+        there = file_store(location, self._session).names(f"{location}/_delta_log")
         return self._session.read.format("delta").load(location) if there else None
 
     def _append(self, rows: DataFrame, location: str, number: int) -> None:

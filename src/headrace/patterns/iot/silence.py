@@ -68,10 +68,10 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
         history = state.value or DeviceHistory()
         history.stretches = self._joined([*history.stretches, *(Stretch(row.ts, row.ts) for row in rows)])
         state.value = history
-        timers.only(self._next(history))
+        timers.register_only(self._next(history))
         return iter(())
 
-    def on_timer(
+    def handle_timer(
         self, key: Row, at: datetime, state: ValueState[DeviceHistory], timers: Timers
     ) -> Iterator[DeviceStatus]:
         """Emit the statuses that are certain: no later reading can be before the watermark."""
@@ -87,9 +87,9 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
                     yield self._status(key, BACK, history.silent_since, moment)
                 history.silent_since = None
         if history.stretches:
-            timers.at(self._next(history))
+            timers.register(self._next(history))
         elif history.silent_since is not None and history.silent_since + self.forget > timers.now:
-            timers.at(history.silent_since + self.forget)
+            timers.register(history.silent_since + self.forget)
         else:
             state.value = None
 

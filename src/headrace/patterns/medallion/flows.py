@@ -65,7 +65,7 @@ _SELDOM = 1000
 
 def _keep_everything() -> TablePolicy:
     """Join small files now and then, and remove none: a rebuild reads the files of old versions."""
-    return TablePolicy(_KEEP_EVERYTHING, small_files=_SELDOM, keep=None)
+    return TablePolicy(_KEEP_EVERYTHING, small_files=_SELDOM, retention=None)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,10 @@ def flows(settings: MedallionSettings | None = None) -> list[Flow]:
             description="Figures per day and country",
             inputs=Input(
                 DeltaSource(
-                    settings.silver_table, max_files_per_trigger=settings.max_files, starting_version=0, awaited=True
+                    settings.silver_table,
+                    max_files_per_trigger=settings.max_files,
+                    starting_version=0,
+                    wait_for_table=True,
                 )
             ),
             transform=daily_sales,

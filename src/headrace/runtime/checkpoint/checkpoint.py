@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.clients.storage import Files
+from headrace.clients.storage import FileStore
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 
@@ -48,10 +48,10 @@ class Checkpoint:
 
     flow: str
     folder: str
-    files: Files
+    files: FileStore
 
     @classmethod
-    def of(cls, flow: str, target: Target, files: Files) -> Checkpoint:
+    def of(cls, flow: str, target: Target, files: FileStore) -> Checkpoint:
         """Return the checkpoint of a flow in a target."""
         return cls(flow, target.flow_folder(flow), files)
 

@@ -69,7 +69,7 @@ class Lost:
             end=gone.end,
             kind=kind,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
-            why=source.accept_loss or "",
+            why=source.data_loss_reason or "",
         )
 
     def as_dict(self) -> dict[str, object]:

@@ -57,7 +57,7 @@ class SourceIdentities:
         """Compare the ids per input with the record, take over what is new or accepted, and make the record durable."""
         accepted = list(self._record.accepted)
         for name, topic, before in self._made_again(now):
-            if now[name][topic] not in self._sources[name].accept_topics:
+            if now[name][topic] not in self._sources[name].accepted_topic_ids:
                 raise self._refused(name, topic, before, now[name][topic])
             accepted.append(self._accept(name, topic, before, now[name][topic]))
         self._require_all(now)
@@ -118,13 +118,13 @@ class SourceIdentities:
             return
         for name, source in self._sources.items():
             missing = sorted(set(self._record.topics.get(name, {})) - set(now[name]))
-            if missing and source.accept_loss is None:
+            if missing and source.data_loss_reason is None:
                 raise DataError(
                     f"Flow '{self._checkpoint.flow}': topic '{missing[0]}', which {source.name} reads, is gone.",
                     why=f"It had the id {self.id_of(name, missing[0])}; Kafka has no topic of this name any more, or "
                     "the source no longer names it.",
                     state="The sinks hold every batch up to the last commit. Records that were not read are lost.",
-                    remedy=f"To go on without it, set accept_loss='why' on {source.name}: what is lost is then "
+                    remedy=f"To go on without it, set data_loss_reason='why' on {source.name}: what is lost is then "
                     "recorded. Or start the flow under a new name.",
                     code="HR-506",
                 )
@@ -190,7 +190,7 @@ class SourceIdentities:
             state="Nothing of the new topic was written. The sinks hold every batch up to the last commit. Records of "
             "the old topic that were not read are lost.",
             remedy="Start the flow under a new name: it reads the new topic from its start. Or go on at the old "
-            f"offsets, without the records before them: set accept_topics=('{now}',) and accept_loss='why' on "
+            f"offsets, without the records before them: set accepted_topic_ids=('{now}',) and data_loss_reason='why' on "
             f"{source.name}; what is passed over is recorded.",
             code="HR-311",
         )

@@ -26,7 +26,7 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import recorded_order
 from headrace.runtime.clock import Clock
 from headrace.runtime.guards.idle import Heart, Seen
-from headrace.sources.idle_ticks import beats
+from headrace.sources.idle_ticks import idle_ticks
 from headrace.spark_plan.source_order import Place
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Heartbeats:
                 if not each.startswith("."):
                     self._checkpoint.files.delete(f"{folder}/{each}")
         self._checkpoint.files.write(f"{folder}/{_KEEP}", "")
-        stream = beats(session, folder)
+        stream = idle_ticks(session, folder)
         self.streams[Place(name, self._flow.named_inputs[name].source.name, "beats")] = stream
         return with_beats(rows, watermark, stream)
 

@@ -106,7 +106,7 @@ class SourceGuard:
     def _require_there(self, batch_id: int, cause: str = "") -> None:
         """Raise HR-502 when offsets of a batch are gone, of a source that does not accept it."""
         for name, source in self._sources.items():
-            gone = self._gone(name, batch_id) if source.accept_loss is None else ()
+            gone = self._gone(name, batch_id) if source.data_loss_reason is None else ()
             if gone:
                 raise self._named(source, batch_id, gone, cause)
 
@@ -127,7 +127,7 @@ class SourceGuard:
         """Record what is gone of a batch, in sources that accept it. Each range is recorded once, as first found."""
         found: list[Lost] = []
         for name, source in self._sources.items():
-            if source.accept_loss is None:
+            if source.data_loss_reason is None:
                 continue
             accepted = self._identities.accepted_in(name, batch_id)
             exchanged = {each.topic for each in accepted}
@@ -162,7 +162,7 @@ class SourceGuard:
             f"Flow '{self._flow.name}': Kafka no longer has offsets that the flow has not read: {ranges}{more}.",
             why=f"Batch {batch_id} needs them; retention or a deletion took them. {cause}".rstrip(),
             state="The sinks hold every batch up to the last commit. The rows of these offsets are lost.",
-            remedy=f"To go on without them, set accept_loss='why' on {source.name}: the ranges are then recorded in "
+            remedy=f"To go on without them, set data_loss_reason='why' on {source.name}: the ranges are then recorded in "
             f"{self._checkpoint.house}/lost. Look at the topic's retention.",
             code="HR-502",
         )

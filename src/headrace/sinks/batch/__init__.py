@@ -1,1 +1,1 @@
-"""What sinks share while they write one batch: rows read twice, work side by side, the ledger of batches."""
+"""Helpers that sinks share while they write a batch: persisted rows, concurrent tasks, the batch ledger."""

@@ -1,4 +1,4 @@
-"""Work of one batch that is done at the same time: most of a small write is waiting for the driver."""
+"""Run parts of one batch concurrently: a small write mostly waits for the driver."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Task = Callable[[], object]
 
 
 @contextmanager
-def meanwhile(session: SparkSession, wanted: object, task: Task) -> Iterator[None]:
-    """Run a task beside the block, where it is wanted. Ends when both have, and raises what either has raised."""
-    if not wanted:
+def in_background(session: SparkSession, enabled: object, task: Task) -> Iterator[None]:
+    """Run a task in a thread while the block runs, if `enabled`. Waits for both and raises the first error."""
+    if not enabled:
         yield
         return
     with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(inheritable_thread_target(session)(task))
+        future = pool.submit(inheritable_thread_target(session)(task))
         yield
-        beside.result()
+        future.result()
 
 
-def at_once(session: SparkSession, tasks: Sequence[Task], most: int) -> None:
-    """Run tasks, so many at a time. Ends when all have, and raises what the first of them has raised."""
+def run_concurrently(session: SparkSession, tasks: Sequence[Task], max_workers: int) -> None:
+    """Run tasks, at most `max_workers` at a time. Waits for all and raises the first error."""
     if len(tasks) == 1:
         tasks[0]()
         return
-    with ThreadPoolExecutor(most) as pool:
-        under_way = [pool.submit(inheritable_thread_target(session)(task)) for task in tasks]
-    for each in under_way:
-        each.result()
+    with ThreadPoolExecutor(max_workers) as pool:
+        futures = [pool.submit(inheritable_thread_target(session)(task)) for task in tasks]
+    for future in futures:
+        future.result()

@@ -1,4 +1,4 @@
-"""Which batches of a flow are complete: what a ledger holds for a sink, and what follows from it for a batch."""
+"""The ledger of an exactly-once sink: the last committed batch, and whether the next batch may be written."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headrace.flow.sink import Batch
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """The last batch that is complete, as the one entry of a ledger.
+class LedgerEntry:
+    """The last committed batch of a sink.
 
     | field    | meaning                                                                                       |
     |----------|-----------------------------------------------------------------------------------------------|
-    | ledger   | drawn when the ledger began: told apart from one that was deleted and made again              |
+    | ledger   | random id of the ledger; a ledger that was deleted and recreated has another one              |
     | query_id | the checkpoint whose batches are counted                                                      |
-    | batch_id | the last batch that is complete                                                               |
+    | batch_id | the last committed batch                                                                      |
     | offsets  | the digest of that batch                                                                      |
     | fence    | the token of the lease under which it was written                                             |
     """
@@ -30,12 +30,12 @@ class Epoch:
     fence: int
 
     def encoded(self) -> str:
-        """Return the entry as a text."""
+        """Return the entry as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def decoded(cls, text: str, place: str) -> Epoch:
-        """Return the entry in a text; raise when it is none."""
+    def decoded(cls, text: str, place: str) -> LedgerEntry:
+        """Parse an entry; raise RecoveryError (HR-314) if the text is not one."""
         try:
             fields = json.loads(text)
             return cls(
@@ -55,18 +55,18 @@ class Epoch:
             ) from error
 
 
-def following(last: Epoch | None, batch: Batch, place: str, *, whole: bool) -> Epoch | None:
-    """Return the entry to record once the batch is complete, or None when it is complete already.
+def next_entry(last: LedgerEntry | None, batch: Batch, place: str, *, require_complete: bool) -> LedgerEntry | None:
+    """Return the entry to record after the batch, or None if the batch is already committed.
 
-    Raises when the ledger does not fit the batch. `whole` says that the ledger has to hold every batch from the first:
-    without it, a ledger that is not there begins with the batch at hand.
+    Raises if the batch does not follow the last entry. With `require_complete` the ledger must contain every batch
+    since batch 0; without it, a missing ledger starts with the current batch.
     """
-    entry = Epoch(
+    entry = LedgerEntry(
         str(uuid.uuid4()) if last is None else last.ledger, batch.query_id, batch.id, batch.offsets, batch.fence
     )
     if last is None:
-        if whole and batch.id > 0:
-            raise _unfit(batch, place, f"It holds none, and {batch.id} batches were written before.")
+        if require_complete and batch.id > 0:
+            raise _mismatch_error(batch, place, f"It holds none, and {batch.id} batches were written before.")
         return entry
     if last.query_id != batch.query_id:
         raise RecoveryError(
@@ -82,21 +82,21 @@ def following(last: Epoch | None, batch: Batch, place: str, *, whole: bool) -> E
         raise RecoveryError(
             f"Flow '{batch.flow}' may no longer write.",
             why=f"A later driver has written batch {last.batch_id}.",
-            state="Nothing was written; the other driver goes on.",
+            state="Nothing was written; the other driver continues.",
             remedy="Stop one of the two drivers.",
             code="HR-304",
         )
     if last.batch_id == batch.id and last.offsets == batch.offsets:
         return None
     if last.batch_id >= batch.id:
-        back = "the checkpoint was set back, and may cut its batches elsewhere"
-        raise _unfit(batch, place, f"It holds every batch up to {last.batch_id}: {back}.")
+        problem = "the checkpoint was set back, and may cut its batches elsewhere"
+        raise _mismatch_error(batch, place, f"It holds every batch up to {last.batch_id}: {problem}.")
     if last.batch_id < batch.id - 1:
-        raise _unfit(batch, place, f"The last one is {last.batch_id}: those between are missing.")
+        raise _mismatch_error(batch, place, f"The last one is {last.batch_id}: those between are missing.")
     return entry
 
 
-def _unfit(batch: Batch, place: str, why: str) -> RecoveryError:
+def _mismatch_error(batch: Batch, place: str, why: str) -> RecoveryError:
     return RecoveryError(
         f"Batch {batch.id} of flow '{batch.flow}' does not follow the batches in the ledger in {place}.",
         why=why,

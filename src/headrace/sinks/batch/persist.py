@@ -1,4 +1,4 @@
-"""Rows that are computed once and read as often as a sink likes."""
+"""Persist the rows of a batch, so that a sink can read them more than once."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def kept(rows: DataFrame) -> Iterator[DataFrame]:
-    """Keep the rows on the executors from their first reading to the end of the block.
+def persisted(rows: DataFrame) -> Iterator[DataFrame]:
+    """Persist the rows until the end of the block.
 
-    Rows that are kept already, by a fan-out for instance, stay so: who keeps them lets go of them. Letting go here
-    would make the next sink compute the batch, and its state, again.
+    Does not unpersist a DataFrame that the caller has already persisted, such as a fan-out: the next sink would
+    compute the batch, and its state, again.
     """
     if rows.storageLevel != StorageLevel.NONE:
         yield rows
         return
-    held = rows.persist(StorageLevel.MEMORY_AND_DISK)
+    cached = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        yield held
+        yield cached
     finally:
-        held.unpersist()
+        cached.unpersist()
 
 
 @contextmanager
-def pinned(rows: DataFrame) -> Iterator[DataFrame]:
-    """Keep the rows as `kept` does, for a MERGE that keeps no copy of its own.
+def locally_checkpointed(rows: DataFrame) -> Iterator[DataFrame]:
+    """Write the rows to a local checkpoint until the end of the block, as the source of a MERGE.
 
-    Delta refuses rows of Spark's cache then, since anybody might let go of them under the MERGE. It takes these: their
-    plan ends in the rows themselves.
+    Delta rejects persisted rows as the source of a MERGE that does not materialize them, because they can be
+    unpersisted while the MERGE runs. It accepts a local checkpoint, whose plan does not depend on the cache.
     """
-    held = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
+    checkpointed = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
     try:
-        yield held
+        yield checkpointed
     finally:
-        held._jdf.queryExecution().logical().rdd().unpersist(False)
+        checkpointed._jdf.queryExecution().logical().rdd().unpersist(False)

@@ -22,7 +22,7 @@ class DeltaAppend(DeltaTableSink):
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Append the rows in one Delta commit that also records the batch."""
+        """Append the rows in one commit that also records the batch."""
         (
             rows.write.format("delta")
             .mode("append")
@@ -32,12 +32,12 @@ class DeltaAppend(DeltaTableSink):
             .partitionBy(*self.partition_by)
             .save(batch.target.table(self.path))
         )
-        self.look_after(rows.sparkSession, batch.target)
+        self.run_maintenance(rows.sparkSession, batch.target)
 
     def replace(self, rows: DataFrame, where: str, batch: Batch) -> None:
-        """Put rows in the place of those that a condition names, in one Delta commit that also records the batch.
+        """Replace the rows that meet a condition, in one commit that also records the batch.
 
-        Called by repairs, while the flow is not running. All of the rows have to meet the condition.
+        Called by repairs, while the flow is stopped. All new rows have to meet the condition.
         """
         (
             rows.write.format("delta")

@@ -1,7 +1,7 @@
-"""A table that rows are enriched from: when it is read again, what is refused of it, and the rows that are in use.
+"""A dimension table that rows are joined with: its refresh policy, its checks, and its cached version.
 
-A dimension is broadcast: the driver collects it, and every executor holds a copy beside each batch. So its size is
-measured whenever it is read, and a larger one than the limit is refused, at the start of a flow already.
+A dimension is broadcast: the driver collects it, and every executor holds a copy. So its size is measured whenever it
+is loaded, also at the start of a flow, and a table above the limit is an error.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from headrace.sinks.delta.table import DELETED
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# The version of a table that is not there.
+# The version of a missing table.
 ABSENT = -1
 _NOTHING_WRITTEN = "No row of the batch was written; it is run again from the same offsets."
-# How many keys a message names.
+# The number of keys that an error names.
 _FEW = 3
 
 
 @dataclass(frozen=True)
 class EachBatch:
-    """Read the newest version anew for every batch, whether it changed or not."""
+    """Reload the newest version for every batch, whether it changed or not."""
 
 
 @dataclass(frozen=True)
 class EveryInterval:
-    """Look for a newer version when this long has passed since the last look, and at every start of the flow."""
+    """Check for a newer version at this interval, and at every start of the flow."""
 
     interval: str = "5 minutes"
 
@@ -52,7 +52,7 @@ class EveryInterval:
 
 @dataclass(frozen=True)
 class OnNewVersion:
-    """Ask for the newest version before every batch, which is cheap, and read the table only when there is one."""
+    """Check for a newer version before every batch, which is cheap, and reload the table only if there is one."""
 
 
 Refresh = EachBatch | EveryInterval | OnNewVersion
@@ -60,10 +60,9 @@ Refresh = EachBatch | EveryInterval | OnNewVersion
 
 @dataclass(frozen=True)
 class AsOf:
-    """Take the row of a key that was valid when the event happened: from `valid_from` to before `valid_to`.
+    """Join with the row that was valid at the event time: from `valid_from` (inclusive) to `valid_to` (exclusive).
 
-    `time` is the event's column. A null `valid_from` is valid from ever, and a null `valid_to` until further notice, as
-    in a table of SCD type 2.
+    `time` is the event time column. A null `valid_from` or `valid_to` is unbounded, as in a table of SCD type 2.
     """
 
     time: str
@@ -75,17 +74,17 @@ class AsOf:
 class Dimension:
     """A Delta table below the lake, unless `path` is absolute, with one row per key, or per key and time.
 
-    Rows that are marked as deleted, as a mirror or a history of captured changes marks them, count as not there.
+    Ignores rows that a mirror or a history of captured changes marks as deleted.
 
     | field           | default        | meaning                                                                     |
     |-----------------|----------------|-----------------------------------------------------------------------------|
     | path            |                | the table                                                                   |
-    | key             |                | its column that tells rows apart                                            |
-    | columns         |                | the columns that rows get from it, with their types                         |
+    | key             |                | its key column                                                              |
+    | columns         |                | the columns that are added to rows, with their types                        |
     | refresh         | OnNewVersion() | when a newer version is used: also `EachBatch()` and `EveryInterval()`      |
-    | as_of           | None           | join by event time; None takes the one row of a key                         |
-    | broadcast_limit | 100 MB         | the most that its rows may take in memory, key and columns                  |
-    | required        | True           | whether a flow refuses to start without the table; else it counts as empty  |
+    | as_of           | None           | join by event time; None expects one row per key                            |
+    | broadcast_limit | 100 MB         | the maximum size of key and columns in memory                               |
+    | required        | True           | whether a missing table is an error; otherwise it counts as empty           |
     """
 
     path: str
@@ -101,13 +100,13 @@ class Dimension:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that rows get."""
+        """The names of the columns that are added to rows."""
         return tuple(self.columns.names)
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """One version of a dimension, kept on the executors: `identity` is the table, `bytes` what its rows take."""
+class LoadedDimension:
+    """One persisted version of a dimension: `identity` is the table id, `bytes` the size of its rows in memory."""
 
     identity: str
     version: int
@@ -115,39 +114,39 @@ class Loaded:
     bytes: int
 
 
-class DimensionInUse:
-    """The dimension as one run of a flow uses it. Called on one thread, but for `upcoming`; `begin` at every start."""
+class DimensionCache:
+    """The version of a dimension that a running flow uses. Not thread-safe, except `next_version`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._loaded: Loaded | None = None
-        self._looked = 0.0
+        self._loaded: LoadedDimension | None = None
+        self._last_check = 0.0
 
-    def begin(self) -> None:
-        """Forget what an earlier run used."""
+    def reset(self) -> None:
+        """Unpersist the version of an earlier run. Called at every start of a flow."""
         if self._loaded is not None:
             self._loaded.rows.unpersist()
         self._loaded = None
 
-    def current(self, dimension: Dimension, session: SparkSession, target: Target) -> Loaded:
-        """Return the version to use now, by the policy. Raises when a newer one is refused."""
+    def current(self, dimension: Dimension, session: SparkSession, target: Target) -> LoadedDimension:
+        """Return the version to use now, by the refresh policy. Raises if a newer one is invalid."""
         loaded = self._loaded
         if loaded is not None and not self._is_due(dimension.refresh):
             return loaded
-        self._looked = self._clock()
+        self._last_check = self._clock()
         identity, version = _newest(session, target.table(dimension.path))
         same = loaded is not None and (loaded.identity, loaded.version) == (identity, version)
         if loaded is not None and same and not isinstance(dimension.refresh, EachBatch):
             return loaded
-        # First let go: Spark takes a second reading of one version for the rows that it keeps already.
-        self.begin()
+        # Unpersist first: Spark would reuse the cached rows for a second read of the same version.
+        self.reset()
         self._loaded = _load(dimension, session, target.table(dimension.path), identity, version)
         return self._loaded
 
-    def upcoming(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int] | None:
-        """Return the table and the version that `current` would use now. Changes nothing; called on any thread.
+    def next_version(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int] | None:
+        """Return the table id and version that `current` would use now. Read-only and thread-safe.
 
-        None is before the first reading.
+        Returns None before the first load.
         """
         loaded = self._loaded
         if loaded is None:
@@ -158,53 +157,55 @@ class DimensionInUse:
 
     def _is_due(self, refresh: Refresh) -> bool:
         if isinstance(refresh, EveryInterval):
-            return self._clock() - self._looked >= Duration.parse(refresh.interval).seconds
+            return self._clock() - self._last_check >= Duration.parse(refresh.interval).seconds
         return True
 
 
-def require_there(dimension: Dimension, target: Target) -> None:
-    """Raise when a table of this machine is required and not there. One on another filesystem is left to Spark."""
+def require_table_exists(dimension: Dimension, target: Target) -> None:
+    """Raise if a required local table does not exist. Other filesystems are not checked; Spark reports them."""
     location = target.table(dimension.path)
     if dimension.required and is_local(location) and not (local_path(location) / "_delta_log").is_dir():
         raise _missing(dimension, location)
 
 
 def _newest(session: SparkSession, location: str) -> tuple[str, int]:
-    now = snapshot(session, location)
-    version = int(now.version())
-    return ("", ABSENT) if version < 0 else (str(now.metadata().id()), version)
+    current = snapshot(session, location)
+    version = int(current.version())
+    return ("", ABSENT) if version < 0 else (str(current.metadata().id()), version)
 
 
-def _load(dimension: Dimension, session: SparkSession, location: str, identity: str, version: int) -> Loaded:
-    """Read one version, keep it, and refuse what would be wrong or too large to join with."""
+def _load(dimension: Dimension, session: SparkSession, location: str, identity: str, version: int) -> LoadedDimension:
+    """Load and persist one version; raise if it is ambiguous or too large to join with."""
     if version == ABSENT and dimension.required:
         raise _missing(dimension, location)
     if version == ABSENT:
-        return Loaded(identity, version, session.createDataFrame([], _typed(dimension, _key_type(dimension))), 0)
+        return LoadedDimension(
+            identity, version, session.createDataFrame([], _typed(dimension, _key_type(dimension))), 0
+        )
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
-    there = _column(dimension.key).isNotNull()
+    condition = _column(dimension.key).isNotNull()
     if DELETED in table.columns:
-        there &= ~F.coalesce(_column(DELETED), F.lit(False))
-    rows = table.where(there).select(*map(_column, _read(dimension)))
+        condition &= ~F.coalesce(_column(DELETED), F.lit(False))
+    rows = table.where(condition).select(*map(_column, _read(dimension)))
     files = snapshot(session, location).sizeInBytesIfKnown()
     if files.isDefined() and int(files.get()) > Size.parse(dimension.broadcast_limit).bytes:
-        # Perhaps by columns that nobody takes. It is read once more, rather than kept and then refused.
+        # Unused columns may cause the size. Measure the used ones before persisting them.
         _measured(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         size = _measured(dimension, rows)
-        twice = [str(row[0]) for row in _ambiguous(dimension, rows).limit(_FEW).collect()]
-        if twice:
-            raise _more_than_one(dimension, version, twice)
+        ambiguous = [str(row[0]) for row in _ambiguous(dimension, rows).limit(_FEW).collect()]
+        if ambiguous:
+            raise _more_than_one(dimension, version, ambiguous)
     except BaseException:
         rows.unpersist()
         raise
-    return Loaded(identity, version, rows, size)
+    return LoadedDimension(identity, version, rows, size)
 
 
 def _measured(dimension: Dimension, rows: DataFrame) -> int:
-    """Return what the rows take in memory; raise when that is more than the limit."""
+    """Return the size of the rows in memory; raise if it exceeds the limit."""
     limit = Size.parse(dimension.broadcast_limit)
     count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
     if size > limit.bytes:
@@ -213,38 +214,38 @@ def _measured(dimension: Dimension, rows: DataFrame) -> int:
 
 
 def _read(dimension: Dimension) -> list[str]:
-    """Return the columns that are read: the key, those that rows get, and the bounds of validity."""
+    """Return the columns to read: the key, the added columns, and the bounds of validity."""
     bounds = () if dimension.as_of is None else (dimension.as_of.valid_from, dimension.as_of.valid_to)
     return list(dict.fromkeys((dimension.key, *dimension.names, *bounds)))
 
 
 def _key_type(dimension: Dimension) -> T.DataType:
-    known = [each.dataType for each in dimension.columns if each.name == dimension.key]
-    return known[0] if known else T.StringType()
+    types = [field.dataType for field in dimension.columns if field.name == dimension.key]
+    return types[0] if types else T.StringType()
 
 
 def _typed(dimension: Dimension, key: T.DataType) -> T.StructType:
-    """Return the columns that are read, for a table that is not there."""
-    types = {each.name: each.dataType for each in dimension.columns} | {dimension.key: key}
+    """Return the schema of the columns to read, for a missing table."""
+    types = {field.name: field.dataType for field in dimension.columns} | {dimension.key: key}
     return T.StructType([T.StructField(name, types.get(name, T.TimestampType())) for name in _read(dimension)])
 
 
 def _bytes(schema: T.StructType) -> Column:
-    """Return what a row takes in a hash table of Spark: eight bytes per column, and those of texts beside them."""
-    wide = [
-        F.octet_length(_column(each.name))
-        if isinstance(each.dataType, T.StringType | T.BinaryType)
-        else F.octet_length(F.to_json(F.struct(_column(each.name))))
-        for each in schema
-        if isinstance(each.dataType, T.StringType | T.BinaryType | T.ArrayType | T.MapType | T.StructType)
+    """Return the size of a row in Spark's hash table: eight bytes per column plus variable-length values."""
+    sizes = [
+        F.octet_length(_column(field.name))
+        if isinstance(field.dataType, T.StringType | T.BinaryType)
+        else F.octet_length(F.to_json(F.struct(_column(field.name))))
+        for field in schema
+        if isinstance(field.dataType, T.StringType | T.BinaryType | T.ArrayType | T.MapType | T.StructType)
     ]
-    # The set of nulls, the length, and the pointers of the table.
+    # The null bitmap, the row length, and the pointers of the hash table.
     fixed = F.lit(32 + 8 * len(schema))
-    return reduce(lambda one, other: one + F.coalesce(other, F.lit(0)), wide, fixed)
+    return reduce(lambda left, right: left + F.coalesce(right, F.lit(0)), sizes, fixed)
 
 
 def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
-    """Return the keys that would make two rows of one: they occur twice, or are valid twice at one time."""
+    """Return the keys that match more than one row: duplicate keys, or overlapping validity."""
     key = _column(dimension.key)
     if dimension.as_of is None:
         return rows.groupBy(key).count().where("count > 1").select(key)
@@ -259,17 +260,17 @@ def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
 
 
 def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
-    found = {each.name: each.dataType for each in schema}
-    wrong = [f"'{name}' is not there" for name in _read(dimension) if name not in found]
-    wrong += [
-        f"'{each.name}' is {found[each.name].simpleString()} and not {each.dataType.simpleString()}"
-        for each in dimension.columns
-        if each.name in found and found[each.name] != each.dataType
+    types = {field.name: field.dataType for field in schema}
+    problems = [f"'{name}' is not there" for name in _read(dimension) if name not in types]
+    problems += [
+        f"'{field.name}' is {types[field.name].simpleString()} and not {field.dataType.simpleString()}"
+        for field in dimension.columns
+        if field.name in types and types[field.name] != field.dataType
     ]
-    if wrong:
+    if problems:
         raise DataError(
             f"The dimension {dimension.path} does not have the columns that rows are to get from it.",
-            why=f"{'; '.join(wrong)}.",
+            why=f"{'; '.join(problems)}.",
             state=_NOTHING_WRITTEN,
             remedy="Correct the declaration of the dimension, or the table.",
             code="HR-563",
@@ -286,10 +287,10 @@ def _missing(dimension: Dimension, location: str) -> DataError:
     )
 
 
-def _too_large(dimension: Dimension, found: str, limit: Size) -> DataError:
+def _too_large(dimension: Dimension, size: str, limit: Size) -> DataError:
     return DataError(
-        f"The dimension {dimension.path} is too large to be broadcast: {found}, and the limit is {limit}.",
-        why="The driver collects it and every executor holds a copy beside each batch; without the memory they die.",
+        f"The dimension {dimension.path} is too large to be broadcast: {size}, and the limit is {limit}.",
+        why="The driver collects it and every executor holds a copy; without enough memory they fail.",
         state=_NOTHING_WRITTEN,
         remedy="Take fewer columns, keep old rows elsewhere, or raise `broadcast_limit` if driver and executors have "
         "the memory for it.",
@@ -298,10 +299,10 @@ def _too_large(dimension: Dimension, found: str, limit: Size) -> DataError:
 
 
 def _more_than_one(dimension: Dimension, version: int, keys: list[str]) -> DataError:
-    how = "occurs more than once" if dimension.as_of is None else "has rows that are valid at the same time"
+    problem = "occurs more than once" if dimension.as_of is None else "has rows that are valid at the same time"
     return DataError(
         f"The dimension {dimension.path} does not say which row belongs to a key: {dimension.key} {', '.join(keys)}.",
-        why=f"In version {version} each of these {how}, so that a row joined with it would become two.",
+        why=f"In version {version} each of these {problem}, so that a row joined with it would become two.",
         state=_NOTHING_WRITTEN,
         remedy="Correct the table, and start the flow again: it takes the newest version."
         + (" For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""),

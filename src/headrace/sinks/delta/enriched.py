@@ -1,4 +1,4 @@
-"""Rows with the columns of a dimension beside them, in one Delta table; those that it lacks wait there for it."""
+"""Append rows with the columns of a dimension; rows without a match wait in the table until the dimension has one."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.delta.dimension import Dimension, DimensionInUse, Loaded, require_there
+from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
 from headrace.sinks.delta.log import version
-from headrace.sinks.delta.sql import settings
+from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 ENRICHED, VERSION = "enriched", "dimension_version"
-# Rows of a batch may go anywhere while those that waited are replaced.
+# A replaceWhere write replaces the waiting rows, and may also add rows outside of its condition.
 _REPLACE = {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}
 
 
 @dataclass
-class _Tried:
-    """With which version the rows that wait were last looked up, as far as this run knows, and whether it wrote yet."""
+class _LookupState:
+    """The dimension version in which waiting rows were last looked up by this run, and whether it has written."""
 
     identity: tuple[str, int] | None = None
     wrote: bool = False
@@ -39,96 +39,95 @@ class DeltaEnriched(DeltaTableSink):
 
     | field     | meaning                                                                                        |
     |-----------|------------------------------------------------------------------------------------------------|
-    | key       | the column of the rows that names a row of the dimension                                       |
-    | dimension | the table to join with, and when it is read again                                              |
+    | key       | the column of the rows that references the key of the dimension                                |
+    | dimension | the table to join with, and when it is refreshed                                               |
 
-    The table is partitioned by `enriched`. A row that the dimension does not have yet stands under `enriched = false`,
-    the columns of the dimension null. A batch that is the first to see another version of the dimension looks these
-    rows up again; who is found moves to `enriched = true`, and is never touched again. `dimension_version` is the
-    version that a row was looked up in last.
+    The table is partitioned by `enriched`. A row without a match has `enriched = false` and null dimension columns.
+    The first batch that sees another version of the dimension looks these rows up again; a row with a match moves to
+    `enriched = true` and never changes again. `dimension_version` is the version of the row's last lookup.
 
     While no rows come there are no batches. Give the input's watermark an `idle`: then the runtime makes a batch
     without rows when rows wait and the dimension is another one (`Waiting`).
 
-    The rows of a batch and the rows that waited change in one commit, so that in every version of the table each row is
-    there once: enriched or waiting. The commit tells the batch and the version of the dimension in its `userMetadata`.
+    The rows of a batch and the waiting rows are written in one commit, so every version of the table contains each row
+    once: enriched or waiting. The `userMetadata` of the commit has the batch and the version of the dimension.
 
-    Exactly once, on the conditions of `DeltaTableSink`. A batch that is run again may meet a newer version of the
-    dimension: it is in as the first attempt wrote it or as the second one does, never half of each.
+    Exactly once, on the conditions of `DeltaTableSink`. A retried batch may see a newer version of the dimension: its
+    rows are those of the first attempt or those of the second, never a mix.
     """
 
     key: str
     dimension: Dimension
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
-    in_use: DimensionInUse = field(default_factory=DimensionInUse, compare=False, repr=False)
-    _tried: _Tried = field(default_factory=_Tried, init=False, compare=False, repr=False)
+    dimension_cache: DimensionCache = field(default_factory=DimensionCache, compare=False, repr=False)
+    _lookup_state: _LookupState = field(default_factory=_LookupState, init=False, compare=False, repr=False)
 
     def preflight(self, target: Target) -> None:
-        """Prove that a local folder can be written, and that the dimension is there."""
+        """Check that a local folder is writable, and that the dimension exists."""
         super().preflight(target)
-        require_there(self.dimension, target)
+        require_table_exists(self.dimension, target)
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Read the dimension: one that is too large, or not as declared, is refused before the query starts."""
+        """Load the dimension, so that one that is too large or not as declared fails before the query starts."""
         super().prepare(spark, target)
-        self.in_use.begin()
-        self._tried.identity, self._tried.wrote = None, False
-        self.in_use.current(self.dimension, spark, target)
+        self.dimension_cache.reset()
+        self._lookup_state.identity, self._lookup_state.wrote = None, False
+        self.dimension_cache.current(self.dimension, spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Write the rows, and those that waited if the dimension is another one, in one commit that records the batch.
+        """Write the rows, and the waiting rows if the dimension has changed, in one commit that records the batch.
 
-        1. Choose the version of the dimension, by its policy.
-        2. Take the rows that wait into the batch, unless they were looked up in this version before.
-        3. Join, and commit: the rows of the batch are added, the rows that waited replaced.
+        1. Choose the version of the dimension by its refresh policy.
+        2. Add the waiting rows to the batch, unless they were already looked up in this version.
+        3. Join and commit: append the rows of the batch, replace the waiting rows.
         """
         self._require_own_names(rows)
         session, location = rows.sparkSession, self.folder(batch.target)
-        loaded = self.in_use.current(self.dimension, session, batch.target)
-        found = (loaded.identity, loaded.version)
-        again = found != self._tried.identity and version(session, location) >= 0
-        if again:
+        loaded = self.dimension_cache.current(self.dimension, session, batch.target)
+        loaded_version = (loaded.identity, loaded.version)
+        retry_waiting = loaded_version != self._lookup_state.identity and version(session, location) >= 0
+        if retry_waiting:
             waiting = session.read.format("delta").load(location).where(~F.col(ENRICHED))
             rows = rows.unionByName(waiting.select(*(_quoted(name) for name in rows.columns)))
-        told = {"batch": batch.id, "query_id": batch.query_id, VERSION: loaded.version}
+        metadata = {"batch": batch.id, "query_id": batch.query_id, VERSION: loaded.version}
         writer = (
             self._joined(rows, loaded)
             .write.format("delta")
             .option("txnAppId", batch.app_id)
             .option("txnVersion", str(batch.id))
-            .option("userMetadata", json.dumps(told))
+            .option("userMetadata", json.dumps(metadata))
             .options(**self.properties)
             .partitionBy(ENRICHED)
         )
-        with settings(session, _REPLACE):
-            if again:
+        with session_settings(session, _REPLACE):
+            if retry_waiting:
                 writer.mode("overwrite").option("replaceWhere", f"{ENRICHED} = false").save(location)
             else:
                 writer.mode("append").save(location)
-        # The first batch of a run may be in from an earlier attempt, which saw another version, and be passed over now.
-        self._tried.identity = found if self._tried.wrote else None
-        self._tried.wrote = True
-        self.look_after(session, batch.target)
+        # Delta may skip the first batch of a run: an earlier attempt, with another version, has committed it.
+        self._lookup_state.identity = loaded_version if self._lookup_state.wrote else None
+        self._lookup_state.wrote = True
+        self.run_maintenance(session, batch.target)
 
     def is_due(self, session: SparkSession, target: Target) -> bool:
-        """Whether rows wait that were not looked up yet in the version of the dimension that a batch would see now."""
-        found, location = self.in_use.upcoming(self.dimension, session, target), self.folder(target)
-        if found is None or found == self._tried.identity or version(session, location) < 0:
+        """Whether rows wait that were not yet looked up in the version of the dimension that a batch would use now."""
+        next_version, location = self.dimension_cache.next_version(self.dimension, session, target), self.folder(target)
+        if next_version is None or next_version == self._lookup_state.identity or version(session, location) < 0:
             return False
         return not session.read.format("delta").load(location).where(~F.col(ENRICHED)).isEmpty()
 
-    def _joined(self, rows: DataFrame, loaded: Loaded) -> DataFrame:
+    def _joined(self, rows: DataFrame, loaded: LoadedDimension) -> DataFrame:
         dimension = self.dimension
-        known = {name: F.col(f"_dimension.`{name}`") for name in loaded.rows.columns}
-        here = F.broadcast(loaded.rows.select(F.struct("*").alias("_dimension")))
-        condition = _quoted(self.key) == known[dimension.key]
+        dimension_columns = {name: F.col(f"_dimension.`{name}`") for name in loaded.rows.columns}
+        broadcast = F.broadcast(loaded.rows.select(F.struct("*").alias("_dimension")))
+        condition = _quoted(self.key) == dimension_columns[dimension.key]
         if dimension.as_of is not None:
-            at, since = _quoted(dimension.as_of.time), known[dimension.as_of.valid_from]
-            until = known[dimension.as_of.valid_to]
-            condition &= (since.isNull() | (at >= since)) & (until.isNull() | (at < until))
-        return rows.join(here, condition, "left").select(
+            event_time, since = _quoted(dimension.as_of.time), dimension_columns[dimension.as_of.valid_from]
+            until = dimension_columns[dimension.as_of.valid_to]
+            condition &= (since.isNull() | (event_time >= since)) & (until.isNull() | (event_time < until))
+        return rows.join(broadcast, condition, "left").select(
             *(_quoted(name) for name in rows.columns),
-            *(known[name].alias(name) for name in dimension.names),
+            *(dimension_columns[name].alias(name) for name in dimension.names),
             F.col("_dimension").isNotNull().alias(ENRICHED),
             F.lit(loaded.version).cast("long").alias(VERSION),
         )

@@ -1,4 +1,4 @@
-"""What the log of a Delta table says: its version, its size, the batches that are in. Reads no rows."""
+"""Read the log of a Delta table: its version, its size, its recorded batches. Reads no rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def snapshot(session: SparkSession, location: str) -> JavaObject:
-    """Return Delta's own view of a table as it is now. Reads the log, and no rows."""
+    """Return Delta's current snapshot of a table."""
     jvm = session._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, location)
@@ -18,29 +18,29 @@ def snapshot(session: SparkSession, location: str) -> JavaObject:
 
 
 def version(session: SparkSession, location: str) -> int:
-    """Return the version of a table; -1 when it is not there."""
+    """Return the version of a table; -1 if it does not exist."""
     return int(snapshot(session, location).version())
 
 
 def size(session: SparkSession, location: str) -> tuple[int, int] | None:
-    """Return the number of a table's files and their bytes, as the checksum beside its version says; None without one.
+    """Return the number of files and their bytes from the checksum file of the version; None without one.
 
-    Delta's own `numOfFilesIfKnown` reads the whole log first.
+    Delta's `numOfFilesIfKnown` reads the whole log first.
     """
-    told = snapshot(session, location).checksumOpt()
-    return (int(told.get().numFiles()), int(told.get().tableSizeBytes())) if told.isDefined() else None
+    checksum = snapshot(session, location).checksumOpt()
+    return (int(checksum.get().numFiles()), int(checksum.get().tableSizeBytes())) if checksum.isDefined() else None
 
 
 def is_empty(session: SparkSession, location: str) -> bool:
-    """Return whether a table is known to have no files."""
-    told = size(session, location)
-    return told is not None and told[0] == 0
+    """Return whether the checksum of a table says that it has no files."""
+    files_and_bytes = size(session, location)
+    return files_and_bytes is not None and files_and_bytes[0] == 0
 
 
 def last_recorded(session: SparkSession, location: str, app_id: str) -> int:
-    """Return the last batch that a table records under an identity, or -1."""
+    """Return the last batch that a table records for a txnAppId, or -1."""
     jvm = session._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, location)
-    found = log.unsafeVolatileSnapshot().transactions().get(app_id)
-    return int(found.get()) if found.isDefined() else -1
+    recorded = log.unsafeVolatileSnapshot().transactions().get(app_id)
+    return int(recorded.get()) if recorded.isDefined() else -1

@@ -1,4 +1,4 @@
-"""Replace a Delta table with the whole result, batch by batch."""
+"""Replace a Delta table with each batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeltaOverwrite(DeltaTableSink):
-    """Replace the table with each micro-batch, which in complete mode is the whole result. Readers see one or the next.
+    """Replace the table with each micro-batch, which in complete mode is the full result.
 
     Exactly once, on the conditions of `DeltaTableSink`.
     """
@@ -23,7 +23,7 @@ class DeltaOverwrite(DeltaTableSink):
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.COMPLETE})
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Replace all rows in one Delta commit that also records the batch."""
+        """Replace all rows in one commit that also records the batch."""
         (
             rows.write.format("delta")
             .mode("overwrite")
@@ -32,4 +32,4 @@ class DeltaOverwrite(DeltaTableSink):
             .options(**self.properties)
             .save(batch.target.table(self.path))
         )
-        self.look_after(rows.sparkSession, batch.target)
+        self.run_maintenance(rows.sparkSession, batch.target)

@@ -1,7 +1,7 @@
-"""How a Delta table is kept: its properties, when small files are joined, how long old files stay.
+"""The policy of a Delta table: its properties, when small files are compacted, how long old files are retained.
 
-All of it is done by the flow that writes the table, between two of its batches (`maintenance`): nobody else
-commits to it, so that no upkeep ever conflicts with a batch.
+The flow that writes the table applies it between two batches (see `maintenance`): it is the only writer, so maintenance
+never conflicts with a batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
-from headrace.clients.storage import files_for
+from headrace.clients.storage import file_store
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.maintenance import Maintenance
@@ -26,38 +26,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TablePolicy:
-    """How one table is kept.
+    """Properties and maintenance of one table.
 
     | field       | default   | meaning                                                                              |
     |-------------|-----------|--------------------------------------------------------------------------------------|
-    | properties  | none      | properties of the table, `delta.` ones; set when it is made, and at each start where  |
-    |             |           | it has others                                                                        |
-    | small_files | 48        | OPTIMIZE the table when it has so many files more than it needs; 0 is never          |
-    | keep        | `7 days`  | VACUUM removes files that no version since then needs; None is never                 |
-    | clean_every | `1 day`   | how often that is done                                                               |
+    | properties  | none      | table properties (`delta.*`); set when the table is created, and at each start if    |
+    |             |           | they differ                                                                          |
+    | small_files | 48        | OPTIMIZE the table if it has this many files more than it needs; 0 means never       |
+    | retention   | `7 days`  | VACUUM files that no version within this time needs; None means never                |
+    | clean_every | `1 day`   | the interval of VACUUM                                                               |
 
-    Whoever reads the table as a stream has to come by more often than `keep`: a version whose files are gone stops it.
-    The table remembers for as long which files it has removed (`delta.deletedFileRetentionDuration`), at most for as
-    long as it keeps its log.
+    A stream that reads the table must not fall behind by more than `retention`: it stops at a version whose files were
+    removed. `delta.deletedFileRetentionDuration` is set to the same time, at most to the retention of the log.
     """
 
     properties: Mapping[str, str] = field(default_factory=dict)
     small_files: int = 48
-    keep: str | None = "7 days"
+    retention: str | None = "7 days"
     clean_every: str = "1 day"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "properties", MappingProxyType(dict(self.properties)))
-        wrong = next((name for name in self.properties if not name.startswith("delta.")), None)
-        if wrong is not None:
+        invalid = next((name for name in self.properties if not name.startswith("delta.")), None)
+        if invalid is not None:
             raise FlowError(
-                f"'{wrong}' is no property of a Delta table.",
+                f"'{invalid}' is no property of a Delta table.",
                 why="Delta keeps what begins with `delta.`; anything else would be an option of one write, and lost.",
                 state="Nothing was started.",
                 remedy="Write it as `delta.NAME`, such as `delta.logRetentionDuration`.",
                 code="HR-573",
             )
-        self._upkeep  # noqa: B018 - raises for times that cannot be
+        self._maintenance  # noqa: B018 - raises for times that cannot be
 
     def __getstate__(self) -> dict[str, object]:
         # A view of a dict cannot be sent to a worker.
@@ -65,40 +64,40 @@ class TablePolicy:
 
     @property
     def table_properties(self) -> Mapping[str, str]:
-        """What the table gets: the properties, and how long it remembers what it has removed, unless they say it."""
-        return {**self._upkeep.remembering(self.properties), **self.properties}
+        """The declared properties, and the retention of removed files unless it is declared."""
+        return {**self._maintenance.retention_property(self.properties), **self.properties}
 
     @property
-    def _upkeep(self) -> Maintenance:
-        return Maintenance(self.small_files, self.keep, self.clean_every)
+    def _maintenance(self) -> Maintenance:
+        return Maintenance(self.small_files, self.retention, self.clean_every)
 
     def apply(self, session: SparkSession, location: str) -> None:
-        """Give a table that is there the properties. Called once per start of a flow, before its query."""
+        """Set the properties of an existing table. Called once per start of a flow, before its query."""
         if not DeltaTable.isDeltaTable(session, location):
             return
         (detail,) = DeltaTable.forPath(session, location).detail().collect()
-        has, wanted = detail["properties"], self.table_properties
-        lacking = {name: value for name, value in wanted.items() if has.get(name) != value}
-        if lacking:
-            listed = ", ".join(f"'{name}' = '{value}'" for name, value in lacking.items())
+        current, declared = detail["properties"], self.table_properties
+        changed = {name: value for name, value in declared.items() if current.get(name) != value}
+        if changed:
+            listed = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
             session.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ({listed})")
 
-    def look_after(self, session: SparkSession, location: str, now: dt.datetime | None = None) -> None:
-        """Join small files, and remove old ones when it is time. Called after each batch, by its writer."""
-        self._upkeep.compact(session, location)
+    def run_maintenance(self, session: SparkSession, location: str, now: dt.datetime | None = None) -> None:
+        """Compact small files, and vacuum old ones if it is time. Called by the sink after each batch."""
+        self._maintenance.compact(session, location)
         now = now or dt.datetime.now(dt.UTC)
         cleaned = self._cleaned(session, location)
-        # A table that was never cleaned has nothing old.
+        # A table that was never vacuumed has no old files.
         if cleaned is None or now - cleaned >= dt.timedelta(milliseconds=Duration.parse(self.clean_every).ms):
             if cleaned is not None:
-                self._upkeep.vacuum(session, [location])
-            files_for(location, session).write(_note(location), json.dumps({"cleaned": now.isoformat()}))
+                self._maintenance.vacuum(session, [location])
+            file_store(location, session).write(_state_file(location), json.dumps({"cleaned": now.isoformat()}))
 
     def _cleaned(self, session: SparkSession, location: str) -> dt.datetime | None:
-        text = files_for(location, session).read(_note(location))
+        text = file_store(location, session).read(_state_file(location))
         return dt.datetime.fromisoformat(json.loads(text)["cleaned"]) if text else None
 
 
-def _note(location: str) -> str:
-    # Delta passes over names that begin so, also when it removes files.
+def _state_file(location: str) -> str:
+    # Delta ignores names that begin with an underscore, also in VACUUM.
     return f"{location}/_headrace/upkeep.json"

@@ -1,4 +1,4 @@
-"""How a write to a Delta table is told to Spark: settings of the session, the identity of a batch, names in SQL."""
+"""Session settings for Delta writes, idempotent writes (txnAppId and txnVersion), and SQL quoting."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from pyspark.sql import DataFrame, SparkSession
 _IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
 
-def identity(app_id: str, batch_id: int) -> dict[str, str]:
-    """Return the settings under which Delta records a batch with a commit."""
+def idempotent_write(app_id: str, batch_id: int) -> dict[str, str]:
+    """Return the session settings that make the next Delta write idempotent for this batch."""
     return dict(zip(_IDENTITY, (app_id, str(batch_id)), strict=True))
 
 
-def without_identity(rows: DataFrame) -> DataFrame:
-    """Return the rows for a write that records no batch, whatever the session says at the moment.
+def without_idempotent_write(rows: DataFrame) -> DataFrame:
+    """Return the rows in a session without idempotent-write settings, for a write that records no batch.
 
-    Delta reads the whole log to find out whether it has a batch already. That is spared where a second write of the
-    same rows changes nothing.
+    For an idempotent write Delta reads the whole log. That is unnecessary if writing the same rows again has no effect.
     """
-    jvm, own = rows.sparkSession._jvm, rows.sparkSession._jsparkSession.cloneSession()
+    jvm, cloned = rows.sparkSession._jvm, rows.sparkSession._jsparkSession.cloneSession()
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    apart = SparkSession(rows.sparkSession.sparkContext, own)
+    cloned_session = SparkSession(rows.sparkSession.sparkContext, cloned)
     for name in _IDENTITY:
-        apart.conf.unset(name)
-    same = jvm.org.apache.spark.sql.classic.Dataset.ofRows(own, rows._jdf.queryExecution().analyzed())
-    return DataFrame(same, apart)
+        cloned_session.conf.unset(name)
+    dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows(cloned, rows._jdf.queryExecution().analyzed())
+    return DataFrame(dataset, cloned_session)
 
 
 @contextmanager
-def settings(session: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
-    """Set settings of the session, and put them back: the next write of this session may be another sink's."""
-    before: dict[str, str | None] = {key: session.conf.get(key, None) for key in chosen}
-    for key, value in chosen.items():
+def session_settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set session settings and restore them at the end: other sinks use the same session."""
+    before: dict[str, str | None] = {key: session.conf.get(key, None) for key in values}
+    for key, value in values.items():
         session.conf.set(key, value)
     try:
         yield
@@ -46,11 +45,11 @@ def settings(session: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]
                 session.conf.set(key, old)
 
 
-def quoted(name: str) -> str:
-    """Return the name of a column as SQL writes it, whatever it holds."""
+def quote_name(name: str) -> str:
+    """Return a name quoted with backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def text(value: str) -> str:
-    """Return a text as SQL writes it, whatever it holds."""
+def string_literal(value: str) -> str:
+    """Return a string as a SQL literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""What every sink that ends in a Delta table has in common."""
+"""The base of all sinks that write a Delta table."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from headrace.sinks.local_folder import require_writable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The column by which a table says that a row is deleted at its source, where rows stay.
+# Marks a row that is deleted at its source, in tables that keep such rows.
 DELETED = "_headrace_deleted"
 
 
 @dataclass(frozen=True)
 class DeltaTableSink:
-    """A table below the lake, unless `path` is absolute, that records each batch in the commit that holds its rows.
+    """A table below the lake, unless `path` is absolute, that records each batch in the commit of its rows.
 
     Exactly once, while:
-      1. a batch that is run again has the same id; Spark keeps this through the offset log;
-      2. the identity changes whenever the checkpoint is discarded. A new checkpoint counts from 0, and Delta skips
-         ids that it has seen under one identity: silent loss. `Batch.app_id` holds the query id for this reason;
+      1. a retried batch has the same id; Spark ensures this with the offset log;
+      2. the txnAppId changes when the checkpoint is discarded. A new checkpoint counts from 0, and Delta skips batch
+         ids that it already has for a txnAppId: silent loss. Therefore `Batch.app_id` contains the query id;
       3. one process writes the table, on storage without an exclusive rename (a local disk).
 
-    `policy` says how the table is kept: its properties, its small files and its old ones.
+    `policy` sets the table's properties, compaction and vacuum.
     """
 
     path: str
@@ -47,30 +47,34 @@ class DeltaTableSink:
         return target.table(self.path)
 
     def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
-        """Return the table's id and the batches that its log records."""
-        place, now = f"the Delta table {self.folder(target)}", snapshot(spark, self.folder(target))
-        if now.version() < 0:
+        """Return the table id and the batches that the Delta log records."""
+        place, current = f"the Delta table {self.folder(target)}", snapshot(spark, self.folder(target))
+        if current.version() < 0:
             return Held(place, None, {})
-        records, end = now.setTransactions(), f":{flow}:{step}"
-        found = [records.apply(number) for number in range(records.size())]
-        last = {each.appId().removesuffix(end): int(each.version()) for each in found if each.appId().endswith(end)}
-        return Held(place, str(now.metadata().id()), last)
+        records, end = current.setTransactions(), f":{flow}:{step}"
+        transactions = [records.apply(number) for number in range(records.size())]
+        last = {
+            transaction.appId().removesuffix(end): int(transaction.version())
+            for transaction in transactions
+            if transaction.appId().endswith(end)
+        }
+        return Held(place, str(current.metadata().id()), last)
 
     def preflight(self, target: Target) -> None:
-        """Prove that a local folder can be written."""
+        """Check that a local folder is writable."""
         require_writable(target.table(self.path))
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Give a table that is there its properties. The first write makes one that is not."""
+        """Set the properties of an existing table. The first write creates a missing one."""
         if self.policy is not None:
             self.policy.apply(spark, self.folder(target))
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What the first write makes the table with."""
+        """The table properties for the first write."""
         return {} if self.policy is None else self.policy.table_properties
 
-    def look_after(self, session: SparkSession, target: Target) -> None:
-        """Do the upkeep that is due. Called by each sink after it has written a batch."""
+    def run_maintenance(self, session: SparkSession, target: Target) -> None:
+        """Run the maintenance that is due. Called by each sink after it has written a batch."""
         if self.policy is not None:
-            self.policy.look_after(session, self.folder(target))
+            self.policy.run_maintenance(session, self.folder(target))

@@ -1,4 +1,4 @@
-"""Keep one row per key in a Delta table, the newest."""
+"""Upsert rows into a Delta table by key."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from pyspark.sql.types import DataType, DateType, IntegralType, TimestampNTZType
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
-from headrace.sinks.batch.persist import kept
+from headrace.sinks.batch.persist import persisted
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# MERGE takes the identity of a write only from these settings of the session, not from options.
+# MERGE reads txnAppId and txnVersion only from these session settings, not from options.
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 
 
 @dataclass(frozen=True)
 class DeltaUpsert(DeltaTableSink):
-    """Merge each micro-batch into a Delta table by key: a row replaces the one with its key, or is added.
+    """Merge each micro-batch into a Delta table by key: a row replaces the row with its key, or is inserted.
 
     | field    | meaning                                                                                          |
     |----------|--------------------------------------------------------------------------------------------------|
-    | key      | the columns that tell rows apart; null is a value like any other                                 |
+    | key      | the columns that identify a row; null is a value like any other                                  |
     | sequence | a column that grows with each change: an older row never replaces a newer one, and of several rows |
     |          | of one key in a batch the newest wins. Without it a key may occur once per batch                 |
-    | cluster_by | columns by which OPTIMIZE lays rows together; declared when the table is made                  |
-    | prune_by | a column of the key with times, dates or whole numbers. A batch reads only files that may hold values |
-    |          | between its lowest and its highest one: what it costs does not grow with the age of the table    |
+    | cluster_by | columns for liquid clustering; declared when the table is created                              |
+    | prune_by | a timestamp, date or integer column of the key. A batch reads only files whose value range       |
+    |          | overlaps its own: its cost does not grow with the age of the table                               |
 
     Exactly once, on the conditions of `DeltaTableSink`.
     """
@@ -50,7 +50,7 @@ class DeltaUpsert(DeltaTableSink):
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND, OutputMode.UPDATE})
 
     def __post_init__(self) -> None:
-        """Refuse to look for rows by a column that their key does not have."""
+        """Raise if `prune_by` is not part of the key."""
         if self.prune_by is not None and self.prune_by not in self.key:
             raise self._not_pruned(
                 "is not in its key",
@@ -58,55 +58,55 @@ class DeltaUpsert(DeltaTableSink):
             )
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Merge the rows in one Delta commit that also records the batch."""
-        self.made(rows.sparkSession, rows.schema, batch)
+        """Merge the rows in one commit that also records the batch."""
+        self.create_if_missing(rows.sparkSession, rows.schema, batch)
         self.merge(rows, batch)
 
-    def made(self, session: SparkSession, schema: StructType, batch: Batch) -> DeltaTable:
-        """Return the table, made for rows of this schema where it is not there yet."""
+    def create_if_missing(self, session: SparkSession, schema: StructType, batch: Batch) -> DeltaTable:
+        """Return the table; create it with this schema if it does not exist."""
         table = DeltaTable.createIfNotExists(session).location(batch.target.table(self.path)).addColumns(schema)
         for name, value in self.properties.items():
             table = table.property(name, value)
         return (table.clusterBy(*self.cluster_by) if self.cluster_by else table).execute()
 
     def merge(self, rows: DataFrame, batch: Batch, *, within: str = "") -> None:
-        """Merge the rows. `within` is a condition that holds for every row of the table whose key they have."""
+        """Merge the rows. `within` is a condition that every matching row of the table meets."""
         location, session = batch.target.table(self.path), rows.sparkSession
         newer = None if self.sequence is None else f"new.`{self.sequence}` >= old.`{self.sequence}`"
-        same = [f"old.`{name}` <=> new.`{name}`" for name in self.key]
-        # MERGE reads its source twice, and a batch must be computed once.
-        with kept(self.newest(rows)) as once, _identity(session, batch):
-            bounds = within or self._bounds(once)
+        conditions = [f"old.`{name}` <=> new.`{name}`" for name in self.key]
+        # MERGE reads its source twice, but a batch must be computed only once.
+        with persisted(self.newest(rows)) as cached, _identity(session, batch):
+            bounds = within or self._bounds(cached)
             if bounds:
-                same.append(bounds)
+                conditions.append(bounds)
             (
                 DeltaTable.forPath(session, location)
                 .alias("old")
-                .merge(once.alias("new"), " AND ".join(same))
+                .merge(cached.alias("new"), " AND ".join(conditions))
                 .whenMatchedUpdateAll(newer)
                 .whenNotMatchedInsertAll()
                 .execute()
             )
-        # Changes no row: a crash before it leaves small files for the next time.
-        self.look_after(session, batch.target)
+        # Changes no row: after a crash before it, the next batch compacts the small files.
+        self.run_maintenance(session, batch.target)
 
     def _bounds(self, rows: DataFrame) -> str:
-        """Return a condition that holds for every row of the table whose key one of the rows has, or an empty one."""
+        """Return the condition on `prune_by` that every matching row of the table meets; empty without `prune_by`."""
         if self.prune_by is None:
             return ""
-        column, kind = F.col(f"`{self.prune_by}`"), rows.schema[self.prune_by].dataType
+        column, data_type = F.col(f"`{self.prune_by}`"), rows.schema[self.prune_by].dataType
         lowest, highest, null = rows.agg(F.min(column), F.max(column), F.bool_or(column.isNull())).collect()[0]
-        old, found = f"old.`{self.prune_by}`", []
+        old, bounds = f"old.`{self.prune_by}`", []
         if lowest is not None:
-            first, last = literal(lowest, kind), literal(highest, kind)
+            first, last = sql_literal(lowest, data_type), sql_literal(highest, data_type)
             if first is None or last is None:
                 raise self._not_pruned(
-                    f"is a {kind.simpleString()}", "Only times, dates and whole numbers are looked up."
+                    f"is a {data_type.simpleString()}", "Only times, dates and whole numbers are looked up."
                 )
-            found.append(f"({old} >= {first} AND {old} <= {last})")
+            bounds.append(f"({old} >= {first} AND {old} <= {last})")
         if null:
-            found.append(f"{old} IS NULL")
-        return f"({' OR '.join(found)})" if found else "false"
+            bounds.append(f"{old} IS NULL")
+        return f"({' OR '.join(bounds)})" if bounds else "false"
 
     def _not_pruned(self, what: str, why: str) -> FlowError:
         return FlowError(
@@ -118,24 +118,24 @@ class DeltaUpsert(DeltaTableSink):
         )
 
     def newest(self, rows: DataFrame) -> DataFrame:
-        """Return what a merge takes of rows: with a sequence the newest of each key. Repairs ask for it, too."""
+        """Return the rows to merge: with a sequence only the newest of each key. Also used by repairs."""
         if self.sequence is None:
             return rows
         sequence = F.col(f"`{self.sequence}`")
-        # max_by passes over rows whose order is null; this order never is, and a row without a sequence is the oldest.
+        # max_by ignores rows whose order is null. This order is never null; a row without a sequence is the oldest.
         order = F.struct(sequence.isNotNull(), sequence)
-        whole = F.max_by(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), order).alias("_headrace_row")
-        return rows.groupBy(*(F.col(f"`{name}`") for name in self.key)).agg(whole).select("_headrace_row.*")
+        newest_row = F.max_by(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), order).alias("_headrace_row")
+        return rows.groupBy(*(F.col(f"`{name}`") for name in self.key)).agg(newest_row).select("_headrace_row.*")
 
 
-def literal(value: Any, kind: DataType) -> str | None:
-    """Return a time, a date or a whole number as SQL writes it, and None for anything else.
+def sql_literal(value: Any, data_type: DataType) -> str | None:
+    """Return a timestamp, date or integer as a SQL literal; None for every other type.
 
-    Delta looks at the statistics of files for literals only, not for casts.
+    Delta skips files by their statistics for literals only, not for casts.
     """
-    match kind:
+    match data_type:
         case TimestampType():
-            # Spark hands times over without a zone, in that of the machine; `astimezone` reads them so.
+            # Spark returns naive datetimes in the local time zone, which `astimezone` expects.
             return f"TIMESTAMP '{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
         case TimestampNTZType():
             return f"TIMESTAMP_NTZ '{value:%Y-%m-%d %H:%M:%S.%f}'"
@@ -149,7 +149,7 @@ def literal(value: Any, kind: DataType) -> str | None:
 
 @contextmanager
 def _identity(session: SparkSession, batch: Batch) -> Iterator[None]:
-    """Set the identity of the write, and take it back: the next write of this session may be another sink's."""
+    """Set txnAppId and txnVersion for the block, then unset them: other sinks use the same session."""
     session.conf.set(_APP_ID, batch.app_id)
     session.conf.set(_VERSION, str(batch.id))
     try:

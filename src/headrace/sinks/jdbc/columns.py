@@ -1,6 +1,6 @@
-"""Rows of Spark as columns of Postgres: the type of each, and the form in which it travels.
+"""Map Spark columns to Postgres columns: their types, and how values are staged.
 
-| Spark                            | a table that is made       | an existing column may be            |
+| Spark                            | type in a new table        | an existing column may be            |
 |----------------------------------|----------------------------|--------------------------------------|
 | string                           | text                       | text, varchar, uuid, jsonb           |
 | byte, short                      | smallint                   | or wider, or numeric                 |
@@ -16,8 +16,8 @@
 | timestamp_ntz                    | timestamp without time zone |                                     |
 | array, map, struct               | jsonb                      |                                      |
 
-Times and dates travel as numbers since 1970: the Java driver would bring the zone of its machine and a calendar of its
-own into them. Everything else is refused (HR-218).
+Timestamps and dates are staged as numbers since 1970: the JDBC driver would apply the time zone of its machine and its
+own calendar. Every other type is rejected (HR-218).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.errors import FlowError
-from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, Column
+from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, JdbcColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame
 
-# In front of the name of the column, in the error with which Spark ends the batch.
+# Precedes the column name in the error with which Spark fails the batch.
 NUL = "headrace found the character NUL in column "
 
 _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'", "ignoreNullFields": "false"}
@@ -44,44 +44,44 @@ _MICROSECONDS = "to_timestamp({staged} / 1000000) + mod({staged}, 1000000) * int
 
 
 @dataclass(frozen=True)
-class _Form:
-    """How values of one Spark type are written: see `Column`. `write` makes the staged value of the one in the rows."""
+class _TypeMapping:
+    """How values of one Spark type are written: see `JdbcColumn`. `write` converts a value to its staged form."""
 
     type: str
     or_else: str = ""
     staged: str = ""
     value: str = "{staged}"
-    write: Callable[[Expression], Expression] = lambda given: given
+    write: Callable[[Expression], Expression] = lambda value: value
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> JdbcColumn:
         fits = f"{self.type}|{self.or_else}" if self.or_else else self.type
-        return Column(name, self.type, fits, self.staged or self.type, self.value)
+        return JdbcColumn(name, self.type, fits, self.staged or self.type, self.value)
 
 
-_JSONB = _Form("jsonb", staged="text", write=lambda given: F.to_json(given, _JSON))
-_SMALL = _Form("smallint", "integer|bigint|numeric", write=lambda given: given.cast("short"))
+_JSONB = _TypeMapping("jsonb", staged="text", write=lambda value: F.to_json(value, _JSON))
+_SMALL = _TypeMapping("smallint", "integer|bigint|numeric", write=lambda value: value.cast("short"))
 
-_FORMS: dict[type[T.DataType], _Form] = {
-    T.StringType: _Form("text", r"character varying(\(\d+\))?|uuid|jsonb"),
+_MAPPINGS: dict[type[T.DataType], _TypeMapping] = {
+    T.StringType: _TypeMapping("text", r"character varying(\(\d+\))?|uuid|jsonb"),
     T.ByteType: _SMALL,
     T.ShortType: _SMALL,
-    T.IntegerType: _Form("integer", "bigint|numeric"),
-    T.LongType: _Form("bigint", "numeric"),
-    T.FloatType: _Form("real", "double precision"),
-    T.DoubleType: _Form("double precision"),
-    T.BooleanType: _Form("boolean"),
-    T.BinaryType: _Form("bytea"),
-    T.DateType: _Form("date", "", "integer", "date '1970-01-01' + {staged}", F.unix_date),
-    T.TimestampType: _Form(
+    T.IntegerType: _TypeMapping("integer", "bigint|numeric"),
+    T.LongType: _TypeMapping("bigint", "numeric"),
+    T.FloatType: _TypeMapping("real", "double precision"),
+    T.DoubleType: _TypeMapping("double precision"),
+    T.BooleanType: _TypeMapping("boolean"),
+    T.BinaryType: _TypeMapping("bytea"),
+    T.DateType: _TypeMapping("date", "", "integer", "date '1970-01-01' + {staged}", F.unix_date),
+    T.TimestampType: _TypeMapping(
         "timestamp with time zone", r"timestamp\(6\) with time zone", "bigint", _MICROSECONDS, F.unix_micros
     ),
-    # Sessions of flows are in UTC: written as in UTC and read as in UTC, no zone comes between.
-    T.TimestampNTZType: _Form(
+    # Flows run with session time zone UTC, so the value does not shift.
+    T.TimestampNTZType: _TypeMapping(
         "timestamp without time zone",
         r"timestamp\(6\) without time zone",
         "bigint",
         f"({_MICROSECONDS}) AT TIME ZONE 'UTC'",
-        lambda given: F.unix_micros(given.cast("timestamp")),
+        lambda value: F.unix_micros(value.cast("timestamp")),
     ),
     T.ArrayType: _JSONB,
     T.MapType: _JSONB,
@@ -89,37 +89,37 @@ _FORMS: dict[type[T.DataType], _Form] = {
 }
 
 
-def as_columns(rows: DataFrame) -> list[Column]:
-    """Return the columns of rows, in order; raise FlowError for a type or a name that has no place in Postgres."""
-    return [_form(field).column(field.name) for field in rows.schema.fields]
+def jdbc_columns(rows: DataFrame) -> list[JdbcColumn]:
+    """Return the columns of rows, in order; raise FlowError for a type or a name that Postgres does not support."""
+    return [_mapping(field).column(field.name) for field in rows.schema.fields]
 
 
-def as_staged(rows: DataFrame, task: str) -> DataFrame:
-    """Return the rows as they travel: columns `c0`, `c1` and so on, and in `task` the task that computed a row."""
+def to_staged_rows(rows: DataFrame, task: str) -> DataFrame:
+    """Return the rows in staged form: columns `c0`, `c1` and so on, and in `task` the task that computed a row."""
     staged = []
     for number, field in enumerate(rows.schema.fields):
-        written = _form(field).write(F.col("`" + field.name.replace("`", "``") + "`"))
+        staged_value = _mapping(field).write(F.col("`" + field.name.replace("`", "``") + "`"))
         if isinstance(field.dataType, T.StringType):
-            # Postgres would refuse such a text too, and not say in which column.
-            found = F.raise_error(F.lit(f"{NUL}<{field.name}>"))
-            written = F.when(written.contains("\0"), found).otherwise(written)
-        staged.append(written.alias(f"c{number}"))
+            # Postgres would reject such a string too, without naming the column.
+            nul_error = F.raise_error(F.lit(f"{NUL}<{field.name}>"))
+            staged_value = F.when(staged_value.contains("\0"), nul_error).otherwise(staged_value)
+        staged.append(staged_value.alias(f"c{number}"))
     return rows.select(*staged, F.spark_partition_id().alias(task))
 
 
-def _form(field: T.StructField) -> _Form:
-    given = field.dataType
+def _mapping(field: T.StructField) -> _TypeMapping:
+    data_type = field.dataType
     if not field.name or "\0" in field.name or len(field.name.encode()) > LONGEST_NAME_BYTES:
-        raise _no_place(field.name, f"Names of columns have 1 to {LONGEST_NAME_BYTES} bytes in Postgres.")
-    if isinstance(given, T.DecimalType):
-        return _Form(f"numeric({given.precision},{given.scale})", "numeric")
-    for kind, form in _FORMS.items():
-        if isinstance(given, kind):
-            return form
-    raise _no_place(field.name, f"Its type is {given.simpleString()}, for which Postgres has none.")
+        raise _unsupported_column(field.name, f"Names of columns have 1 to {LONGEST_NAME_BYTES} bytes in Postgres.")
+    if isinstance(data_type, T.DecimalType):
+        return _TypeMapping(f"numeric({data_type.precision},{data_type.scale})", "numeric")
+    for spark_type, mapping in _MAPPINGS.items():
+        if isinstance(data_type, spark_type):
+            return mapping
+    raise _unsupported_column(field.name, f"Its type is {data_type.simpleString()}, for which Postgres has none.")
 
 
-def _no_place(name: str, why: str) -> FlowError:
+def _unsupported_column(name: str, why: str) -> FlowError:
     return FlowError(
         f"Column '{name}' cannot be written to Postgres.",
         why=why,

@@ -1,7 +1,7 @@
-"""The ledger of a Postgres table: one row per flow and step that writes to it, changed in the transaction of the batch.
+"""The ledger of a Postgres table: one row per flow and step that writes to it, updated in the batch's transaction.
 
-It lies in the schema of the table, as `headrace_ledger`. The row is made before the first batch, so that it can be
-locked: whoever holds the lock knows that no other transaction of this flow is under way, committed or not.
+It is the table `headrace_ledger` in the schema of the target table. The row is created before the first batch, so that
+it can be locked: while a driver holds the lock, no other transaction of this flow is open.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from psycopg.rows import class_row
 
 from headrace.errors import RecoveryError
 from headrace.flow.sink import Batch
-from headrace.sinks.jdbc.table import Table, alone
+from headrace.sinks.jdbc.table import PostgresTable, advisory_lock
 
-NAME = "headrace_ledger"
+LEDGER_TABLE = "headrace_ledger"
 
 # The batch before the first one.
-_NONE_YET = -1
+_NO_BATCH = -1
 
-_MAKE = """
+_CREATE = """
 CREATE TABLE IF NOT EXISTS {ledger} (
     table_name text NOT NULL,
     flow text NOT NULL,
@@ -50,8 +50,8 @@ UPDATE {{ledger}} SET batch_id = %(batch_id)s, offsets = %(offsets)s, rows = %(r
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What the ledger says about one flow and step: the last batch of a checkpoint that is in."""
+class JdbcLedgerEntry:
+    """One row of the ledger: the last committed batch of a flow and step."""
 
     query_id: str
     batch_id: int
@@ -61,86 +61,88 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger beside one table."""
+    """The ledger of one table."""
 
-    table: Table
+    table: PostgresTable
 
-    def entry(self, connection: psycopg.Connection, flow: str, step: str) -> Entry | None:
-        """Return the entry of a flow and step, without a lock, or None while no batch is in."""
-        if Table(self.table.schema, NAME).oid(connection) is None:
+    def entry(self, connection: psycopg.Connection, flow: str, step: str) -> JdbcLedgerEntry | None:
+        """Return the entry of a flow and step without locking it, or None before the first committed batch."""
+        if PostgresTable(self.table.schema, LEDGER_TABLE).oid(connection) is None:
             return None
-        found = self._read(connection, flow, step, "")
-        return found if found is not None and found.batch_id > _NONE_YET else None
+        entry = self._read(connection, flow, step, "")
+        return entry if entry is not None and entry.batch_id > _NO_BATCH else None
 
-    def claim(self, connection: psycopg.Connection, batch: Batch, *, is_there: bool) -> bool:
-        """Make the ledger ready for an attempt; return whether the batch is still to be written.
+    def claim(self, connection: psycopg.Connection, batch: Batch, *, table_exists: bool) -> bool:
+        """Claim the ledger for an attempt; return whether the batch still has to be written.
 
-        From here on an attempt with a lower fence is refused. `is_there` says whether the table is. Raises HR-315 to
-        HR-317 for a ledger that does not fit the batch.
+        Afterwards an attempt with a lower fence is rejected. `table_exists` says whether the target table exists.
+        Raises HR-315 to HR-317 if the ledger does not match the batch.
         """
-        ledger = Table(self.table.schema, NAME)
+        ledger = PostgresTable(self.table.schema, LEDGER_TABLE)
         if ledger.oid(connection) is None:
-            with alone(connection, str(ledger)):
-                connection.execute(self._statement(_MAKE))
+            with advisory_lock(connection, str(ledger)):
+                connection.execute(self._statement(_CREATE))
         with connection.transaction():
             if batch.id == 0:
-                connection.execute(self._statement(_FIRST), self._fields(batch, batch_id=_NONE_YET))
+                connection.execute(self._statement(_FIRST), self._fields(batch, batch_id=_NO_BATCH))
             due = self.is_due(connection, batch)
-            if due and batch.id > 0 and not is_there:
-                raise self._unfit(batch, f"The table is gone, and {batch.id} batches were written into it.")
+            if due and batch.id > 0 and not table_exists:
+                raise self._mismatch_error(
+                    batch, f"The table no longer exists, and {batch.id} batches were written into it."
+                )
             connection.execute(self._statement(_CLAIM), self._fields(batch))
         return due
 
     def is_due(self, connection: psycopg.Connection, batch: Batch) -> bool:
-        """Lock the entry until the transaction ends; return whether the batch is the next one, False when it is in.
+        """Lock the entry until the transaction ends; return whether the batch is next, False if it is committed.
 
-        Waits for the transaction of an earlier attempt to end, one way or the other. Raises as `claim` does.
+        Waits for the transaction of an earlier attempt to commit or roll back. Raises as `claim` does.
         """
         entry = self._read(connection, batch.flow, batch.step, "FOR UPDATE")
         if entry is None:
-            raise self._unfit(
+            raise self._mismatch_error(
                 batch, f"The ledger has no record of this flow, and {batch.id} batches were written before."
             )
-        if entry.query_id != batch.query_id and entry.batch_id > _NONE_YET:
+        if entry.query_id != batch.query_id and entry.batch_id > _NO_BATCH:
             raise RecoveryError(
                 f"Flow '{batch.flow}' cannot write batch {batch.id}.",
                 why=f"The ledger of the table {self.table} counts the batches of another checkpoint ({entry.query_id}, "
                 f"up to {entry.batch_id}); this one is {batch.query_id}.",
                 state="Nothing was written. The table holds the rows of the other checkpoint.",
                 remedy="Restore the checkpoint that the ledger belongs to, or give the sink another table. Where the "
-                f"table may take all rows again, delete the line of the flow in {self.table.schema}.{NAME}.",
+                f"table may take all rows again, delete the line of the flow in {self.table.schema}.{LEDGER_TABLE}.",
                 code="HR-315",
             )
         if entry.fence > batch.fence:
             raise RecoveryError(
                 f"Flow '{batch.flow}' may no longer write to the table {self.table}.",
                 why=f"A later driver has taken over: its fence is {entry.fence}, the one of this driver {batch.fence}.",
-                state="Nothing was written. The later driver goes on with the batch.",
+                state="Nothing was written. The later driver continues with the batch.",
                 remedy="Stop this driver. Where no other one runs, its lease was set back with the checkpoint: restore "
-                f"it, or set `fence` to {batch.fence} in the flow's line of {self.table.schema}.{NAME}.",
+                f"it, or set `fence` to {batch.fence} in the flow's line of {self.table.schema}.{LEDGER_TABLE}.",
                 code="HR-317",
             )
         if entry.batch_id == batch.id:
             if entry.offsets != batch.offsets:
-                raise self._unfit(batch, "A batch of this number is in, and it was read from other offsets.")
+                raise self._mismatch_error(batch, "The batch was already committed with other offsets.")
             return False
         if entry.batch_id != batch.id - 1:
-            # A checkpoint that was set back may cut its batches elsewhere: skipping them could lose rows.
+            # A restored checkpoint may retry batches with other offsets: skipping them could lose rows.
             why = "those between are missing" if entry.batch_id < batch.id else "the checkpoint was set back"
-            raise self._unfit(batch, f"The last batch in the table is {entry.batch_id}: {why}.")
+            raise self._mismatch_error(batch, f"The last batch in the table is {entry.batch_id}: {why}.")
         return True
 
     def record(self, connection: psycopg.Connection, batch: Batch, rows: int) -> None:
-        """Say that the batch is in. Called in the transaction that brings its rows, after `is_due`."""
+        """Record the batch as committed. Called in the transaction of its rows, after `is_due`."""
         connection.execute(self._statement(_RECORD), self._fields(batch, rows=rows))
 
-    def _read(self, connection: psycopg.Connection, flow: str, step: str, lock: str) -> Entry | None:
-        with connection.cursor(row_factory=class_row(Entry)) as cursor:
+    def _read(self, connection: psycopg.Connection, flow: str, step: str, lock: str) -> JdbcLedgerEntry | None:
+        with connection.cursor(row_factory=class_row(JdbcLedgerEntry)) as cursor:
             fields = {"table": self.table.name, "flow": flow, "step": step}
             return cursor.execute(self._statement(f"{_READ} {lock}"), fields).fetchone()
 
     def _statement(self, text: str) -> sql.Composed:
-        return sql.SQL(text).format(ledger=sql.Identifier(self.table.schema, NAME))
+        return sql.SQL(text).format(ledger=sql.Identifier(self.table.schema, LEDGER_TABLE))
 
     def _fields(self, batch: Batch, **more: int) -> dict[str, str | int]:
         return {
@@ -154,7 +156,7 @@ class Ledger:
             **more,
         }
 
-    def _unfit(self, batch: Batch, why: str) -> RecoveryError:
+    def _mismatch_error(self, batch: Batch, why: str) -> RecoveryError:
         return RecoveryError(
             f"Flow '{batch.flow}' cannot write batch {batch.id} into the table {self.table}.",
             why=why,

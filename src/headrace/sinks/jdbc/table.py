@@ -1,4 +1,4 @@
-"""A table of a Postgres database: whether it is there, whether rows fit into it, and making it. Nothing of Spark."""
+"""A Postgres table: check that it exists and matches the rows, or create it. Does not use Spark."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from psycopg import sql
 
 from headrace.errors import DataError
 
-# Postgres cuts longer names off without a word.
+# Postgres silently truncates longer names.
 LONGEST_NAME_BYTES = 63
 
-# Types of an existing column that take a text only when they are asked to.
+# Types of an existing column that need an explicit cast from text.
 _CAST_FROM_TEXT = ("uuid", "jsonb")
 
 _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")
@@ -26,7 +26,7 @@ SELECT attname, format_type(atttypid, atttypmod),
 FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
 
-# What ON CONFLICT can stand on: a whole, immediate index over plain columns.
+# Indexes that ON CONFLICT can use: unique, immediate, not partial, over plain columns.
 _UNIQUE = """
 SELECT array_agg(a.attname::text)
 FROM pg_index i
@@ -39,16 +39,16 @@ GROUP BY i.indexrelid
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column of rows on their way into a table.
+class JdbcColumn:
+    """One column of the rows to write.
 
     | field  | example                   | meaning                                                               |
     |--------|---------------------------|-----------------------------------------------------------------------|
     | name   | at                        | its name in the rows and in the table                                 |
-    | type   | timestamp with time zone  | its type in a table that the sink makes                               |
-    | fits   | integer, or wider         | a pattern of the types that an existing column may have without loss  |
+    | type   | timestamp with time zone  | its type in a table that the sink creates                             |
+    | fits   | integer, or wider         | a regex of the types that an existing column may have without loss    |
     | staged | bigint                    | its type in the staging table                                         |
-    | value  | to_timestamp({staged} ..) | how the staged value becomes the one of the table                     |
+    | value  | to_timestamp({staged} ..) | the expression that converts the staged value                         |
     """
 
     name: str
@@ -58,18 +58,20 @@ class Column:
     value: str = "{staged}"
 
     def takes(self, type_: str) -> bool:
-        """Whether a column of this type, in a table that is there, can hold every value of the rows."""
+        """Whether an existing column of this type can store every value of the rows."""
         if re.fullmatch(self.fits, type_):
             return True
-        mine, theirs = _DECIMAL.fullmatch(self.type), _DECIMAL.fullmatch(type_)
-        if mine is None or theirs is None:
+        declared, existing = _DECIMAL.fullmatch(self.type), _DECIMAL.fullmatch(type_)
+        if declared is None or existing is None:
             return False
-        digits, scale, more_digits, more_scale = (int(text) for each in (mine, theirs) for text in each.groups())
+        digits, scale, more_digits, more_scale = (
+            int(text) for match in (declared, existing) for text in match.groups()
+        )
         return more_scale >= scale and more_digits - more_scale >= digits - scale
 
 
 @dataclass(frozen=True)
-class Table:
+class PostgresTable:
     """A table by its schema and its name."""
 
     schema: str
@@ -77,14 +79,14 @@ class Table:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """The name as it stands in a statement."""
+        """The quoted name for SQL statements."""
         return sql.Identifier(self.schema, self.name)
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 
     def oid(self, connection: psycopg.Connection) -> int | None:
-        """Return the number of the table, which another one of the same name would not have, or None without one."""
+        """Return the oid of the table, or None if it does not exist. A recreated table has another oid."""
         row = connection.execute(
             "SELECT c.oid::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
@@ -93,73 +95,75 @@ class Table:
         return None if row is None else int(row[0])
 
     def require_schema(self, connection: psycopg.Connection) -> None:
-        """Raise unless the schema is there and this role may make tables in it: a staging table per attempt."""
+        """Raise unless the schema exists and the role may create tables in it: each attempt needs a staging table."""
         row = connection.execute(
             "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s", (self.schema,)
         ).fetchone()
         if row is None:
-            raise self._misfit(f"There is no schema '{self.schema}'.", f"Make it: CREATE SCHEMA {self.schema}.")
+            raise self._mismatch_error(f"There is no schema '{self.schema}'.", f"Make it: CREATE SCHEMA {self.schema}.")
         if not row[0]:
-            raise self._misfit(
+            raise self._mismatch_error(
                 f"The role may not make tables in the schema '{self.schema}', and each batch needs one for staging.",
                 f"Grant it: GRANT CREATE, USAGE ON SCHEMA {self.schema} TO the role.",
             )
 
-    def make(self, connection: psycopg.Connection, columns: Sequence[Column], key: Sequence[str]) -> int:
-        """Make the table with its primary key, unless somebody else was faster; return its number."""
-        defined = [sql.SQL("{} {}").format(sql.Identifier(each.name), sql.SQL(each.type)) for each in columns]
+    def create(self, connection: psycopg.Connection, columns: Sequence[JdbcColumn], key: Sequence[str]) -> int:
+        """Create the table with its primary key if it does not exist; return its oid."""
+        definitions = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns]
         statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY ({}))").format(
-            self.identifier, sql.SQL(", ").join(defined), names(key)
+            self.identifier, sql.SQL(", ").join(definitions), column_list(key)
         )
-        with alone(connection, str(self)):
+        with advisory_lock(connection, str(self)):
             connection.execute(statement)
             oid = self.oid(connection)
         assert oid is not None  # noqa: S101 - made just now
         return oid
 
     def require_key(self, connection: psycopg.Connection, oid: int, key: Sequence[str]) -> None:
-        """Raise unless the key is unique in the table: without that, Postgres cannot tell which row a row replaces."""
-        found = [set(row[0]) for row in connection.execute(_UNIQUE, (oid,))]
-        if set(key) not in found:
+        """Raise unless the table has a unique constraint on the key, which ON CONFLICT needs."""
+        unique_keys = [set(row[0]) for row in connection.execute(_UNIQUE, (oid,))]
+        if set(key) not in unique_keys:
             columns = ", ".join(key)
-            have = "; ".join(", ".join(sorted(each)) for each in found) or "none"
-            raise self._misfit(
-                f"It has no unique constraint over ({columns}) that holds at once. Those it has: {have}.",
+            existing = "; ".join(", ".join(sorted(unique_key)) for unique_key in unique_keys) or "none"
+            raise self._mismatch_error(
+                f"It has no unique constraint over ({columns}) that holds at once. Those it has: {existing}.",
                 f"Add one: ALTER TABLE {self} ADD UNIQUE ({columns}); or correct `key` of the sink.",
             )
 
-    def fitted(self, connection: psycopg.Connection, oid: int, columns: Sequence[Column]) -> list[sql.Composed]:
-        """Return, per column, the expression of its value over the staging table `s`; raise where one would not fit.
+    def conversions(
+        self, connection: psycopg.Connection, oid: int, columns: Sequence[JdbcColumn]
+    ) -> list[sql.Composed]:
+        """Return, per column, the expression that converts its staged value; raise if a column does not match.
 
-        The staged columns are `c0`, `c1` and so on.
+        The staging table has the alias `s` and the columns `c0`, `c1` and so on.
         """
-        found = {row[0]: row[1:] for row in connection.execute(_COLUMNS, (oid,))}
-        wrong = []
+        existing = {row[0]: row[1:] for row in connection.execute(_COLUMNS, (oid,))}
+        problems = []
         values = []
         for number, column in enumerate(columns):
-            if column.name not in found:
-                wrong.append(f"it has no column '{column.name}'")
+            if column.name not in existing:
+                problems.append(f"it has no column '{column.name}'")
                 continue
-            type_, _needed, generated = found[column.name]
+            type_, _needed, generated = existing[column.name]
             if generated:
-                wrong.append(f"'{column.name}' is computed by Postgres itself")
+                problems.append(f"'{column.name}' is computed by Postgres itself")
             elif not column.takes(type_):
-                wrong.append(f"'{column.name}' is {type_}, and the rows have {column.type}")
+                problems.append(f"'{column.name}' is {type_}, and the rows have {column.type}")
             template = f"{{staged}}::{type_}" if type_ in _CAST_FROM_TEXT else column.value
             values.append(sql.SQL(template).format(staged=sql.Identifier("s", f"c{number}")))
-        given = {column.name for column in columns}
-        wrong += [
+        declared = {column.name for column in columns}
+        problems += [
             f"'{name}' must not be null, and the rows have no such column"
-            for name, (_type, needed, _generated) in found.items()
-            if needed and name not in given
+            for name, (_type, required, _generated) in existing.items()
+            if required and name not in declared
         ]
-        if wrong:
-            raise self._misfit(
-                f"{'; '.join(wrong)}.".capitalize(), "Alter the table, or select and cast columns in the transform."
+        if problems:
+            raise self._mismatch_error(
+                f"{'; '.join(problems)}.".capitalize(), "Alter the table, or select and cast columns in the transform."
             )
         return values
 
-    def _misfit(self, why: str, remedy: str) -> DataError:
+    def _mismatch_error(self, why: str, remedy: str) -> DataError:
         return DataError(
             f"The Postgres table {self} cannot take the rows.",
             why=why,
@@ -170,13 +174,13 @@ class Table:
 
 
 @contextmanager
-def alone(connection: psycopg.Connection, what: str) -> Iterator[None]:
-    """Run one transaction at a time that makes `what`: two `CREATE TABLE IF NOT EXISTS` at once can both fail."""
+def advisory_lock(connection: psycopg.Connection, what: str) -> Iterator[None]:
+    """Open a transaction that holds an advisory lock: two concurrent `CREATE TABLE IF NOT EXISTS` can both fail."""
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"headrace {what}",))
         yield
 
 
-def names(columns: Sequence[str]) -> sql.Composed:
-    """Return column names as a list in a statement."""
+def column_list(columns: Sequence[str]) -> sql.Composed:
+    """Return quoted column names, separated by commas."""
     return sql.SQL(", ").join(map(sql.Identifier, columns))

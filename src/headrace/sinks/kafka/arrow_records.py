@@ -1,4 +1,4 @@
-"""The records of a batch as pieces of Arrow that tasks on the executors read. No row passes through the driver."""
+"""Kafka records as pieces of Arrow data that tasks on the executors read. No row passes through the driver."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _RECORDS_PER_PIECE = 1_000
 _SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
-def gathered(records: DataFrame) -> tuple[RDD[bytes], int]:
-    """Compute the records, all cores at work, and return them as one partition of pieces, with the number of pieces.
+def single_partition_pieces(records: DataFrame) -> tuple[RDD[bytes], int]:
+    """Compute the records in parallel and return them as one partition of pieces, with the number of pieces.
 
-    The partition is read from the files of a shuffle, as often as it is asked for: nothing is computed twice. Records
-    that one partition of the frame held stay in their order.
+    The partition is read from shuffle files, so nothing is computed twice. Records of one partition of the DataFrame
+    keep their order.
     """
     pieces = _pieces(records).coalesce(1, True)
     return RDD(pieces, records.sparkSession.sparkContext, NoOpSerializer()), int(pieces.count())
 
 
 def arrow_pieces(records: DataFrame) -> RDD[bytes]:
-    """Return the records as pieces, in the partitions of the frame. They are computed while a task reads them."""
+    """Return the records as pieces, in the partitions of the DataFrame. They are computed while a task reads them."""
     return RDD(_pieces(records), records.sparkSession.sparkContext, NoOpSerializer())
 
 
-def decoded(pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yield the pieces as record batches with the columns `key` and `value`. Called in the task that reads them."""
+def decode_pieces(pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """Decode pieces to record batches with the columns `key` and `value`. Called in the task that reads them."""
     return (pa.ipc.read_record_batch(pa.py_buffer(piece), _SCHEMA) for piece in pieces)
 
 

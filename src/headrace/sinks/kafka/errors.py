@@ -1,4 +1,4 @@
-"""What can go wrong in writing a batch to Kafka exactly once, as errors of the tree."""
+"""The errors of the exactly-once Kafka sink."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from confluent_kafka import KafkaError
 
 from headrace.errors import DataError, PartUnavailable, RecoveryError
 from headrace.flow.sink import Batch
-from headrace.sinks.kafka.ledger import LedgerEntry
+from headrace.sinks.kafka.ledger import KafkaLedgerEntry
 
 FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -18,12 +18,12 @@ REFUSED = (
     KafkaError.INVALID_TRANSACTION_TIMEOUT,
 )
 
-ALL_OR_NOTHING = "The rows are in the topic as a whole or not at all; the next attempt finds out which."
-NOT_IN = "Nothing of the transaction can be read by a reader of committed records."
+ALL_OR_NOTHING = "The rows are committed completely or not at all; the next attempt finds out which."
+NOT_COMMITTED = "Nothing of the transaction can be read by a reader of committed records."
 
 
-def another_checkpoint(batch: Batch, ledger: str, entry: LedgerEntry) -> RecoveryError:
-    """Return the error for a ledger that counts the batches of another checkpoint."""
+def ledger_of_other_checkpoint(batch: Batch, ledger: str, entry: KafkaLedgerEntry) -> RecoveryError:
+    """Return HR-306: the ledger belongs to another checkpoint."""
     return RecoveryError(
         f"Flow '{batch.flow}' cannot write batch {batch.id}.",
         why=f"The ledger '{ledger}' counts the batches of another checkpoint ({entry.query_id}, up to "
@@ -35,9 +35,9 @@ def another_checkpoint(batch: Batch, ledger: str, entry: LedgerEntry) -> Recover
     )
 
 
-def out_of_step(batch: Batch, ledger: str, entry: LedgerEntry) -> RecoveryError:
-    """Return the error for a ledger that is neither at the batch nor right before it."""
-    # A checkpoint that was set back would run its batches again with other offsets: skipping them could lose rows.
+def batch_out_of_order(batch: Batch, ledger: str, entry: KafkaLedgerEntry) -> RecoveryError:
+    """Return HR-307: the last batch of the ledger is neither this batch nor the one before it."""
+    # A checkpoint that was restored may retry batches with other offsets: skipping them could lose rows.
     why = "those between are missing" if entry.batch_id < batch.id else "the checkpoint was set back"
     return RecoveryError(
         f"Flow '{batch.flow}' cannot write batch {batch.id}.",
@@ -49,8 +49,8 @@ def out_of_step(batch: Batch, ledger: str, entry: LedgerEntry) -> RecoveryError:
     )
 
 
-def lost(batch: Batch, ledger: str, why: str) -> RecoveryError:
-    """Return the error for a ledger that is not there or cannot be read."""
+def ledger_missing(batch: Batch, ledger: str, why: str) -> RecoveryError:
+    """Return HR-308: the ledger is missing or unreadable."""
     return RecoveryError(
         f"The ledger '{ledger}' of flow '{batch.flow}' does not say which batches are in the topic.",
         why=why,
@@ -61,30 +61,30 @@ def lost(batch: Batch, ledger: str, why: str) -> RecoveryError:
     )
 
 
-def taken_over(batch: Batch, problem: KafkaError) -> RecoveryError:
-    """Return the error for a driver whose transactions belong to another one now."""
+def producer_fenced(batch: Batch, problem: KafkaError) -> RecoveryError:
+    """Return HR-309: another driver has fenced this producer."""
     return RecoveryError(
         f"Flow '{batch.flow}' may no longer write to its topic.",
         why=f"Another driver took over its transactions. The broker says: {problem.str().rstrip('.')}.",
-        state="The rows are in the topic as a whole or not at all, and the other driver goes on with them.",
+        state="The rows are committed completely or not at all; the other driver continues with them.",
         remedy="Stop one of the two drivers.",
         code="HR-309",
     )
 
 
-def other_slots(batch: Batch, ledger: str, entry: LedgerEntry, slots: int) -> RecoveryError:
-    """Return the error for a ledger that is kept in another number of slots."""
+def slot_count_changed(batch: Batch, ledger: str, entry: KafkaLedgerEntry, slots: int) -> RecoveryError:
+    """Return HR-340: the ledger was written with another number of slots."""
     return RecoveryError(
         f"Flow '{batch.flow}' cannot write batch {batch.id} in {slots} slot(s).",
-        why=f"The ledger '{ledger}' is kept in {entry.slots}: rows would move to slots that hold them already.",
+        why=f"The ledger '{ledger}' is kept in {entry.slots}: rows would move to slots that already contain them.",
         state=f"Nothing was written. The ledger has batches up to {entry.batch_id}.",
         remedy=f"Set `slots={entry.slots}` again; another number needs a new flow name with another topic.",
         code="HR-340",
     )
 
 
-def no_slots(topic: str, slots: int) -> RecoveryError:
-    """Return the error for a number of slots that no ledger can be kept in."""
+def invalid_slot_count(topic: str, slots: int) -> RecoveryError:
+    """Return HR-340: `slots` is less than 1."""
     return RecoveryError(
         f"The sink for topic '{topic}' cannot write in {slots} slots.",
         why="A batch is written in at least one transaction.",
@@ -94,8 +94,8 @@ def no_slots(topic: str, slots: int) -> RecoveryError:
     )
 
 
-def other_offsets(batch: Batch, ledger: str, entry: LedgerEntry) -> RecoveryError:
-    """Return the error for a batch that is in with the rows of other offsets."""
+def offsets_changed(batch: Batch, ledger: str, entry: KafkaLedgerEntry) -> RecoveryError:
+    """Return HR-341: the batch was committed with other offsets."""
     return RecoveryError(
         f"Flow '{batch.flow}' cannot take batch {batch.id} for written.",
         why=f"The ledger '{ledger}' holds a batch {batch.id} of this checkpoint that was read from other offsets "
@@ -108,41 +108,41 @@ def other_offsets(batch: Batch, ledger: str, entry: LedgerEntry) -> RecoveryErro
     )
 
 
-def other_staging(batch: Batch, why: str) -> RecoveryError:
-    """Return the error for an outbox that does not hold the rows that slots were written from."""
+def staged_rows_differ(batch: Batch, why: str) -> RecoveryError:
+    """Return HR-342: the outbox does not contain the rows that other slots were written from."""
     return RecoveryError(
         f"The outbox of flow '{batch.flow}' does not hold the rows of batch {batch.id}.",
         why=f"{why[:1].upper()}{why[1:].rstrip('.')}.",
-        state="Nothing was written in this attempt. The slots that are in stay in; the others lack the batch.",
+        state="Nothing was written in this attempt. The committed slots stay committed; the others lack the batch.",
         remedy="Restore the outbox, or start the flow under a new name with another topic.",
         code="HR-342",
     )
 
 
-def refused(batch: Batch, problem: KafkaError) -> DataError:
-    """Return the error for rows or rights that Kafka refuses for good."""
+def broker_rejected(batch: Batch, problem: KafkaError) -> DataError:
+    """Return HR-505: Kafka rejects the rows or lacks a permission; a retry would fail too."""
     return DataError(
         f"Kafka refuses batch {batch.id} of flow '{batch.flow}'.",
         why=f"The client says: {problem.str().rstrip('.')}.",
-        state=NOT_IN,
+        state=NOT_COMMITTED,
         remedy="Make the rows smaller or raise the limit for records; or grant the right that is missing.",
         code="HR-505",
     )
 
 
-def no_topic(batch: Batch, problem: KafkaError) -> DataError:
-    """Return the error for a topic that went away."""
+def topic_missing(batch: Batch, problem: KafkaError) -> DataError:
+    """Return HR-501: a topic does not exist."""
     return DataError(
         f"A topic that flow '{batch.flow}' writes to is not there.",
         why=f"The client says: {problem.str().rstrip('.')}.",
-        state=NOT_IN,
+        state=NOT_COMMITTED,
         remedy="Create it with `headrace topics create NAME`, or correct the name in the flow.",
         code="HR-501",
     )
 
 
-def unfinished(batch: Batch, why: str, state: str, seconds: float) -> PartUnavailable:
-    """Return the error for a transaction that may come to its end when the batch is run again."""
+def transaction_unfinished(batch: Batch, why: str, state: str, seconds: float) -> PartUnavailable:
+    """Return HR-604: the transaction did not finish; a retry may succeed."""
     return PartUnavailable(
         f"The transaction for batch {batch.id} of flow '{batch.flow}' did not come to its end.",
         why=f"The client says: {why.rstrip('.')}.",
@@ -153,12 +153,12 @@ def unfinished(batch: Batch, why: str, state: str, seconds: float) -> PartUnavai
     )
 
 
-def cut_off(batch: Batch, received: int, expected: int) -> PartUnavailable:
-    """Return the error for a task that was not handed all of its rows."""
+def pieces_missing(batch: Batch, received: int, expected: int) -> PartUnavailable:
+    """Return HR-609: the task did not receive all of its rows."""
     return PartUnavailable(
-        f"Batch {batch.id} of flow '{batch.flow}' did not reach the task that sends it as a whole.",
-        why=f"{received} of {expected} pieces came: the executor or the driver died, or a part was computed anew.",
-        state=NOT_IN,
+        f"Batch {batch.id} of flow '{batch.flow}' did not completely reach the task that sends it.",
+        why=f"{received} of {expected} pieces came: the executor or the driver died, or a part was recomputed.",
+        state=NOT_COMMITTED,
         remedy="Nothing: the batch is run again.",
         code="HR-609",
     )

@@ -1,4 +1,4 @@
-"""Write each batch to a Kafka topic, once: in transactions that also record the batch in a ledger."""
+"""Write each batch to a Kafka topic exactly once, in transactions that also record the batch in a ledger."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace.errors import HeadraceError, Terminal
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, Held
 from headrace.flow.target import Target
-from headrace.sinks.kafka import errors as failures
-from headrace.sinks.kafka.arrow_records import arrow_pieces, decoded, gathered
-from headrace.sinks.kafka.ledger import create_ledger, held_entries, last_whole
+from headrace.sinks.kafka import errors
+from headrace.sinks.kafka.arrow_records import arrow_pieces, decode_pieces, single_partition_pieces
+from headrace.sinks.kafka.ledger import committed_entries, create_ledger, last_complete_batches
 from headrace.sinks.kafka.outbox import Outbox
 from headrace.sinks.kafka.topic import KafkaTopicSink, as_records
-from headrace.sinks.kafka.transaction import Slot, fenced, is_due, publish, sink_identity
+from headrace.sinks.kafka.transaction import TransactionSlot, fence_slots, is_due, publish, sink_identity
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -33,22 +33,22 @@ class KafkaExactlyOnceSink(KafkaTopicSink):
 
     | field  | meaning                                                                                                |
     |--------|--------------------------------------------------------------------------------------------------------|
-    | ledger | the topic that records which batches are in, `headrace-ledger-FLOW` unless given; made when not there  |
-    | slots  | into how many transactions a batch is cut by the hash of its key, each sent by a task of its own       |
-    | order  | columns by which the rows of a key are sorted within a batch; else they come as they were computed     |
+    | ledger | the topic that records committed batches, by default `headrace-ledger-FLOW`; created if missing        |
+    | slots  | the number of transactions per batch: rows are split by the hash of their key, one task per slot       |
+    | order  | columns that sort the rows of a key within a batch; without it their order is undefined                |
 
     Exactly once, while:
-      1. readers set `isolation.level=read_committed`. Others see the rows of transactions that were aborted;
-      2. the ledger belongs to one checkpoint. It counts batches, so those of another checkpoint are refused, and so is
-         a batch of the same number that was read from other offsets;
-      3. nobody deletes the ledger's records. A checkpoint that is set back behind the ledger is refused;
-      4. the rows of a batch, or of a slot, are sent within 120 seconds, else the broker aborts, again and again.
+      1. readers set `isolation.level=read_committed`. Others see the rows of aborted transactions;
+      2. the ledger belongs to one checkpoint. It counts batches, so the batches of another checkpoint are rejected, and
+         so is a batch of the same number that was read from other offsets;
+      3. nobody deletes the ledger's records. A checkpoint that was restored to before the ledger's end is rejected;
+      4. the rows of a batch, or of a slot, are sent within 120 seconds; otherwise the broker aborts every attempt.
 
-    The transform need not be deterministic. With one slot a batch is in as a whole or not at all, so the rows of two
-    attempts at it never mix. With several, each slot is: the batch is first staged in an outbox below the lake, and
-    every attempt sends the staged rows. A reader may then see some slots of a batch a moment before the others.
+    The transform need not be deterministic. With one slot a batch is committed completely or not at all, so the rows of
+    two attempts never mix. With several slots this holds for each slot: the batch is first staged in an outbox below
+    the lake, and every attempt sends the staged rows. A reader may see some slots of a batch before the others.
 
-    Tasks on the executors send the rows, so the workers' Python needs Headrace and its client for Kafka.
+    Tasks on the executors send the rows, so the workers' Python needs Headrace and its Kafka client.
     """
 
     ledger: str | None = None
@@ -57,64 +57,66 @@ class KafkaExactlyOnceSink(KafkaTopicSink):
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
 
     def preflight(self, target: Target) -> None:
-        """Look at the number of slots, and ask the broker for the topic."""
+        """Check the number of slots, and that the topic exists on the broker."""
         if self.slots < 1:
-            raise failures.no_slots(self.topic, self.slots)
+            raise errors.invalid_slot_count(self.topic, self.slots)
         super().preflight(target)
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Make a ledger that was given a name. The others are named after the flow, and the first batch brings it."""
+        """Create a ledger that has an explicit name. The default one needs the flow's name; batch 0 creates it."""
         if self.ledger is not None:
             create_ledger(target, self.ledger)
 
     def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
-        """Return the last batch that every slot holds, as the ledger has it. Fences nobody."""
-        entries = held_entries(target, self._ledger(flow), sink_identity(target.name, flow, step), range(self.slots))
+        """Return the last batch that every slot has committed, from the ledger. Does not fence producers."""
+        entries = committed_entries(
+            target, self._ledger(flow), sink_identity(target.name, flow, step), range(self.slots)
+        )
         identity = TopicWatch(target, [self.topic]).identities().get(self.topic)
-        return Held(f"the topic '{self.topic}'", identity, last_whole(entries, self.slots))
+        return Held(f"the topic '{self.topic}'", identity, last_complete_batches(entries, self.slots))
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Send the rows, unless an earlier attempt has; returns when every transaction is committed."""
+        """Send the rows unless they are already committed; returns when every transaction is committed."""
         ledger = self._ledger(batch.flow)
         if batch.id == 0:
             create_ledger(batch.target, ledger)
-        slots = [Slot(batch, self.topic, ledger, number, self.slots) for number in range(self.slots)]
+        slots = [TransactionSlot(batch, self.topic, ledger, number, self.slots) for number in range(self.slots)]
         if len(slots) == 1:
             records = self._records(rows)
             if self.order:
                 records = records.repartition(1).sortWithinPartitions("key", "order")
-            pieces, number = gathered(records)
-            _published([pieces.mapPartitions(partial(_send, slots[0], number, "pieces", _copies(rows)))])
+            pieces, number = single_partition_pieces(records)
+            _run_tasks([pieces.mapPartitions(partial(_send, slots[0], number, "pieces", _has_speculation(rows)))])
         else:
             self._write_slots(rows, slots)
 
-    def _write_slots(self, rows: DataFrame, slots: Sequence[Slot]) -> None:
-        """Write the slots that are not in.
+    def _write_slots(self, rows: DataFrame, slots: Sequence[TransactionSlot]) -> None:
+        """Write the slots that are not yet committed.
 
-        1. Bar every earlier producer of all slots, then read the ledger: see `fenced`.
+        1. Fence the earlier producers of all slots, then read the ledger: see `fence_slots`.
         2. Stage the batch, unless an earlier attempt has.
-        3. Send each slot that lacks the batch, in a transaction of its own, from the staged rows: see `publish`.
+        3. Send each remaining slot in its own transaction from the staged rows: see `publish`.
         """
         batch = slots[0].batch
-        entries = fenced(slots)
+        entries = fence_slots(slots)
         due = [slot for slot in slots if is_due(entries, slot)]
         if not due:
             return
         outbox = Outbox(rows.sparkSession, batch, self.slots)
-        outbox.tidy()
+        outbox.delete_other_batches()
         staged = outbox.stage(self._records(rows))
         tasks = []
-        for slot in (replace(each, staged=staged.attempt) for each in due):
+        for slot in (replace(due_slot, staged=staged.attempt) for due_slot in due):
             number = staged.rows.get(slot.number, 0)
             if number == 0:
                 publish(slot, ())
             else:
                 pieces = arrow_pieces(outbox.rows(staged, slot.number))
-                tasks.append(pieces.mapPartitions(partial(_send, slot, number, "rows", _copies(rows))))
-        _published(tasks)
+                tasks.append(pieces.mapPartitions(partial(_send, slot, number, "rows", _has_speculation(rows))))
+        _run_tasks(tasks)
 
     def _records(self, rows: DataFrame) -> DataFrame:
-        """Return the rows as records, with what the rows of a key are sorted by as `order`."""
+        """Return the rows as records, with the sort columns as a struct `order`."""
         if not self.order:
             return as_records(rows, self.key)
         return as_records(rows, self.key, F.struct(*(F.col(f"`{name}`") for name in self.order)).alias("order"))
@@ -124,48 +126,50 @@ class KafkaExactlyOnceSink(KafkaTopicSink):
 
 
 def _send(
-    slot: Slot, number: int, counted: Literal["pieces", "rows"], copies: bool, pieces: Iterable[bytes]
+    slot: TransactionSlot, number: int, counted: Literal["pieces", "rows"], copies: bool, pieces: Iterable[bytes]
 ) -> Iterator[HeadraceError | int]:
-    """Publish a slot; yield how many rows it holds, or what stood in the way. Runs in a task on an executor.
+    """Publish a slot and yield its row count, or the error. Runs in a task on an executor.
 
-    An error is handed over as a value, so that Spark does not run the task again: the supervisor knows better which
-    error a second attempt can cure. Not so when Spark runs copies of slow tasks: of two copies one fences the other,
-    and the fenced one must not speak for the task.
+    An error is returned as a value, so that Spark does not retry the task: the supervisor decides which errors to
+    retry. With speculative execution, one copy of a task fences the other; the fenced copy raises instead, so that
+    its error does not become the result of the task.
     """
     try:
-        yield publish(slot, _whole(slot, number, counted, pieces))
+        yield publish(slot, _require_all_pieces(slot, number, counted, pieces))
     except HeadraceError as error:
         if copies and error.code == "HR-309":
             raise
         yield error
 
 
-def _whole(slot: Slot, number: int, counted: str, pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yield the pieces decoded; raise at their end unless they are as many as they should be.
+def _require_all_pieces(
+    slot: TransactionSlot, expected: int, counted: str, pieces: Iterable[bytes]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the decoded pieces; raise at the end unless all of them arrived.
 
-    PySpark takes a connection that broke for the end of the rows. Without this a task that outlives its executor for a
-    moment would commit a part of the rows, and record it as the whole.
+    PySpark treats a broken connection as the end of the rows. Without this check, a task that outlives its executor
+    would commit some of the rows and record the batch as complete.
     """
-    came = 0
-    for chunk in decoded(pieces):
-        came += chunk.num_rows if counted == "rows" else 1
+    received = 0
+    for chunk in decode_pieces(pieces):
+        received += chunk.num_rows if counted == "rows" else 1
         yield chunk
-    if came != number:
-        raise failures.cut_off(slot.batch, came, number)
+    if received != expected:
+        raise errors.pieces_missing(slot.batch, received, expected)
 
 
-def _published(tasks: Sequence[RDD[HeadraceError | int]]) -> None:
-    """Run the tasks at once and raise the worst of what they met."""
+def _run_tasks(tasks: Sequence[RDD[HeadraceError | int]]) -> None:
+    """Run the tasks in one Spark job and raise the most severe of their errors."""
     if not tasks:
         return
     outcomes = tasks[0].context.union(list(tasks)).collect()
     if len(outcomes) != len(tasks):
         raise AssertionError(f"{len(outcomes)} of {len(tasks)} tasks have spoken")
-    met = [each for each in outcomes if isinstance(each, HeadraceError)]
-    for error in sorted(met, key=lambda each: not isinstance(each, Terminal)):
+    failures = [outcome for outcome in outcomes if isinstance(outcome, HeadraceError)]
+    for error in sorted(failures, key=lambda outcome: not isinstance(outcome, Terminal)):
         raise error
 
 
-def _copies(rows: DataFrame) -> bool:
-    """Whether Spark may run two copies of one task."""
+def _has_speculation(rows: DataFrame) -> bool:
+    """Whether speculative execution is on: Spark may run two copies of one task."""
     return rows.sparkSession.sparkContext.getConf().get("spark.speculation", "false") == "true"

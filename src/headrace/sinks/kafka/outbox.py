@@ -1,11 +1,11 @@
-"""Where the rows of a batch wait while its slots are written one by one: the same rows at every attempt.
+"""The outbox: staged rows of a batch, so that every attempt sends the same rows to the slots.
 
     LAKE/_headrace/FLOW/outbox/STEP/
         rows/QUERY-BATCH-OFFSETS-ATTEMPT/slot=K/*.parquet   position, key, value
-        batches/QUERY-BATCH-OFFSETS                         the attempt that counts, and its rows per slot
+        batches/QUERY-BATCH-OFFSETS                         the attempt that is sent, and its rows per slot
 
-Every attempt may write rows. The record under `batches` is made exclusively: the first attempt that makes it decides
-which rows are sent, and every later attempt sends those. Nothing is sent before the record is there.
+Every attempt may write rows. The record under `batches` is created exclusively: the first attempt that creates it
+decides which rows are sent, and every later attempt sends those. Nothing is sent before the record exists.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.clients.storage import Files, files_for
+from headrace.clients.storage import FileStore, file_store
 from headrace.flow.sink import Batch
-from headrace.sinks.kafka import errors as failures
+from headrace.sinks.kafka import errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# As many files at once as a task can have slots. Else Spark sorts the rows by slot first, and their order may change.
+# At least one open file per slot. Otherwise Spark sorts the rows by slot first, and their order may change.
 _OPEN_FILES = "spark.sql.maxConcurrentOutputFileWriters"
 
 
 @dataclass(frozen=True)
-class Staged:
-    """What the outbox holds of a batch: the attempt that staged it, and how many rows each slot has that has any."""
+class StagedBatch:
+    """A staged batch: the attempt that staged it, and the row count of each slot that has rows."""
 
     attempt: str
     rows: Mapping[int, int]
 
 
 class Outbox:
-    """The rows of one batch, in some slots. Used on the driver, by one attempt at the batch."""
+    """The staged rows of one batch. Used on the driver, by one attempt at the batch."""
 
     def __init__(self, session: SparkSession, batch: Batch, slots: int) -> None:
         self.location = batch.target.table(f"_headrace/{batch.flow}/outbox/{batch.step}")
         self._session, self._batch, self._slots = session, batch, slots
-        self._files: Files = files_for(self.location, session)
-        # A checkpoint that was set back may give a number to other rows.
+        self._files: FileStore = file_store(self.location, session)
+        # A restored checkpoint may reuse a batch id for other rows.
         self._name = f"{batch.query_id}-{batch.id}-{batch.offsets[:16]}"
 
-    def stage(self, records: DataFrame) -> Staged:
-        """Put the records in, unless an earlier attempt has, and return what is there.
+    def stage(self, records: DataFrame) -> StagedBatch:
+        """Stage the records unless an earlier attempt has, and return the staged batch.
 
-        `records` holds the columns `key`, `value` and, when the rows of a key are to be sorted, `order`. They are not
-        computed when the batch is there already.
+        `records` has the columns `key`, `value` and, if the rows of a key are sorted, `order`. They are not computed
+        if the batch is already staged.
         """
-        return self._recorded() or self._written(records)
+        return self._read_record() or self._stage(records)
 
-    def rows(self, staged: Staged, slot: int) -> DataFrame:
-        """Return the records of a slot, as `key` and `value`, in one partition and in the order of their staging."""
+    def rows(self, staged: StagedBatch, slot: int) -> DataFrame:
+        """Return the records of a slot as `key` and `value`, in one partition and in staging order."""
         stored = self._session.read.schema("position long, key binary, value binary").parquet(
             f"{self._folder(staged.attempt)}/slot={slot}"
         )
         return stored.coalesce(1).sortWithinPartitions("position").select("key", "value")
 
-    def tidy(self) -> None:
-        """Delete everything that is not of this batch. Called when the ledger has every slot of those before it.
+    def delete_other_batches(self) -> None:
+        """Delete all other batches. Called when the ledger contains every slot of the earlier batches.
 
-        Records go last: rows without a record belong to an attempt that does not count, and are found again.
+        Batch records are deleted last: if this is interrupted, the next call still finds the remaining rows.
         """
         for name in self._files.names(f"{self.location}/rows"):
             if not name.startswith(f"{self._name}-"):
@@ -75,38 +75,38 @@ class Outbox:
             if name != self._name:
                 self._files.delete(f"{self.location}/batches/{name}")
 
-    def _written(self, records: DataFrame) -> Staged:
+    def _stage(self, records: DataFrame) -> StagedBatch:
         attempt = uuid.uuid4().hex
         slot = F.pmod(F.xxhash64(F.coalesce("key", "value")), F.lit(self._slots)).cast("int")
         rows = records.withColumn("slot", slot)
         if "order" in records.columns:
             rows = rows.repartitionById(self._slots, "slot").sortWithinPartitions("key", "order")
-        both = (F.col(name).cast("binary").alias(name) for name in ("key", "value"))
+        key_and_value = (F.col(name).cast("binary").alias(name) for name in ("key", "value"))
         with _open_files(self._session, self._slots):
             (
-                rows.select("slot", F.monotonically_increasing_id().alias("position"), *both)
+                rows.select("slot", F.monotonically_increasing_id().alias("position"), *key_and_value)
                 .write.partitionBy("slot")
-                # Keys and values hardly repeat, and are read once: no dictionaries.
+                # Keys and values rarely repeat and are read once, so dictionary encoding does not pay off.
                 .option("parquet.enable.dictionary", "false")
                 .parquet(self._folder(attempt))
             )
         stored = self._session.read.schema("position long, slot int").parquet(self._folder(attempt))
         counts = {row["slot"]: row["count"] for row in stored.groupBy("slot").count().collect()}
-        made = self._files.create(self._record, json.dumps({"attempt": attempt, "rows": counts}))
-        staged = self._recorded()
-        if staged is None or (made and staged.attempt != attempt):
-            raise failures.other_staging(self._batch, f"{self._record} was made and is not there")
+        created = self._files.create(self._record, json.dumps({"attempt": attempt, "rows": counts}))
+        staged = self._read_record()
+        if staged is None or (created and staged.attempt != attempt):
+            raise errors.staged_rows_differ(self._batch, f"{self._record} was made and is not there")
         return staged
 
-    def _recorded(self) -> Staged | None:
+    def _read_record(self) -> StagedBatch | None:
         text = self._files.read(self._record)
         if text is None:
             return None
         try:
             fields = json.loads(text)
-            return Staged(fields["attempt"], {int(slot): rows for slot, rows in fields["rows"].items()})
+            return StagedBatch(fields["attempt"], {int(slot): rows for slot, rows in fields["rows"].items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise failures.other_staging(self._batch, f"{self._record} holds {text[:80]!r}") from error
+            raise errors.staged_rows_differ(self._batch, f"{self._record} holds {text[:80]!r}") from error
 
     @property
     def _record(self) -> str:

@@ -16,13 +16,13 @@ from headrace.flow.target import Target
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# With the timestamps as ISO-8601 in UTC to the millisecond, any reader can compare them as text.
+# Timestamps as ISO-8601 in UTC with milliseconds, so that readers can compare them as strings.
 _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "ignoreNullFields": "false"}
 
 
 @dataclass(frozen=True)
 class KafkaTopicSink:
-    """What every sink that ends in a Kafka topic has in common: where rows go, and the column that keys them."""
+    """Base of the Kafka sinks: the topic, and the column whose values become the record keys."""
 
     topic: str
     key: str | None = None
@@ -34,7 +34,7 @@ class KafkaTopicSink:
         return f"kafka:{self.topic}"
 
     def preflight(self, target: Target) -> None:
-        """Ask the broker for the topic."""
+        """Check that the topic exists on the broker."""
         require_topics(target, [self.topic])
 
 
@@ -42,32 +42,32 @@ class KafkaTopicSink:
 class KafkaSink(KafkaTopicSink):
     """Send each row as a JSON object, keyed by one column.
 
-    At least once: Spark's Kafka writer has no transactions, so a batch that is run again after a crash sends its rows
-    again. No row is lost: a batch counts as done only when the brokers have acknowledged all of it. In update mode,
-    where a later row for the same key replaces an earlier one, a repeated row changes nothing for such a reader.
+    At least once: Spark's Kafka writer has no transactions, so a batch that is retried after a crash sends its rows
+    again. No row is lost: a batch is complete only when the brokers have acknowledged all of its records. In update
+    mode a later row replaces the earlier row of its key, so a repeated row changes nothing for readers.
     """
 
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Nothing: the topic is there."""
+        """Do nothing: the topic exists."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Send the rows; returns when the brokers have acknowledged all of them."""
+        """Send the rows; returns when the brokers have acknowledged all records."""
         native = self.native(rows, batch.target)
         native.rows.write.format(native.format).options(**native.options).save()
 
     def native(self, rows: DataFrame, target: Target) -> NativeWrite:
-        """Return the rows as records, and how Spark's own writer sends them."""
+        """Return the records with the format and options of Spark's Kafka writer."""
         options = {**connector_options(target), "kafka.acks": "all", "topic": self.topic}
         return NativeWrite(as_records(rows, self.key), "kafka", options)
 
 
-def as_records(rows: DataFrame, key: str | None, *beside: Column) -> DataFrame:
-    """Return each row as the two texts of a Kafka record: `key`, null without a key column, and `value`, JSON.
+def as_records(rows: DataFrame, key: str | None, *extra: Column) -> DataFrame:
+    """Return each row as a Kafka record: `key` as a string, null without a key column, and `value` as JSON.
 
-    `beside` are columns that do not go into the record.
+    `extra` columns are returned too, but are not part of the record.
     """
-    of_key = F.col(key).cast("string") if key else F.lit(None).cast("string")
+    record_key = F.col(key).cast("string") if key else F.lit(None).cast("string")
     value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), _JSON)
-    return rows.select(of_key.alias("key"), value.alias("value"), *beside)
+    return rows.select(record_key.alias("key"), value.alias("value"), *extra)

@@ -1,1 +1,1 @@
-"""Delta tables: appended rows, change feeds, and tables of records as they came."""
+"""Delta sources: appended rows, change data feeds, and bronze tables of raw records."""

@@ -1,4 +1,4 @@
-"""The changes of a Delta table, inserts, updates and deletes, as a source."""
+"""The change data feed of a Delta table as a source: inserts, updates and deletes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.flow.target import Target
-from headrace.sources.bounds import require_bounds, require_version
-from headrace.sources.delta.log import Offset, offsets, version
+from headrace.sources.delta.log import DeltaOffset, parse_offsets, version_files
 from headrace.sources.delta.table import DeltaTableSource
-from headrace.sources.errors import not_again
+from headrace.sources.errors import source_not_replayable
+from headrace.sources.validation import require_bounds, require_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeltaChangesSource(DeltaTableSource):
-    """Read what each version of a Delta table changed, below the lake unless `path` is absolute.
+    """Read the changes of each version of a Delta table, below the lake unless `path` is absolute.
 
     Each change is read exactly once, while:
       1. the table has `delta.enableChangeDataFeed` set from `starting_version` on. A version without it stops the flow;
-      2. the table keeps its log and its files for longer than the flow is ever down (by default 30 days and 7).
+      2. the table retains its log and its files for longer than the flow is ever down (by default 30 and 7 days).
 
-    Rows carry the columns of the table and three more: `_change_type` is `insert`, `update_preimage`,
-    `update_postimage` or `delete`; `_commit_version` orders changes; `_commit_timestamp` is when it was committed.
-    Within a version changes have no order. A version of more files than the bound can be split between batches, and
-    then those batches cannot be read again.
+    Rows have the columns of the table and three more: `_change_type` is `insert`, `update_preimage`,
+    `update_postimage` or `delete`; `_commit_version` orders changes; `_commit_timestamp` is the commit time. The
+    changes of one version have no order. A version with more files than the bound is split between batches, which
+    cannot be replayed then.
 
     | field                 | meaning                                                                          |
     |-----------------------|----------------------------------------------------------------------------------|
     | path                  | the table                                                                        |
-    | starting_version      | the first version whose changes are read; only the first start reads it, a       |
-    |                       | checkpoint goes before                                                           |
-    | max_files_per_trigger | the most files of one batch                                                      |
-    | max_bytes_per_trigger | the bytes after which a batch takes no further file                              |
+    | starting_version      | the first version whose changes are read; used only at the first start, without  |
+    |                       | a checkpoint                                                                     |
+    | max_files_per_trigger | the maximum number of files per batch                                            |
+    | max_bytes_per_trigger | the soft maximum of bytes per batch                                              |
 
     One of the two bounds is required (HRC-110); with both, the first that is reached ends the batch.
     """
@@ -54,27 +54,29 @@ class DeltaChangesSource(DeltaTableSource):
         return f"delta-changes:{self.path}"
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
-        """Return the endless frame of the table's changes."""
+        """Return the streaming DataFrame of the table's changes."""
         reader = self._reader(spark).option("readChangeFeed", "true")
         return reader.option("startingVersion", str(self.starting_version)).load(target.table(self.path))
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
-        """Return the changes between two offsets, where both lie between two versions."""
+        """Return the changes between two offsets; raise HR-511 if one of them lies within a version."""
         table = target.table(self.path)
-        ends = offsets(spark, self.name, table, start, end)
-        first, after = (self._next_version(spark, table, each) for each in ends)
+        ends = parse_offsets(spark, self.name, table, start, end)
+        first, after = (self._next_version(spark, table, offset) for offset in ends)
         changes = spark.read.format("delta").option("readChangeFeed", "true")
         if first >= after:
             return changes.option("startingVersion", str(self.starting_version)).load(table).limit(0)
         return changes.option("startingVersion", str(first)).option("endingVersion", str(after - 1)).load(table)
 
-    def _next_version(self, spark: SparkSession, table: str, offset: Offset) -> int:
-        """Return the first version of which nothing is read at an offset."""
+    def _next_version(self, spark: SparkSession, table: str, offset: DeltaOffset) -> int:
+        """Return the first version that is completely unread at an offset."""
         if offset.index < 0:
             return offset.version
-        written = version(spark, self.name, table, offset.version)
-        # Where a version wrote its changes as files of their own, the stream reads and counts only those.
-        files = written.changes or written.added + written.removed
+        logged = version_files(spark, self.name, table, offset.version)
+        # If a version wrote change data files, the stream reads and counts only those.
+        files = logged.changes or logged.added + logged.removed
         if offset.index + 1 < len(files):
-            raise not_again(self.name, f"The batch begins or ends within version {offset.version} of the table.")
+            raise source_not_replayable(
+                self.name, f"The batch begins or ends within version {offset.version} of the table."
+            )
         return offset.version + 1

@@ -1,4 +1,4 @@
-"""What a stream over a Delta table has read: its offsets, and the files that each version of the table names."""
+"""The offsets of a Delta stream, and the files of each version of the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 
 from headrace.errors import DataError
-from headrace.sources.errors import not_again
+from headrace.sources.errors import source_not_replayable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,11 +18,11 @@ _ACTION = "STRUCT<path: STRING, dataChange: BOOLEAN>"
 
 
 @dataclass(frozen=True)
-class Offset:
-    """How far a stream has come: the files of `version` up to `index` are read, and of all versions before it.
+class DeltaOffset:
+    """The position of a stream: all earlier versions are read, and the files of `version` up to `index`.
 
-    An index of -1 says that nothing of the version is read. `of_snapshot` says that the index counts the files of the
-    whole table as it was at the first start, in an order that only the stream knows.
+    With an index of -1 nothing of the version is read. With `of_snapshot` the index counts the files of the initial
+    snapshot at the first start, in an order that only the stream knows.
     """
 
     table_id: str
@@ -31,54 +31,61 @@ class Offset:
     of_snapshot: bool
 
     @classmethod
-    def read(cls, text: str) -> Offset:
-        """Read an offset as Delta's source writes it into the offset log."""
-        read = json.loads(text)
+    def read(cls, text: str) -> DeltaOffset:
+        """Parse an offset as Delta's source writes it to the offset log."""
+        fields = json.loads(text)
         return cls(
-            str(read["reservoirId"]), int(read["reservoirVersion"]), int(read["index"]), bool(read["isStartingVersion"])
+            str(fields["reservoirId"]),
+            int(fields["reservoirVersion"]),
+            int(fields["index"]),
+            bool(fields["isStartingVersion"]),
         )
 
 
 @dataclass(frozen=True)
-class Version:
-    """The names of the files that one version of a table added, removed, or wrote as changes, in the log's order."""
+class VersionFiles:
+    """The names of the files that one version added, removed, or wrote as change data, in the order of the log."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changes: tuple[str, ...]
 
 
-def offsets(spark: SparkSession, source: str, table: str, start: str, end: str) -> tuple[Offset, Offset]:
-    """Return the two ends of a range, or raise when the table is not the one that was read, or the range is unknown."""
-    first, last = Offset.read(start), Offset.read(end)
+def parse_offsets(
+    spark: SparkSession, source: str, table: str, start: str, end: str
+) -> tuple[DeltaOffset, DeltaOffset]:
+    """Parse the two ends of a range; raise HR-511 if the table was replaced, or an end is in the initial snapshot."""
+    first, last = DeltaOffset.read(start), DeltaOffset.read(end)
     if first.of_snapshot or last.of_snapshot:
-        raise not_again(source, "The batch read a part of the table as it was at the flow's first start.")
-    quoted = table.replace("`", "``")
+        raise source_not_replayable(source, "The batch read a part of the table as it was at the flow's first start.")
+    quoted_path = table.replace("`", "``")
     try:
-        detail = spark.sql(f"DESCRIBE DETAIL delta.`{quoted}`").first()
+        detail = spark.sql(f"DESCRIBE DETAIL delta.`{quoted_path}`").first()
     except AnalysisException as error:
-        raise not_again(source, f"There is no Delta table at {table}.") from error
+        raise source_not_replayable(source, f"There is no Delta table at {table}.") from error
     if detail is None or detail["id"] != last.table_id:
-        raise not_again(source, f"The table at {table} is not the one that was read; that one was {last.table_id}.")
+        raise source_not_replayable(
+            source, f"The table at {table} is not the one that was read; that one was {last.table_id}."
+        )
     return first, last
 
 
-def version(spark: SparkSession, source: str, table: str, number: int) -> Version:
-    """Read the log's entry of one version."""
+def version_files(spark: SparkSession, source: str, table: str, number: int) -> VersionFiles:
+    """Read the log entry of one version."""
     path = f"{table}/_delta_log/{number:020d}.json"
     schema = f"add {_ACTION}, remove {_ACTION}, cdc {_ACTION}"
     try:
-        # One partition keeps the lines in their order, which is the order of the index.
+        # One partition preserves the order of the lines, which is the order of the index.
         entries = spark.read.schema(schema).json(path).coalesce(1).collect()
     except AnalysisException as error:
-        raise _forgotten(source, number) from error
+        raise _log_removed(source, number) from error
 
     def names(action: str) -> tuple[str, ...]:
-        found = [entry[action] for entry in entries if entry[action] is not None]
-        return tuple(each["path"].rpartition("/")[2] for each in found if action == "cdc" or each["dataChange"])
+        actions = [entry[action] for entry in entries if entry[action] is not None]
+        return tuple(logged["path"].rpartition("/")[2] for logged in actions if action == "cdc" or logged["dataChange"])
 
-    return Version(names("add"), names("remove"), names("cdc"))
+    return VersionFiles(names("add"), names("remove"), names("cdc"))
 
 
-def _forgotten(source: str, number: int) -> DataError:
-    return not_again(source, f"Its log no longer holds version {number}.")
+def _log_removed(source: str, number: int) -> DataError:
+    return source_not_replayable(source, f"Its log no longer holds version {number}.")

@@ -1,4 +1,4 @@
-"""What every source that begins at a Delta table has in common."""
+"""The base of all Delta sources."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from headrace.flow.source import Bound
 from headrace.flow.target import Target
-from headrace.sources.arrivals import arriving_in_table
-from headrace.sources.bounds import file_bounds, file_options
+from headrace.sources.arrival_rates import table_arrival_rates
 from headrace.sources.local_folder import require_readable
+from headrace.sources.validation import file_bound_options, file_bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class DeltaTableSource:
-    """A table below the lake, unless `path` is absolute, read in batches of at most so many files or bytes.
+    """A table below the lake, unless `path` is absolute, read in batches that are bounded by files or bytes.
 
-    The fields are declared by the sources themselves, each in the order in which its declaration reads best.
+    Subclasses declare the fields, each in its own order.
     """
 
     path: str
@@ -27,7 +27,7 @@ class DeltaTableSource:
 
     @property
     def carries_payload(self) -> bool:
-        """A table has columns."""
+        """False: a table has columns, not a payload."""
         return False
 
     @property
@@ -36,14 +36,14 @@ class DeltaTableSource:
         return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
 
     def arrivals(self, target: Target) -> dict[str, float]:
-        """Return the files and bytes a second of the last hour, by the table's log."""
-        return arriving_in_table(target.table(self.path))
+        """Return files and bytes per second of the last hour, from the table's log."""
+        return table_arrival_rates(target.table(self.path))
 
     def preflight(self, target: Target) -> None:
-        """Prove that a local table is there."""
+        """Check that a local table exists."""
         require_readable(target.table(self.path), within="_delta_log")
 
     def _reader(self, spark: SparkSession) -> DataStreamReader:
-        """Return the reader of a stream, with its bounds set."""
-        bounds = file_options(self.max_files_per_trigger, self.max_bytes_per_trigger)
+        """Return a stream reader with the bounds set."""
+        bounds = file_bound_options(self.max_files_per_trigger, self.max_bytes_per_trigger)
         return spark.readStream.format("delta").options(**bounds)

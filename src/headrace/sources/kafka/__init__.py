@@ -1,1 +1,1 @@
-"""Topics of Kafka: which topics and partitions, where a flow begins, how they are read."""
+"""The Kafka source: which topics and partitions it reads, and where it starts."""

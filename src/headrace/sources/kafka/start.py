@@ -1,4 +1,4 @@
-"""Where the first start of a Kafka source begins. A checkpoint goes before: later starts read none of this."""
+"""Where the first start of a Kafka source starts reading. Later starts resume from the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,108 +12,107 @@ from typing import Literal, TypeVar
 from headrace.clients.positions import Partition, end_offsets, first_offsets, offsets_at
 from headrace.errors import FlowError, nearest
 from headrace.flow.target import Target
-from headrace.sources.bounds import undeclarable
-from headrace.sources.kafka.topics import Selection, require_topic_name
+from headrace.sources.kafka.topics import TopicSelection, require_topic_name
+from headrace.sources.validation import invalid_source
 
 Edge = Literal["earliest", "latest"]
 
 # How Spark's connector writes the two edges between offsets.
 _EDGES = {"earliest": -2, "latest": -1}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_Place = TypeVar("_Place")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class StartOffsets:
-    """Begin at given offsets: `StartOffsets({"rides": {0: 1200, 1: "earliest"}})`.
+    """Start at explicit offsets: `StartOffsets({"rides": {0: 1200, 1: "earliest"}})`.
 
-    Every partition that the source reads needs one, an offset or an edge. Whatever is missing, is not there, or is not
-    between the first and the end offset of its partition is refused before the first start.
+    Every partition of the source needs an offset, `earliest` or `latest`. A missing or unknown partition, or an offset
+    that is not between the first and the end offset of its partition, is an error at the first start.
     """
 
     offsets: Mapping[str, Mapping[int, int | Edge]]
 
     def __post_init__(self) -> None:
-        for place, offset in _each(self.offsets).items():
+        for partition, offset in _by_partition(self.offsets).items():
             if offset not in _EDGES and (not isinstance(offset, int) or offset < 0):
-                raise undeclarable(
-                    f"{offset!r} is not an offset of {_written(place)}.",
+                raise invalid_source(
+                    f"{offset!r} is not an offset of {_label(partition)}.",
                     "Offsets count from 0.",
                     "Set a number, or 'earliest' or 'latest'.",
                 )
-        object.__setattr__(self, "offsets", _frozen(self.offsets))
+        object.__setattr__(self, "offsets", _read_only(self.offsets))
 
-    def require(self, selection: Selection, target: Target) -> None:
-        """Raise unless every partition has an offset that its records reach to."""
-        wanted = _each(self.offsets)
-        _require_all(wanted, selection, target)
-        numbers = {place: offset for place, offset in wanted.items() if isinstance(offset, int)}
+    def require(self, selection: TopicSelection, target: Target) -> None:
+        """Raise unless every partition has an offset within its range of records."""
+        declared = _by_partition(self.offsets)
+        _require_all(declared, selection, target)
+        numbers = {partition: offset for partition, offset in declared.items() if isinstance(offset, int)}
         first, end = first_offsets(target, numbers), end_offsets(target, numbers)
-        for place, offset in numbers.items():
-            if not first[place] <= offset <= end[place]:
-                raise _nothing_there(
-                    f"{_written(place)} cannot be read from offset {offset:,} on.",
-                    f"Its records begin at {first[place]:,} and end before {end[place]:,}.",
+        for partition, offset in numbers.items():
+            if not first[partition] <= offset <= end[partition]:
+                raise _no_records(
+                    f"{_label(partition)} cannot be read from offset {offset:,} on.",
+                    f"Its records begin at {first[partition]:,} and end before {end[partition]:,}.",
                     "Set an offset between these, or 'earliest' or 'latest'.",
                 )
 
-    def options(self, selection: Selection, target: Target) -> dict[str, str]:
+    def options(self, selection: TopicSelection, target: Target) -> dict[str, str]:
         """Return the offsets as Spark's connector takes them."""
-        return _explicit({place: _as_number(offset) for place, offset in _each(self.offsets).items()})
+        return _explicit({partition: _as_number(offset) for partition, offset in _by_partition(self.offsets).items()})
 
 
 @dataclass(frozen=True)
 class StartTime:
-    """Begin at the first record at or after a time, by the timestamps that Kafka keeps of records.
+    """Start at the first record at or after a time, by the record timestamps.
 
     | field   | meaning                                                                                         |
     |---------|-------------------------------------------------------------------------------------------------|
-    | at      | a datetime with a timezone; or one per partition, `{"rides": {0: at, 1: at}}`, for all that are  |
-    |         | read                                                                                            |
-    | if_none | what to do with a partition that has no such record: `error` refuses the start and names it,    |
-    |         | since the time may be mistyped; `latest` begins at its end, and reads all that arrive from then |
+    | at      | a datetime with a timezone; or one per partition that is read, `{"rides": {0: at, 1: at}}`      |
+    | if_none | what to do with a partition that has no such record: `error` fails and names it, since the time |
+    |         | may be mistyped; `latest` starts at its end                                                     |
 
-    Times are read to the millisecond. Records of a partition need not be in the order of their timestamps: those behind
-    the first one that matches are all read, earlier or not.
+    Times have millisecond precision. The records of a partition need not be ordered by timestamp: every record after
+    the first match is read, even with an earlier timestamp.
     """
 
     at: datetime | Mapping[str, Mapping[int, datetime]]
     if_none: Literal["error", "latest"] = "error"
 
     def __post_init__(self) -> None:
-        times = list(_each(self.at).values()) if isinstance(self.at, Mapping) else [self.at]
-        for each in times:
-            if not isinstance(each, datetime) or each.utcoffset() is None:
-                raise undeclarable(
-                    f"{each!r} is not a point in time.",
+        times = list(_by_partition(self.at).values()) if isinstance(self.at, Mapping) else [self.at]
+        for moment in times:
+            if not isinstance(moment, datetime) or moment.utcoffset() is None:
+                raise invalid_source(
+                    f"{moment!r} is not a point in time.",
                     "A start needs a datetime with a timezone: without one it means another moment on each machine.",
                     "Write datetime(2026, 1, 31, 12, tzinfo=UTC), with UTC from the module datetime.",
                 )
         if self.if_none not in ("error", "latest"):
-            raise undeclarable(
+            raise invalid_source(
                 f"StartTime sets if_none to {self.if_none!r}.",
                 f"It is 'error' or 'latest'.{nearest(str(self.if_none), ('error', 'latest'))}",
                 "Set one of the two.",
             )
         if not isinstance(self.at, datetime):
-            object.__setattr__(self, "at", _frozen(self.at))
+            object.__setattr__(self, "at", _read_only(self.at))
 
-    def require(self, selection: Selection, target: Target) -> None:
+    def require(self, selection: TopicSelection, target: Target) -> None:
         """Raise unless every partition has a time, and, where none is an error, a record at or after it."""
         times = self._times(selection, target)
         if not isinstance(self.at, datetime):
             _require_all(times, selection, target)
         if self.if_none == "error":
-            without = [place for place, offset in offsets_at(target, times).items() if offset is None]
+            without = [partition for partition, offset in offsets_at(target, times).items() if offset is None]
             if without:
-                raise _nothing_there(
-                    f"{_written(without[0])} has no record at or after "
+                raise _no_records(
+                    f"{_label(without[0])} has no record at or after "
                     f"{(_EPOCH + timedelta(milliseconds=times[without[0]])).isoformat(timespec='milliseconds')}.",
                     f"Partitions without one: {len(without)} of {len(times)}.",
                     "Correct the time, or set if_none='latest' to begin at the end of such partitions.",
                 )
 
-    def options(self, selection: Selection, target: Target) -> dict[str, str]:
+    def options(self, selection: TopicSelection, target: Target) -> dict[str, str]:
         """Return the time as Spark's connector takes it; asks the broker where `if_none` is `latest`.
 
         Spark's own strategy `latest` asks for the end after it has asked for the time, so a record that arrives between
@@ -124,45 +123,55 @@ class StartTime:
                 where = {"startingTimestamp": str(_ms(self.at))}
             else:
                 per_partition = {
-                    topic: {str(number): _ms(at) for number, at in of.items()} for topic, of in self.at.items()
+                    topic: {str(number): _ms(at) for number, at in partitions.items()}
+                    for topic, partitions in self.at.items()
                 }
                 where = {"startingOffsetsByTimestamp": json.dumps(per_partition)}
             return {**where, "startingOffsetsByTimestampStrategy": "error"}
         times = self._times(selection, target)
         ends = end_offsets(target, times)
-        found = offsets_at(target, times)
-        return _explicit({place: ends[place] if (offset := found[place]) is None else offset for place in times})
+        offsets = offsets_at(target, times)
+        return _explicit(
+            {partition: ends[partition] if (offset := offsets[partition]) is None else offset for partition in times}
+        )
 
-    def _times(self, selection: Selection, target: Target) -> dict[Partition, int]:
+    def _times(self, selection: TopicSelection, target: Target) -> dict[Partition, int]:
         if isinstance(self.at, datetime):
             read = selection.partitions(target)
             return {(topic, number): _ms(self.at) for topic, numbers in read.items() for number in numbers}
-        return {place: _ms(at) for place, at in _each(self.at).items()}
+        return {partition: _ms(at) for partition, at in _by_partition(self.at).items()}
 
 
 Start = Edge | StartOffsets | StartTime
 
 
-def resolved(starting: Start, selection: Selection, target: Target) -> str:
-    """Return where a start begins now, every partition by its number, as the offset log writes it. Asks the broker."""
+def resolve_start(starting: Start, selection: TopicSelection, target: Target) -> str:
+    """Return the current offsets of a start for every partition, as in the offset log. Asks the broker."""
     read = [(topic, number) for topic, numbers in selection.partitions(target).items() for number in numbers]
     first, end = first_offsets(target, read), end_offsets(target, read)
     if isinstance(starting, StartTime):
-        found = offsets_at(target, starting._times(selection, target))
-        places = {place: end[place] if (offset := found.get(place)) is None else offset for place in read}
-    else:
-        declared = _each(starting.offsets) if isinstance(starting, StartOffsets) else dict.fromkeys(read, starting)
-        edges = {"earliest": first, "latest": end}
-        places = {
-            place: edges[at][place] if isinstance(at, str) else at for place, at in declared.items() if place in end
+        offsets_by_time = offsets_at(target, starting._times(selection, target))
+        offsets = {
+            partition: end[partition] if (offset := offsets_by_time.get(partition)) is None else offset
+            for partition in read
         }
-    return _explicit(places)["startingOffsets"]
+    else:
+        declared = (
+            _by_partition(starting.offsets) if isinstance(starting, StartOffsets) else dict.fromkeys(read, starting)
+        )
+        edges = {"earliest": first, "latest": end}
+        offsets = {
+            partition: edges[at][partition] if isinstance(at, str) else at
+            for partition, at in declared.items()
+            if partition in end
+        }
+    return _explicit(offsets)["startingOffsets"]
 
 
 def require_edge(source: str, starting: object) -> None:
-    """Raise unless a start that is none of the two classes is an edge."""
+    """Raise unless a start is `earliest` or `latest`."""
     if starting not in _EDGES:
-        raise undeclarable(
+        raise invalid_source(
             f"{source} starts at {starting!r}.",
             f"A start is 'earliest', 'latest', StartOffsets or StartTime.{nearest(str(starting), _EDGES)}",
             "Set starting to one of them.",
@@ -180,52 +189,52 @@ def _explicit(offsets: Mapping[Partition, int]) -> dict[str, str]:
     return {"startingOffsets": json.dumps(by_topic)}
 
 
-def _each(by_topic: Mapping[str, Mapping[int, _Place]]) -> dict[Partition, _Place]:
-    """Return what is declared per partition; raise for what is no topic and no partition."""
-    found: dict[Partition, _Place] = {}
+def _by_partition(by_topic: Mapping[str, Mapping[int, _Value]]) -> dict[Partition, _Value]:
+    """Flatten a declaration to its partitions; raise for an invalid topic name or partition number."""
+    values: dict[Partition, _Value] = {}
     for topic, by_number in by_topic.items():
         require_topic_name(topic)
         for number, value in by_number.items():
             if not isinstance(number, int) or number < 0:
-                raise undeclarable(
+                raise invalid_source(
                     f"{number!r} is not a partition of topic '{topic}'.",
                     "Partitions count from 0.",
                     "Name the partition by its number.",
                 )
-            found[topic, number] = value
-    if not found:
-        raise undeclarable("A start names no partition.", "Every partition needs one.", "Name each partition.")
-    return found
+            values[topic, number] = value
+    if not values:
+        raise invalid_source("A start names no partition.", "Every partition needs one.", "Name each partition.")
+    return values
 
 
-def _frozen(by_topic: Mapping[str, Mapping[int, _Place]]) -> Mapping[str, Mapping[int, _Place]]:
-    return MappingProxyType({topic: MappingProxyType(dict(of)) for topic, of in by_topic.items()})
+def _read_only(by_topic: Mapping[str, Mapping[int, _Value]]) -> Mapping[str, Mapping[int, _Value]]:
+    return MappingProxyType({topic: MappingProxyType(dict(partitions)) for topic, partitions in by_topic.items()})
 
 
 def _ms(at: datetime) -> int:
-    """Return a time in milliseconds since 1970, rounded up: a record before it is not meant."""
+    """Return a time in epoch milliseconds, rounded up, to exclude records before it."""
     return -((_EPOCH - at) // timedelta(milliseconds=1))
 
 
-def _require_all(declared: Mapping[Partition, object], selection: Selection, target: Target) -> None:
-    """Raise unless exactly the partitions that are read have a start. Spark would say so late and unclearly."""
+def _require_all(declared: Mapping[Partition, object], selection: TopicSelection, target: Target) -> None:
+    """Raise unless exactly the partitions that are read have a start. Spark's own error is late and unclear."""
     read = {(topic, number) for topic, numbers in selection.partitions(target).items() for number in numbers}
     missing, unknown = sorted(read - declared.keys()), sorted(declared.keys() - read)
     if missing or unknown:
-        said = [f"No start for: {', '.join(map(_written, missing))}."] if missing else []
-        said += [f"Not among those that are read: {', '.join(map(_written, unknown))}."] if unknown else []
+        problems = [f"No start for: {', '.join(map(_label, missing))}."] if missing else []
+        problems += [f"Not among those that are read: {', '.join(map(_label, unknown))}."] if unknown else []
         raise FlowError(
             f"The start of {selection.label} does not fit its partitions.",
-            why=" ".join(said),
+            why=" ".join(problems),
             state="Nothing was started.",
             remedy="Give every partition that is read a start, and no other.",
             code="HR-212",
         )
 
 
-def _nothing_there(what: str, why: str, remedy: str) -> FlowError:
+def _no_records(what: str, why: str, remedy: str) -> FlowError:
     return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-213")
 
 
-def _written(place: Partition) -> str:
-    return f"{place[0]}[{place[1]}]"
+def _label(partition: Partition) -> str:
+    return f"{partition[0]}[{partition[1]}]"

@@ -1,4 +1,4 @@
-"""Which partitions a Kafka source reads: of topics by name, of topics that match a pattern, or given ones."""
+"""Which partitions a Kafka source reads: topics by name, topics by pattern, or explicit partitions."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from typing import Protocol
 from headrace.clients.kafka import list_topics, require_topics
 from headrace.errors import FlowError
 from headrace.flow.target import Target
-from headrace.sources.bounds import undeclarable
+from headrace.sources.validation import invalid_source
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-# What Python's and Java's regular expressions read alike, of all that can match the name of a topic.
+# The regular expression syntax with the same meaning in Python and Java, as far as it can match topic names.
 _SHARED = re.compile(
     r"(?:[a-zA-Z0-9_.*+?|)^$-]|\\[.dDwW-]|\((?:\?(?::|<?[!=]))?|\{\d+(?:,\d*)?\}|\[\^?(?:[a-zA-Z0-9_.-]|\\[.dDwW-])+\])+"
 )
-# Kafka's own topics, and the records of exactly-once sinks, which a pattern such as `.*` is not meant to read.
-_NEVER = "(?!__|headrace-ledger-)"
+# Excludes internal topics and the ledgers of exactly-once sinks from patterns such as `.*`.
+_EXCLUDED = "(?!__|headrace-ledger-)"
 
 
-class Selection(Protocol):
-    """What a source reads. A frozen value: making one asks nobody."""
+class TopicSelection(Protocol):
+    """The topics and partitions of a source. A frozen value: creating one does not contact the broker."""
 
     @property
     def label(self) -> str:
-        """The short name in messages."""
+        """The short name for messages."""
 
     def reads(self, topic: str) -> bool:
-        """Whether a topic of that name is read. Asks nobody."""
+        """Whether a topic of this name is read. Does not contact the broker."""
 
-    def watched(self) -> Sequence[str] | Callable[[str], bool]:
-        """Return the names of the topics, or the condition that tells them from others."""
+    def watched_topics(self) -> Sequence[str] | Callable[[str], bool]:
+        """Return the names of the topics, or a predicate on topic names."""
 
     def option(self) -> tuple[str, str]:
-        """Return the option of Spark's connector, its name and its value."""
+        """Return the name and value of the option of Spark's Kafka connector."""
 
     def partitions(self, target: Target) -> dict[str, tuple[int, ...]]:
-        """Ask the broker and return the partitions that are read now, by topic; raise when something is not there."""
+        """Return the partitions to read by topic, from the broker; raise if a topic or partition does not exist."""
 
 
 @dataclass(frozen=True)
 class TopicNames:
-    """Topics by name. In a declaration, a text or a list of texts stands for it."""
+    """Topics by name. Declared as a string or a list of strings."""
 
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise undeclarable("A Kafka source names no topic.", "There is nothing to read.", "Name at least one.")
+            raise invalid_source("A Kafka source names no topic.", "There is nothing to read.", "Name at least one.")
         for name in self.names:
             require_topic_name(name)
         if len(set(self.names)) < len(self.names):
-            raise undeclarable(f"{self.label} names a topic twice.", "Each is read once.", "Name each topic once.")
+            raise invalid_source(f"{self.label} names a topic twice.", "Each is read once.", "Name each topic once.")
 
     @property
     def label(self) -> str:
@@ -67,7 +67,7 @@ class TopicNames:
         """Whether it is among the names."""
         return topic in self.names
 
-    def watched(self) -> Sequence[str]:
+    def watched_topics(self) -> Sequence[str]:
         """Return the names."""
         return self.names
 
@@ -76,17 +76,17 @@ class TopicNames:
         return "subscribe", ",".join(self.names)
 
     def partitions(self, target: Target) -> dict[str, tuple[int, ...]]:
-        """Return all partitions of the topics, each of which has to be there."""
-        return _all(require_topics(target, self.names))
+        """Return all partitions of the topics; raise if a topic does not exist."""
+        return _all_partitions(require_topics(target, self.names))
 
 
 @dataclass(frozen=True)
 class TopicPattern:
-    r"""Every topic whose whole name matches a regular expression, also one that is made while the flow runs.
+    r"""Every topic whose full name matches a regular expression, including topics that are created while the flow runs.
 
-    A topic that appears later is read from its start. Kafka's own topics and the ledgers of exactly-once sinks, those
-    that are named `headrace-ledger-...`, are never read. The expression keeps to what Python and Java read alike:
-    literals, `.`, classes, `\d`, `\w`, groups, `|`, repetition and lookaround.
+    A topic that is created later is read from its start. Internal topics and the ledgers of exactly-once sinks, named
+    `headrace-ledger-...`, are never read. The expression may use syntax that Python and Java share: literals, `.`,
+    classes, `\d`, `\w`, groups, `|`, repetition and lookaround.
     """
 
     regex: str
@@ -94,18 +94,18 @@ class TopicPattern:
     def __post_init__(self) -> None:
         remedy = r"Write an expression for the whole name, such as TopicPattern(r'rides-\w+')."
         if not self.regex:
-            raise undeclarable("An empty pattern matches no topic.", "There is nothing to read.", remedy)
+            raise invalid_source("An empty pattern matches no topic.", "There is nothing to read.", remedy)
         try:
-            # First the syntax that both know, because Python warns of some of what only Java takes.
+            # Check the shared syntax first, because Python warns about some of Java's syntax.
             if not _SHARED.fullmatch(self.regex):
-                raise undeclarable(
+                raise invalid_source(
                     f"{self.label} cannot be used as a pattern.",
                     "It holds something that Python and Java read differently, or that no name of a topic holds.",
                     remedy,
                 )
-            re.compile(self._whole)
+            re.compile(self._full_regex)
         except re.error as error:
-            raise undeclarable(
+            raise invalid_source(
                 f"{self.label} is not a regular expression.", f"{error}.".capitalize(), remedy
             ) from error
 
@@ -115,51 +115,53 @@ class TopicPattern:
         return f"kafka:/{self.regex}/"
 
     def reads(self, topic: str) -> bool:
-        """Whether the whole name matches."""
-        return re.fullmatch(self._whole, topic) is not None
+        """Whether the full name matches."""
+        return re.fullmatch(self._full_regex, topic) is not None
 
-    def watched(self) -> Callable[[str], bool]:
-        """Return the pattern as a condition."""
+    def watched_topics(self) -> Callable[[str], bool]:
+        """Return the pattern as a predicate."""
         return self.reads
 
     def option(self) -> tuple[str, str]:
-        """Return the pattern from the first to the last letter: Spark would take any topic that contains a match."""
-        return "subscribePattern", self._whole
+        """Return the anchored pattern: Spark would subscribe to every topic that contains a match."""
+        return "subscribePattern", self._full_regex
 
     def partitions(self, target: Target) -> dict[str, tuple[int, ...]]:
-        """Return all partitions of the topics that match, of which there has to be one at least."""
+        """Return all partitions of the matching topics; raise if no topic matches."""
         present = list_topics(target)
         matching = {name: count for name, count in present.items() if self.reads(name)}
         if not matching:
-            raise not_there(
+            raise missing_on_broker(
                 f"No topic at {target.kafka['bootstrap.servers']} matches {self.label}.",
                 f"The topics there are: {', '.join(present) or 'none'}.",
                 "Correct the pattern, or create a topic with `headrace topics create NAME`.",
             )
-        return _all(matching)
+        return _all_partitions(matching)
 
     @property
-    def _whole(self) -> str:
-        return f"^{_NEVER}(?:{self.regex})$"
+    def _full_regex(self) -> str:
+        return f"^{_EXCLUDED}(?:{self.regex})$"
 
 
 @dataclass(frozen=True)
 class TopicPartitions:
-    """Given partitions of topics, and no others: `TopicPartitions({"rides": [0, 1]})`.
+    """Explicit partitions of topics: `TopicPartitions({"rides": [0, 1]})`.
 
-    A partition that is added to a topic later is not read: no rows of it arrive, and nothing is said about it.
+    A partition that is added to a topic later is not read, without a warning.
     """
 
     assigned: Mapping[str, Sequence[int]]
 
     def __post_init__(self) -> None:
         if not self.assigned:
-            raise undeclarable("A Kafka source names no partition.", "There is nothing to read.", "Name at least one.")
+            raise invalid_source(
+                "A Kafka source names no partition.", "There is nothing to read.", "Name at least one."
+            )
         for topic, numbers in self.assigned.items():
             require_topic_name(topic)
-            counted = [number for number in numbers if isinstance(number, int) and number >= 0]
-            if not counted or len(set(counted)) < len(numbers):
-                raise undeclarable(
+            valid = [number for number in numbers if isinstance(number, int) and number >= 0]
+            if not valid or len(set(valid)) < len(numbers):
+                raise invalid_source(
                     f"The partitions {list(numbers)} of topic '{topic}' cannot be read.",
                     "Partitions count from 0, each is read once, and there has to be one.",
                     "Name the partitions by their numbers, each once.",
@@ -170,14 +172,16 @@ class TopicPartitions:
     @property
     def label(self) -> str:
         """Return `kafka:TOPIC[0,1]`."""
-        return "kafka:" + ",".join(f"{topic}[{','.join(map(str, each))}]" for topic, each in self.assigned.items())
+        return "kafka:" + ",".join(
+            f"{topic}[{','.join(map(str, numbers))}]" for topic, numbers in self.assigned.items()
+        )
 
     def reads(self, topic: str) -> bool:
-        """Whether one of its partitions is given."""
+        """Whether at least one partition of the topic is declared."""
         return topic in self.assigned
 
-    def watched(self) -> Sequence[str]:
-        """Return the topics that partitions are given of."""
+    def watched_topics(self) -> Sequence[str]:
+        """Return the topics of the declared partitions."""
         return list(self.assigned)
 
     def option(self) -> tuple[str, str]:
@@ -185,12 +189,12 @@ class TopicPartitions:
         return "assign", json.dumps({topic: list(numbers) for topic, numbers in self.assigned.items()})
 
     def partitions(self, target: Target) -> dict[str, tuple[int, ...]]:
-        """Return the partitions, each of which has to be there."""
+        """Return the partitions; raise if one does not exist."""
         present = require_topics(target, list(self.assigned))
         for topic, numbers in self.assigned.items():
             missing = [number for number in numbers if number >= present[topic]]
             if missing:
-                raise not_there(
+                raise missing_on_broker(
                     f"Topic '{topic}' at {target.kafka['bootstrap.servers']} has no partition {missing[0]}.",
                     f"It has {present[topic]}, counted from 0.",
                     "Name partitions that are there.",
@@ -199,19 +203,19 @@ class TopicPartitions:
 
 
 def require_topic_name(name: str) -> None:
-    """Raise unless a topic can have the name. Spark would take a comma for two topics."""
+    """Raise unless the topic name is valid. Spark would split a name at a comma."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
-        raise undeclarable(
+        raise invalid_source(
             f"{name!r} is not the name of a topic.",
             "A name holds a-z, A-Z, 0-9, dot, _ and -, at most 249 of them.",
             "Correct the name; several topics are a list, and a pattern is a TopicPattern.",
         )
 
 
-def not_there(what: str, why: str, remedy: str) -> FlowError:
-    """Return the error for a declaration that asks for something which the broker does not have."""
+def missing_on_broker(what: str, why: str, remedy: str) -> FlowError:
+    """Return HR-211: a declared topic or partition does not exist on the broker."""
     return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-211")
 
 
-def _all(counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+def _all_partitions(counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     return {topic: tuple(range(count)) for topic, count in counts.items()}

@@ -1,7 +1,7 @@
-"""Custom state without Spark: the state in dicts, and time that somebody sets.
+"""Custom state without Spark: state in dicts, and a clock that the caller sets.
 
-Batches run on it (`replayed`), and so do tests in plain Python (`headrace.testing.Drive`). It keeps values as they are
-written for Spark, so that what Spark could not keep fails here too.
+Batch DataFrames use it (`process_key`), and tests in plain Python (`headrace.testing.Drive`). It stores values in the
+form that is written for Spark, so that values that Spark cannot store fail here too.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, called
-from headrace.transforms.keyed.state import VALUE, in_ms
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, call_processor
+from headrace.transforms.keyed.state import VALUE, to_millis
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Out = TypeVar("Out")
 
 
-class MemoryStore:
+class InMemoryStateStore:
     """The state and the timers of one key."""
 
     def __init__(self, processor: KeyedState[Any, Any], now_ms: int = 0) -> None:
@@ -28,132 +28,134 @@ class MemoryStore:
         self._ttls |= {name: ttl for name, (_, _, ttl) in shape.maps.items()}
         self._ttls[VALUE] = shape.ttl_ms
         self._now = now_ms
-        # What is kept, with the moment at which it goes: under a name and a key of a map, or the number of an element.
-        self._kept: dict[str, dict[Any, tuple[Any, float]]] = {}
+        # Values with their expiry time, by state name and by map key or element number.
+        self._entries: dict[str, dict[Any, tuple[Any, float]]] = {}
         self._timers: set[int] = set()
 
-    def move_to(self, now_ms: int) -> None:
-        """Set the time. It never goes back."""
+    def advance_to(self, now_ms: int) -> None:
+        """Advance the clock. It never goes back."""
         self._now = max(self._now, now_ms)
 
-    def due(self) -> list[int]:
-        """Return the moments that have come, earliest first."""
-        return sorted(each for each in self._timers if each <= self._now)
+    def due_timers(self) -> list[int]:
+        """Return the timers that are due, earliest first."""
+        return sorted(timer for timer in self._timers if timer <= self._now)
 
     def is_empty(self) -> bool:
-        """Whether nothing is kept and no moment is asked for."""
-        return not self._timers and not any(self._living(name) for name in self._kept)
+        """Whether there is no state and no timer."""
+        return not self._timers and not any(self._unexpired(name) for name in self._entries)
 
     def value(self) -> Any | None:
         """Return the value, or None."""
-        return self._living(VALUE).get(None)
+        return self._unexpired(VALUE).get(None)
 
     def put_value(self, value: Any | None) -> None:
-        """Keep the value, or nothing."""
+        """Store the value; None removes it."""
         self._put(VALUE, None, value)
 
     def elements(self, name: str) -> Iterable[Any]:
         """Return the elements of a list."""
-        return list(self._living(name).values())
+        return list(self._unexpired(name).values())
 
     def add_element(self, name: str, element: Any) -> None:
-        """Put an element at the end of a list."""
-        self._put(name, max(self._kept.get(name, {}), default=-1) + 1, element)
+        """Append an element to a list."""
+        self._put(name, max(self._entries.get(name, {}), default=-1) + 1, element)
 
     def put_elements(self, name: str, elements: Sequence[Any]) -> None:
-        """Make a list of these elements."""
-        self._kept.pop(name, None)
+        """Replace a list."""
+        self._entries.pop(name, None)
         for number, element in enumerate(elements):
             self._put(name, number, element)
 
     def entry(self, name: str, key: Any) -> Any | None:
-        """Return the value of a key of a map, or None."""
-        return self._living(name).get(key)
+        """Return the value of a map key, or None."""
+        return self._unexpired(name).get(key)
 
     def entries(self, name: str) -> Iterable[tuple[Any, Any]]:
-        """Return the keys of a map and their values."""
-        return list(self._living(name).items())
+        """Return the keys and values of a map."""
+        return list(self._unexpired(name).items())
 
     def put_entry(self, name: str, key: Any, value: Any | None) -> None:
-        """Keep a value under a key of a map, or nothing."""
+        """Store the value of a map key; None removes it."""
         self._put(name, key, value)
 
     def clear_entries(self, name: str) -> None:
         """Remove a map."""
-        self._kept.pop(name, None)
+        self._entries.pop(name, None)
 
     def now_ms(self) -> int:
-        """Return the time that was set."""
+        """Return the current time of the clock."""
         return self._now
 
     def timers_ms(self) -> Iterable[int]:
-        """Return the moments that are asked for."""
+        """Return the registered timers."""
         return list(self._timers)
 
     def add_timer(self, at_ms: int) -> None:
-        """Ask for a moment."""
+        """Register a timer."""
         self._timers.add(at_ms)
 
     def cancel_timer(self, at_ms: int) -> None:
-        """Ask for a moment no longer."""
+        """Delete a timer."""
         self._timers.discard(at_ms)
 
-    def _living(self, name: str) -> dict[Any, Any]:
-        return {key: value for key, (value, until) in self._kept.get(name, {}).items() if until > self._now}
+    def _unexpired(self, name: str) -> dict[Any, Any]:
+        return {key: value for key, (value, until) in self._entries.get(name, {}).items() if until > self._now}
 
     def _put(self, name: str, key: Any, value: Any | None) -> None:
-        kept, ttl = self._kept.setdefault(name, {}), self._ttls[name]
-        kept.pop(key, None)
+        entries, ttl = self._entries.setdefault(name, {}), self._ttls[name]
+        entries.pop(key, None)
         if value is not None:
-            kept[key] = (value, float("inf") if ttl is None else self._now + ttl)
+            entries[key] = (value, float("inf") if ttl is None else self._now + ttl)
 
 
-def fired(processor: KeyedState[Any, Out], store: MemoryStore, key: Row, moments: Iterable[int]) -> Iterator[Out]:
-    """Let moments come, each once. A moment that is asked for meanwhile is not among them."""
+def fire_timers(
+    processor: KeyedState[Any, Out], store: InMemoryStateStore, key: Row, moments: Iterable[int]
+) -> Iterator[Out]:
+    """Fire timers once each. Timers that are registered during these calls do not fire."""
     for at_ms in moments:
         if at_ms in store.timers_ms():
-            yield from called(processor, store, key, None, at_ms)
+            yield from call_processor(processor, store, key, None, at_ms)
             store.cancel_timer(at_ms)
 
 
-def in_time_order(processor: KeyedState[Any, Any], rows: Iterable[Row]) -> list[Row]:
-    """Return the rows in the order of their event time, if the class goes by it. Rows without one come last."""
+def sort_by_event_time(processor: KeyedState[Any, Any], rows: Iterable[Row]) -> list[Row]:
+    """Sort rows by event time if the class uses an event-time clock. Rows with a null event time come last."""
     clock = type(processor).clock
     if not isinstance(clock, EventTime):
         return list(rows)
-    given = list(rows)
-    timed = [row for row in given if row[clock.column] is not None]
-    return sorted(timed, key=lambda row: row[clock.column]) + [row for row in given if row[clock.column] is None]
+    all_rows = list(rows)
+    timed = [row for row in all_rows if row[clock.column] is not None]
+    return sorted(timed, key=lambda row: row[clock.column]) + [row for row in all_rows if row[clock.column] is None]
 
 
-def replayed(processor: KeyedState[Any, Out], key: Row, rows: Iterable[Row], now_ms: int) -> Iterator[Out]:
-    """Return what follows from all rows of a key, as from a stream in which they arrive in order, one moment at a time.
+def process_key(processor: KeyedState[Any, Out], key: Row, rows: Iterable[Row], now_ms: int) -> Iterator[Out]:
+    """Process all rows of a key like a stream in which they arrive in order, one event time at a time.
 
-    In event time: rows of one moment come together, and timers before a moment come before its rows. With another
-    clock or none time stands still, and all rows come together. A batch has an end: there each timer that is left
-    comes once, in order.
+    With an event-time clock, rows of the same time are handled together, after the timers before that time. With
+    another clock or none, time stands still and all rows are handled together. At the end of the batch each remaining
+    timer fires once, in order.
     """
     clock = type(processor).clock
-    store = MemoryStore(processor, now_ms)
+    store = InMemoryStateStore(processor, now_ms)
     if isinstance(clock, EventTime):
-        store = MemoryStore(processor)
-        for at, together in groupby(rows, key=lambda row: row[clock.column]):
-            # The watermark is before every row that is not late. Rows without a time come last, and move nothing.
+        store = InMemoryStateStore(processor)
+        for at, same_time in groupby(rows, key=lambda row: row[clock.column]):
+            # The watermark is before every row that is not late. Rows with a null time come last and do not advance it.
             if at is not None:
-                yield from _passing(processor, store, key, in_ms(at) - 1)
-            yield from called(processor, store, key, list(together))
+                yield from _advance_time(processor, store, key, to_millis(at) - 1)
+            yield from call_processor(processor, store, key, list(same_time))
     else:
-        yield from called(processor, store, key, list(rows))
+        yield from call_processor(processor, store, key, list(rows))
     for at_ms in sorted(store.timers_ms()):
-        store.move_to(at_ms)
-        yield from fired(processor, store, key, [at_ms])
+        store.advance_to(at_ms)
+        yield from fire_timers(processor, store, key, [at_ms])
 
 
-def _passing(processor: KeyedState[Any, Out], store: MemoryStore, key: Row, until_ms: int) -> Iterator[Out]:
-    """Let time pass to a moment. Timers asked for on the way come too, if they are later than the one before."""
-    last: float = float("-inf")
-    while moments := [each for each in store.timers_ms() if last < each <= until_ms]:
-        last = min(moments)
-        store.move_to(int(last))
-        yield from fired(processor, store, key, [int(last)])
-    store.move_to(until_ms)
+def _advance_time(processor: KeyedState[Any, Out], store: InMemoryStateStore, key: Row, until_ms: int) -> Iterator[Out]:
+    """Advance the clock and fire timers, including timers that are registered on the way and later than the last."""
+    current: float = float("-inf")
+    while due := [timer for timer in store.timers_ms() if current < timer <= until_ms]:
+        current = min(due)
+        store.advance_to(int(current))
+        yield from fire_timers(processor, store, key, [int(current)])
+    store.advance_to(until_ms)

@@ -1,20 +1,20 @@
-"""Custom state: what is kept per key, and what follows from rows and from time that passes.
+"""Custom state per key: handle rows and timers in plain Python.
 
     @dataclass
-    class Visit:                                    # what is kept for one key
+    class Visit:                                    # the state of one key
         began: datetime
         last: datetime
         pages: list[str]
 
-    class Visits(KeyedState[Visit, Seen]):          # Seen: a dataclass too, one row of the result
+    class Visits(KeyedState[Visit, Seen]):          # Seen: a dataclass too, one output row
         clock = EventTime("ts")
 
-        def handle(self, key, rows, state, timers): ...      # rows of one key, together
-        def on_timer(self, key, at, state, timers): ...      # a moment that was asked for has come
+        def handle_rows(self, key, rows, state, timers): ...      # rows of one key, together
+        def handle_timer(self, key, at, state, timers): ...      # a registered timer has fired
 
     per_key(clicks, Visits(), "user_id")            # a DataFrame, of a stream or of a batch
 
-The class knows nothing of Spark: `headrace.testing.Drive` runs it in plain Python.
+The class does not depend on Spark: `headrace.testing.Drive` runs it in plain Python.
 """
 
 from __future__ import annotations
@@ -27,8 +27,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.transforms.keyed.state import VALUE, ListOf, MapOf, Shape, Store, Timers, ValueState, moment
-from headrace.transforms.keyed.state_types import Record, record, undeclarable, value_or_record
+from headrace.transforms.keyed.state import (
+    VALUE,
+    KeyedStateStore,
+    ListOf,
+    MapOf,
+    StateSchema,
+    Timers,
+    ValueState,
+    from_millis,
+)
+from headrace.transforms.keyed.state_types import StructKind, element_kind, invalid_state, struct_kind
 
 if typing.TYPE_CHECKING:
     from pyspark.sql import Row
@@ -39,10 +48,10 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True)
 class EventTime:
-    """Time as the rows tell it: it is where the watermark is. Rows of a call come in the order of `column`.
+    """Event time: the clock is the watermark. The rows of a call are sorted by `column`.
 
-    A stream needs a watermark on the column. A row that is older than the watermark never reaches `handle`: Spark drops
-    it, and counts it.
+    A stream needs a watermark on the column. Spark drops and counts rows that are older than the watermark; they never
+    reach `handle_rows`.
     """
 
     column: str
@@ -50,60 +59,60 @@ class EventTime:
 
 @dataclass(frozen=True)
 class ProcessingTime:
-    """Time as the driver's clock shows it when a batch starts. Results depend on when the flow runs."""
+    """Processing time: the driver's clock at the start of the batch. Results depend on when the flow runs."""
 
 
 class KeyedState(Generic[S, Out]):
-    """State per key, and the rows that follow from it. Subclass it with two dataclasses: what is kept, and the output.
+    """Base class for custom state. Subclass it with two dataclasses: the state of a key, and the output.
 
     | attribute        | meaning                                                                                   |
     |------------------|-------------------------------------------------------------------------------------------|
-    | clock            | what timers go by: `EventTime(COLUMN)`, `ProcessingTime()`, or None: there are no timers  |
-    | ttl              | the value goes this long after it was written; only with `ProcessingTime`                 |
-    | any other name   | `ListOf(...)` and `MapOf(...)` for what grows: `state[self.name]` reads and writes them    |
+    | clock            | the clock of timers: `EventTime(COLUMN)`, `ProcessingTime()`, or None for no timers       |
+    | ttl              | the value expires this long after it was written; only with `ProcessingTime`              |
+    | any other name   | `ListOf(...)` and `MapOf(...)` declare list and map states, used as `state[self.name]`    |
 
-    One object serves many keys in many processes. It keeps nothing in itself: what is to be kept goes into `state`.
+    One object serves many keys in many processes. Do not store anything in the object itself; use `state`.
     """
 
     clock: ClassVar[EventTime | ProcessingTime | None] = None
     ttl: ClassVar[str | None] = None
-    shape: ClassVar[Shape]
+    shape: ClassVar[StateSchema]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if all(name.startswith("__") for name in vars(cls)):
-            # Nothing of its own: it is as its base, or a worker is about to put it together again, piece by piece.
+            # Nothing declared here: the class is like its base, or a worker is unpickling it attribute by attribute.
             return
         named = [base for base in vars(cls).get("__orig_bases__", ()) if typing.get_origin(base) is KeyedState]
         if named:
             state, out = typing.get_args(named[0])
-            cls.shape = _shape(cls, record(state, f"The state of {cls.__name__}"), record(out, "Its output"))
+            cls.shape = _schema(cls, struct_kind(state, f"The state of {cls.__name__}"), struct_kind(out, "Its output"))
         elif hasattr(cls, "shape"):
-            cls.shape = _shape(cls, cls.shape.state, cls.shape.out)
-        elif cls.handle is not KeyedState.handle:
-            raise undeclarable(
+            cls.shape = _schema(cls, cls.shape.state, cls.shape.out)
+        elif cls.handle_rows is not KeyedState.handle_rows:
+            raise invalid_state(
                 f"{cls.__name__} does not say what it keeps and what it returns.",
                 "Both are read from the class when it is declared.",
                 f"Write class {cls.__name__}(KeyedState[STATE, OUTPUT]), with two dataclasses.",
             )
 
-    def handle(self, key: Row, rows: list[Row], state: ValueState[S], timers: Timers) -> Iterable[Out]:
-        """Return what follows from the rows of one key. Called once per key that a batch has rows of.
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[S], timers: Timers) -> Iterable[Out]:
+        """Process the rows of one key and return output rows. Called once per key in a batch.
 
-        How rows are spread over batches is chance: a call may have one row or all of them. Decide by the times in the
-        rows, and use timers only for what no row will tell.
+        The split of rows into batches is arbitrary: a call may get one row or all of them. Decide by the times in the
+        rows, and use timers only to detect the absence of rows.
         """
-        raise _lacks(self, "handle", "rows have come")
+        raise _missing_method(self, "handle_rows", "rows have come")
 
-    def on_timer(self, key: Row, at: datetime, state: ValueState[S], timers: Timers) -> Iterable[Out]:
-        """Return what follows from a moment that has come. Called once per moment, after the rows of a batch.
+    def handle_timer(self, key: Row, at: datetime, state: ValueState[S], timers: Timers) -> Iterable[Out]:
+        """Process a timer that has fired and return output rows. Called once per timer, after the rows of a batch.
 
-        A moment that is asked for here, and has passed already, comes with the next batch.
+        A timer that is registered here for a past time fires in the next batch.
         """
-        raise _lacks(self, "on_timer", "a moment that it asked for has come")
+        raise _missing_method(self, "handle_timer", "a moment that it asked for has come")
 
 
-def _lacks(processor: KeyedState[Any, Any], method: str, event: str) -> FlowError:
+def _missing_method(processor: KeyedState[Any, Any], method: str, event: str) -> FlowError:
     return FlowError(
         f"{type(processor).__name__} has no `{method}`, and {event}.",
         why="Only the class can say what follows from it.",
@@ -113,61 +122,63 @@ def _lacks(processor: KeyedState[Any, Any], method: str, event: str) -> FlowErro
     )
 
 
-def called(
-    processor: KeyedState[Any, Out], store: Store, key: Row, rows: list[Row] | None, at_ms: int | None = None
+def call_processor(
+    processor: KeyedState[Any, Out], store: KeyedStateStore, key: Row, rows: list[Row] | None, at_ms: int | None = None
 ) -> Iterator[Out]:
-    """Call `handle` with rows, or `on_timer` without, and keep the state afterwards."""
+    """Call `handle_rows` with rows, or `handle_timer` without, then store the state."""
     shape = type(processor).shape
     state: ValueState[Any] = ValueState(store, shape)
-    timers = Timers(store, ticking=type(processor).clock is not None)
+    timers = Timers(store, has_clock=type(processor).clock is not None)
     if rows is not None:
-        yield from processor.handle(key, rows, state, timers) or ()
+        yield from processor.handle_rows(key, rows, state, timers) or ()
     else:
         assert at_ms is not None  # noqa: S101 - either rows or a moment
-        yield from processor.on_timer(key, moment(at_ms), state, timers) or ()
-    state.keep()
+        yield from processor.handle_timer(key, from_millis(at_ms), state, timers) or ()
+    state.write_back()
 
 
-def _shape(cls: type[KeyedState[Any, Any]], state: Record, out: Record) -> Shape:
+def _schema(cls: type[KeyedState[Any, Any]], state: StructKind, out: StructKind) -> StateSchema:
     attributes = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("_") and name != "shape"}
-    lists = {name: each for name, each in attributes.items() if isinstance(each, ListOf)}
-    maps = {name: each for name, each in attributes.items() if isinstance(each, MapOf)}
-    ttls = {f"{cls.__name__}.{name}": each.ttl for name, each in (lists | maps).items()} | {cls.__name__: cls.ttl}
+    lists = {name: declared for name, declared in attributes.items() if isinstance(declared, ListOf)}
+    maps = {name: declared for name, declared in attributes.items() if isinstance(declared, MapOf)}
+    ttls = {f"{cls.__name__}.{name}": declared.ttl for name, declared in (lists | maps).items()} | {
+        cls.__name__: cls.ttl
+    }
     for place, ttl in ttls.items():
         if ttl is not None and not isinstance(cls.clock, ProcessingTime):
-            raise undeclarable(
+            raise invalid_state(
                 f"{place} has a ttl, and its clock is {cls.clock}.",
-                "Spark lets state go by processing time only, and not beside timers in event time.",
-                "Set `clock = ProcessingTime()`, or clear the state in `on_timer`.",
+                "Spark expires state by processing time only, and not together with event-time timers.",
+                "Set `clock = ProcessingTime()`, or clear the state in `handle_timer`.",
             )
         if ttl is not None and Duration.parse(ttl).ms == 0:
-            raise undeclarable(
+            raise invalid_state(
                 f"{place} has a ttl of '{ttl}'.", "Nothing would be kept.", "Set a length of time, or none."
             )
     if VALUE in lists | maps:
-        raise undeclarable(
-            f"{cls.__name__} calls a list or a map '{VALUE}'.", "The value itself is kept under it.", "Rename it."
+        raise invalid_state(
+            f"{cls.__name__} calls a list or a map '{VALUE}'.", "The value state has this name.", "Rename it."
         )
-    if cls.clock is None and cls.on_timer is not KeyedState.on_timer:
-        raise undeclarable(
-            f"{cls.__name__} has `on_timer` and no clock.",
-            "Without one nothing tells that a moment has come.",
+    if cls.clock is None and cls.handle_timer is not KeyedState.handle_timer:
+        raise invalid_state(
+            f"{cls.__name__} has `handle_timer` and no clock.",
+            "Without a clock no timer can fire.",
             "Set `clock = EventTime(COLUMN)` or `clock = ProcessingTime()`.",
         )
-    return Shape(
+    return StateSchema(
         state,
         out,
         {
-            name: (value_or_record(each.element, f"{cls.__name__}.{name}"), _ms(each.ttl))
-            for name, each in lists.items()
+            name: (element_kind(declared.element, f"{cls.__name__}.{name}"), _ms(declared.ttl))
+            for name, declared in lists.items()
         },
         {
             name: (
-                value_or_record(each.key, f"The key of {cls.__name__}.{name}"),
-                value_or_record(each.value, f"{cls.__name__}.{name}"),
-                _ms(each.ttl),
+                element_kind(declared.key, f"The key of {cls.__name__}.{name}"),
+                element_kind(declared.value, f"{cls.__name__}.{name}"),
+                _ms(declared.ttl),
             )
-            for name, each in maps.items()
+            for name, declared in maps.items()
         },
         _ms(cls.ttl),
     )

@@ -1,7 +1,7 @@
-"""Custom state on Spark: over a stream by `transformWithState`, over a batch row by row in order of time.
+"""Custom state on Spark: `transformWithState` for a stream, `mapInArrow` in event-time order for a batch.
 
-Of Spark's two interfaces for Python it is the one of rows. That of pandas makes a frame per key, which with 40 rows per
-key and batch took twice as long here, and turns whole numbers into floats where some are null.
+It uses Spark's row interface. The pandas interface creates a DataFrame per key, which took twice as long with 40 rows
+per key and batch, and converts integers to floats if some are null.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from pyspark.sql.types import StructField, StructType
 
 from headrace.spark_plan.late_filters import STATE_INPUT, TIMED_STATE_INPUT
 from headrace.transforms.dedup import require_watermark
-from headrace.transforms.keyed.in_memory import in_time_order, replayed
-from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, called
-from headrace.transforms.keyed.state import VALUE, Shape
-from headrace.transforms.keyed.state_types import Kind, Record, undeclarable
+from headrace.transforms.keyed.in_memory import process_key, sort_by_event_time
+from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, call_processor
+from headrace.transforms.keyed.state import VALUE, StateSchema
+from headrace.transforms.keyed.state_types import FieldKind, StructKind, invalid_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> DataFrame:
-    """Run a class of custom state over the rows of each key, and return what it returns.
+    """Apply a `KeyedState` class to the rows of each key, and return its output rows.
 
-    Over a batch the rows of a key come in order of event time, and timers between them: see `in_memory.replayed`.
-    Each column costs time in Python for every row: select those that the class reads.
+    For a batch the rows of a key are sorted by event time, with timers between them: see `in_memory.process_key`.
+    Every column costs time in Python: select those that the class reads.
     """
     shape = type(processor).shape
     if not key:
-        raise undeclarable("No column was named as the key.", "State is kept per key.", "Name the columns of the key.")
-    _travel(processor)
+        raise invalid_state("No column was named as the key.", "State is kept per key.", "Name the columns of the key.")
+    _pickle_by_value(processor)
     clock = type(processor).clock
     if not rows.isStreaming:
         order = [clock.column] if isinstance(clock, EventTime) else []
@@ -59,70 +59,70 @@ def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> Data
     if isinstance(clock, EventTime):
         require_watermark(rows, clock.column)
     mode = "none" if clock is None else "eventtime" if isinstance(clock, EventTime) else "processingtime"
-    return rows.groupBy(*key).transformWithState(_OnSpark(processor, key), shape.out.spark, "append", mode)
+    return rows.groupBy(*key).transformWithState(_SparkProcessor(processor, key), shape.out.spark, "append", mode)
 
 
-class _OnSpark(StatefulProcessor):
-    """What Spark calls: once per key of a batch, once per timer that has come, in a Python worker per partition."""
+class _SparkProcessor(StatefulProcessor):
+    """Adapts a `KeyedState` to Spark, which calls it once per key of a batch and once per expired timer."""
 
     def __init__(self, processor: KeyedState[Any, Any], key: Sequence[str]) -> None:
         self._processor, self._key = processor, tuple(key)
-        self._store: _SparkStore
+        self._store: _SparkStateStore
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state. Spark calls it on the driver too, to learn its schema."""
-        self._store = _SparkStore(handle, type(self._processor).shape)
+        """Declare the state. Spark also calls it on the driver, to read the schema."""
+        self._store = _SparkStateStore(handle, type(self._processor).shape)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Any]:
         """Handle the rows of one key."""
         self._store.now = self._time(timerValues)
-        ordered = in_time_order(self._processor, rows)
-        return self._columns(called(self._processor, self._store, self._named(key), ordered))
+        ordered = sort_by_event_time(self._processor, rows)
+        return self._columns(call_processor(self._processor, self._store, self._key_row(key), ordered))
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Any]:
-        """Handle a moment that has come. Spark removes it afterwards, and calls by the names of the parameters."""
+        """Handle an expired timer. Spark deletes it afterwards, and passes the parameters by name."""
         self._store.now = self._time(timerValues)
         at_ms = expiredTimerInfo.getExpiryTimeInMs()
-        return self._columns(called(self._processor, self._store, self._named(key), None, at_ms))
+        return self._columns(call_processor(self._processor, self._store, self._key_row(key), None, at_ms))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there is nothing to close."""
 
     def _time(self, values: TimerValues) -> int:
         if isinstance(type(self._processor).clock, EventTime):
             return values.getCurrentWatermarkInMs()
         return values.getCurrentProcessingTimeInMs()
 
-    def _named(self, key: Any) -> Row:
-        return Row(*self._key)(*(each.astimezone(UTC) if isinstance(each, datetime) else each for each in key))
+    def _key_row(self, key: Any) -> Row:
+        return Row(*self._key)(*(value.astimezone(UTC) if isinstance(value, datetime) else value for value in key))
 
-    def _columns(self, returned: Iterable[Any]) -> Iterator[_Columns]:
+    def _columns(self, returned: Iterable[Any]) -> Iterator[_OutputRow]:
         out = type(self._processor).shape.out
-        return (_Columns(out.write(each, "A row of the result", named=True)) for each in returned)
+        return (_OutputRow(out.write(row, "A row of the result", named=True)) for row in returned)
 
 
-class _Columns(dict[str, Any]):
-    """A row of the result. Spark asks each for its columns as a dict, which it is."""
+class _OutputRow(dict[str, Any]):
+    """An output row: a dict with the `asDict` method that Spark calls."""
 
     def asDict(self, recursive: bool = False) -> dict[str, Any]:
         """Return itself."""
         return self
 
 
-class _SparkStore:
-    """The state and the timers of the key that Spark is at, in the state store of its partition."""
+class _SparkStateStore:
+    """The state and the timers of the current key, in Spark's state store."""
 
-    def __init__(self, handle: StatefulProcessorHandle, shape: Shape) -> None:
+    def __init__(self, handle: StatefulProcessorHandle, shape: StateSchema) -> None:
         self._handle, self.now = handle, 0
-        self._value: ValueState = handle.getValueState(VALUE, shape.state.kept, shape.ttl_ms)
+        self._value: ValueState = handle.getValueState(VALUE, shape.state.stored_type, shape.ttl_ms)
         self._lists: dict[str, ListState] = {
-            name: handle.getListState(name, _kept(element), ttl) for name, (element, ttl) in shape.lists.items()
+            name: handle.getListState(name, _stored_type(element), ttl) for name, (element, ttl) in shape.lists.items()
         }
         self._maps: dict[str, MapState] = {
-            name: handle.getMapState(name, _kept(of), _kept(value), ttl)
-            for name, (of, value, ttl) in shape.maps.items()
+            name: handle.getMapState(name, _stored_type(key), _stored_type(value), ttl)
+            for name, (key, value, ttl) in shape.maps.items()
         }
 
     def value(self) -> Any | None:
@@ -130,7 +130,7 @@ class _SparkStore:
         return self._value.get()
 
     def put_value(self, value: Any | None) -> None:
-        """Keep the value, or nothing."""
+        """Store the value; None removes it."""
         if value is None:
             self._value.clear()
         else:
@@ -141,26 +141,26 @@ class _SparkStore:
         return self._lists[name].get()
 
     def add_element(self, name: str, element: Any) -> None:
-        """Put an element at the end of a list."""
+        """Append an element to a list."""
         self._lists[name].appendValue(element)
 
     def put_elements(self, name: str, elements: Sequence[Any]) -> None:
-        """Make a list of these elements. Spark refuses to keep an empty one."""
+        """Replace a list. Spark does not store an empty one."""
         if elements:
             self._lists[name].put(list(elements))
         else:
             self._lists[name].clear()
 
     def entry(self, name: str, key: Any) -> Any | None:
-        """Return the value of a key of a map, or None."""
+        """Return the value of a map key, or None."""
         return self._maps[name].getValue(key)
 
     def entries(self, name: str) -> Iterable[tuple[Any, Any]]:
-        """Return the keys of a map and their values."""
+        """Return the keys and values of a map."""
         return self._maps[name].iterator()
 
     def put_entry(self, name: str, key: Any, value: Any | None) -> None:
-        """Keep a value under a key of a map, or nothing."""
+        """Store the value of a map key; None removes it."""
         if value is None:
             self._maps[name].removeKey(key)
         else:
@@ -175,37 +175,37 @@ class _SparkStore:
         return self.now
 
     def timers_ms(self) -> Iterable[int]:
-        """Return the moments that are asked for."""
+        """Return the registered timers."""
         return list(self._handle.listTimers())
 
     def add_timer(self, at_ms: int) -> None:
-        """Ask for a moment."""
+        """Register a timer."""
         self._handle.registerTimer(at_ms)
 
     def cancel_timer(self, at_ms: int) -> None:
-        """Ask for a moment no longer."""
+        """Delete a timer."""
         self._handle.deleteTimer(at_ms)
 
 
-def _kept(kind: Kind) -> StructType:
-    return kind.kept if isinstance(kind, Record) else StructType([StructField("value", kind.spark)])
+def _stored_type(kind: FieldKind) -> StructType:
+    return kind.stored_type if isinstance(kind, StructKind) else StructType([StructField("value", kind.spark)])
 
 
 def _over_batches(
     processor: KeyedState[Any, Any], key: Sequence[str], now_ms: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that Spark calls once per partition, whose rows are sorted by key and time."""
+    """Return the function for `mapInArrow`, which gets partitions with rows sorted by key and time."""
     out = type(processor).shape.out
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = to_arrow_schema(out.spark, timezone="UTC")
-        for of, same in groupby(_rows(batches), key=lambda row: tuple(row[name] for name in key)):
-            found = [
-                out.write(each, "A row of the result", named=True)
-                for each in replayed(processor, Row(*key)(*of), same, now_ms)
+        for key_values, key_rows in groupby(_rows(batches), key=lambda row: tuple(row[name] for name in key)):
+            output = [
+                out.write(row, "A row of the result", named=True)
+                for row in process_key(processor, Row(*key)(*key_values), key_rows, now_ms)
             ]
-            if found:
-                yield pa.RecordBatch.from_pylist(found, schema=schema)
+            if output:
+                yield pa.RecordBatch.from_pylist(output, schema=schema)
 
     return run
 
@@ -217,8 +217,8 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
             yield named(*values)
 
 
-def _travel(processor: KeyedState[Any, Any]) -> None:
-    """Send the classes of a project's files to the workers by value: they cannot import what lies beside a script."""
+def _pickle_by_value(processor: KeyedState[Any, Any]) -> None:
+    """Pickle the modules in a script's folder by value, because workers cannot import them."""
     home = sys.modules[type(processor).__module__]
     if "." in home.__name__ or not getattr(home, "__file__", None):
         return

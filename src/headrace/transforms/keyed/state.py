@@ -1,4 +1,4 @@
-"""What a class of custom state sees of the key that is being handled: its value, its lists and maps, its timers."""
+"""The state and the timers of the current key: `ValueState`, `ListState`, `MapState` and `Timers`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from headrace.errors import FlowError
-from headrace.transforms.keyed.state_types import Kind, Record
+from headrace.transforms.keyed.state_types import FieldKind, StructKind
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -22,9 +22,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class ListOf(Generic[T]):
-    """A list per key beside the value, of a dataclass or of single values: one can be added without reading the rest.
+    """Declares a list state, of a dataclass or of single values: appending does not read the other elements.
 
-    `ttl` lets each element go that long after it was written.
+    `ttl` expires each element this long after it was written.
     """
 
     element: type[T]
@@ -37,9 +37,9 @@ class ListOf(Generic[T]):
 
 @dataclass(frozen=True)
 class MapOf(Generic[K, V]):
-    """A map per key beside the value: one entry can be read and written without the others.
+    """Declares a map state: one entry can be read and written without the others.
 
-    `ttl` lets each entry go that long after it was written.
+    `ttl` expires each entry this long after it was written.
     """
 
     key: type[K]
@@ -51,15 +51,15 @@ class MapOf(Generic[K, V]):
         object.__setattr__(self, "name", name)
 
 
-class Store(Protocol):
-    """Where the state of the key that is being handled lies. Values are as `state_types` writes them."""
+class KeyedStateStore(Protocol):
+    """The storage of the current key's state. Values are in the form that `state_types` writes."""
 
     def value(self) -> Any | None:
         """Return the value, or None."""
         ...
 
     def put_value(self, value: Any | None) -> None:
-        """Keep the value, or nothing."""
+        """Store the value; None removes it."""
         ...
 
     def elements(self, name: str) -> Iterable[Any]:
@@ -67,23 +67,23 @@ class Store(Protocol):
         ...
 
     def add_element(self, name: str, element: Any) -> None:
-        """Put an element at the end of a list."""
+        """Append an element to a list."""
         ...
 
     def put_elements(self, name: str, elements: Sequence[Any]) -> None:
-        """Make a list of these elements, or remove it when there are none."""
+        """Replace a list; no elements remove it."""
         ...
 
     def entry(self, name: str, key: Any) -> Any | None:
-        """Return the value of a key of a map, or None."""
+        """Return the value of a map key, or None."""
         ...
 
     def entries(self, name: str) -> Iterable[tuple[Any, Any]]:
-        """Return the keys of a map and their values."""
+        """Return the keys and values of a map."""
         ...
 
     def put_entry(self, name: str, key: Any, value: Any | None) -> None:
-        """Keep a value under a key of a map, or nothing."""
+        """Store the value of a map key; None removes it."""
         ...
 
     def clear_entries(self, name: str) -> None:
@@ -91,91 +91,91 @@ class Store(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """Return the time of the declared clock."""
+        """Return the current time of the declared clock."""
         ...
 
     def timers_ms(self) -> Iterable[int]:
-        """Return the moments that are asked for."""
+        """Return the registered timers."""
         ...
 
     def add_timer(self, at_ms: int) -> None:
-        """Ask for a moment."""
+        """Register a timer."""
         ...
 
     def cancel_timer(self, at_ms: int) -> None:
-        """Ask for a moment no longer."""
+        """Delete a timer."""
         ...
 
 
-# The name under which Spark keeps the value. Lists and maps have the names of their attributes.
+# The name of the value state in Spark. List and map states have the names of their attributes.
 VALUE = "value"
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a class declares, read once, and sent to the workers with it."""
+class StateSchema:
+    """The declared state of a `KeyedState` class, read once and sent to the workers with it."""
 
-    state: Record
-    out: Record
-    lists: dict[str, tuple[Kind, int | None]]
-    maps: dict[str, tuple[Kind, Kind, int | None]]
+    state: StructKind
+    out: StructKind
+    lists: dict[str, tuple[FieldKind, int | None]]
+    maps: dict[str, tuple[FieldKind, FieldKind, int | None]]
     ttl_ms: int | None
 
 
 class ListState(Generic[T]):
-    """A list of one key."""
+    """The list state of the current key."""
 
-    def __init__(self, store: Store, name: str, kind: Kind) -> None:
+    def __init__(self, store: KeyedStateStore, name: str, kind: FieldKind) -> None:
         self._store, self._name, self._kind = store, name, kind
 
     def __iter__(self) -> Iterator[T]:
-        return (_unwrapped(self._kind, each, self._name) for each in self._store.elements(self._name))
+        return (_from_stored(self._kind, element, self._name) for element in self._store.elements(self._name))
 
     def append(self, element: T) -> None:
-        """Put an element at the end."""
-        self._store.add_element(self._name, _wrapped(self._kind, element, self._name))
+        """Append an element."""
+        self._store.add_element(self._name, _to_stored(self._kind, element, self._name))
 
     def set(self, elements: Iterable[T]) -> None:
-        """Keep exactly these elements."""
-        self._store.put_elements(self._name, [_wrapped(self._kind, each, self._name) for each in elements])
+        """Replace the list with these elements."""
+        self._store.put_elements(self._name, [_to_stored(self._kind, element, self._name) for element in elements])
 
 
 class MapState(Generic[K, V]):
-    """A map of one key."""
+    """The map state of the current key."""
 
-    def __init__(self, store: Store, name: str, key: Kind, value: Kind) -> None:
+    def __init__(self, store: KeyedStateStore, name: str, key: FieldKind, value: FieldKind) -> None:
         self._store, self._name, self._key, self._value = store, name, key, value
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, or None."""
-        found = self._store.entry(self._name, _wrapped(self._key, key, self._name))
-        return None if found is None else typing.cast(V, _unwrapped(self._value, found, self._name))
+        """Return the value of a map entry, or None."""
+        stored = self._store.entry(self._name, _to_stored(self._key, key, self._name))
+        return None if stored is None else typing.cast(V, _from_stored(self._value, stored, self._name))
 
     def __setitem__(self, key: K, value: V) -> None:
-        written = _wrapped(self._value, value, self._name)
-        self._store.put_entry(self._name, _wrapped(self._key, key, self._name), written)
+        written = _to_stored(self._value, value, self._name)
+        self._store.put_entry(self._name, _to_stored(self._key, key, self._name), written)
 
     def remove(self, key: K) -> None:
-        """Remove a key, if it is there."""
-        self._store.put_entry(self._name, _wrapped(self._key, key, self._name), None)
+        """Remove an entry, if it exists."""
+        self._store.put_entry(self._name, _to_stored(self._key, key, self._name), None)
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return all keys and values."""
+        """Iterate over all entries."""
         for key, value in self._store.entries(self._name):
-            yield _unwrapped(self._key, key, self._name), _unwrapped(self._value, value, self._name)
+            yield _from_stored(self._key, key, self._name), _from_stored(self._value, value, self._name)
 
     def clear(self) -> None:
-        """Remove all of it."""
+        """Remove all entries."""
         self._store.clear_entries(self._name)
 
 
 class ValueState(Generic[S]):
-    """What is kept for the key that is being handled. Handed to `handle` and `on_timer`, and of no use after them.
+    """The state of the current key. Valid only during the call of `handle_rows` or `handle_timer`.
 
-    What `value` holds when the call is over is kept, whether it was assigned or changed in place. None removes it.
+    `value` is stored after the call, whether it was assigned or changed in place. None removes it.
     """
 
-    def __init__(self, store: Store, shape: Shape) -> None:
+    def __init__(self, store: KeyedStateStore, shape: StateSchema) -> None:
         self._store, self._shape = store, shape
         self._read, self._assigned = False, False
         self._unchanged: Any = None
@@ -183,12 +183,12 @@ class ValueState(Generic[S]):
 
     @property
     def value(self) -> S | None:
-        """What is kept, or None."""
+        """The stored value, or None."""
         if not self._read:
             before, self._read = self._store.value(), True
             if before is not None:
                 self._value = self._shape.state.read(before, self._place)
-                # The object may be changed in place; what it is written as now tells that later.
+                # The object may be changed in place: compare its written form later.
                 self._unchanged = self._shape.state.write(self._value, self._place, named=False)
         return self._value
 
@@ -214,8 +214,8 @@ class ValueState(Generic[S]):
         for name in self._shape.maps:
             self._store.clear_entries(name)
 
-    def keep(self) -> None:
-        """Write the value if it has changed. Called once after each `handle` and `on_timer`, and not by them."""
+    def write_back(self) -> None:
+        """Store the value if it has changed. Headrace calls it after each `handle_rows` and `handle_timer`."""
         if not self._read:
             return
         written = None if self._value is None else self._shape.state.write(self._value, self._place, named=False)
@@ -224,62 +224,62 @@ class ValueState(Generic[S]):
 
     @property
     def _place(self) -> str:
-        return f"The state ({self._shape.state.of.__name__})"
+        return f"The state ({self._shape.state.python.__name__})"
 
 
 class Timers:
-    """Moments to be called again, of the key that is being handled. They are kept in whole milliseconds, rounded up."""
+    """The timers of the current key, in milliseconds, rounded up."""
 
-    def __init__(self, store: Store, *, ticking: bool) -> None:
-        self._store, self._ticking = store, ticking
+    def __init__(self, store: KeyedStateStore, *, has_clock: bool) -> None:
+        self._store, self._has_clock = store, has_clock
 
     @property
     def now(self) -> datetime:
-        """The time by the declared clock: the watermark, which is before every row, or the start of the batch."""
+        """The time of the declared clock: the watermark, which is before every row, or the start of the batch."""
         self._require_clock()
-        return moment(self._store.now_ms())
+        return from_millis(self._store.now_ms())
 
     @property
     def pending(self) -> list[datetime]:
-        """The moments that are asked for, earliest first."""
+        """The registered timers, earliest first."""
         self._require_clock()
-        return [moment(each) for each in sorted(self._store.timers_ms())]
+        return [from_millis(timer) for timer in sorted(self._store.timers_ms())]
 
-    def at(self, when: datetime) -> None:
-        """Ask for a call of `on_timer` at a moment. One that has passed comes with this batch or the next."""
+    def register(self, when: datetime) -> None:
+        """Register a timer: `handle_timer` is called at this time. A past time fires in this batch or the next."""
         self._require_clock()
-        self._store.add_timer(in_ms(when))
+        self._store.add_timer(to_millis(when))
 
-    def cancel(self, when: datetime) -> None:
-        """Ask for it no longer. It need not be there."""
+    def delete(self, when: datetime) -> None:
+        """Delete a timer, if it exists."""
         self._require_clock()
-        self._store.cancel_timer(in_ms(when))
+        self._store.cancel_timer(to_millis(when))
 
-    def only(self, when: datetime) -> None:
-        """Ask for this moment and for no other: what moves the end of a session."""
+    def register_only(self, when: datetime) -> None:
+        """Register this timer and delete all others: for example to move the end of a session."""
         self._require_clock()
-        for each in list(self._store.timers_ms()):
-            self._store.cancel_timer(each)
-        self._store.add_timer(in_ms(when))
+        for timer in list(self._store.timers_ms()):
+            self._store.cancel_timer(timer)
+        self._store.add_timer(to_millis(when))
 
     def _require_clock(self) -> None:
-        if not self._ticking:
+        if not self._has_clock:
             raise FlowError(
                 "Timers are used, and no clock is declared.",
-                why="Without one nothing tells that a moment has come.",
+                why="Without a clock no timer can fire.",
                 state="The batch was not written; the flow is where it was.",
                 remedy="Set `clock = EventTime(COLUMN)` or `clock = ProcessingTime()` in the class.",
                 code="HR-235",
             )
 
 
-def moment(ms: int) -> datetime:
-    """Return milliseconds since 1970 as a time in UTC."""
+def from_millis(ms: int) -> datetime:
+    """Return epoch milliseconds as a datetime in UTC."""
     return _EPOCH + ms * _MILLISECOND
 
 
-def in_ms(when: datetime) -> int:
-    """Return a moment in milliseconds, rounded up: a timer never comes early."""
+def to_millis(when: datetime) -> int:
+    """Return a datetime in epoch milliseconds, rounded up: a timer never fires early."""
     if when.tzinfo is None:
         raise FlowError(
             f"A timer is asked for at {when}.",
@@ -291,11 +291,11 @@ def in_ms(when: datetime) -> int:
     return -((_EPOCH - when) // _MILLISECOND)
 
 
-def _wrapped(kind: Kind, value: Any, place: str) -> Any:
-    """Return an element as a row of the state: a dataclass as its fields, a single value as the only one."""
+def _to_stored(kind: FieldKind, value: Any, place: str) -> Any:
+    """Return an element as a state row: the fields of a dataclass, or a single value as the only field."""
     written = kind.write(value, place, named=False)
-    return written if isinstance(kind, Record) else (written,)
+    return written if isinstance(kind, StructKind) else (written,)
 
 
-def _unwrapped(kind: Kind, value: Any, place: str) -> Any:
-    return kind.read(value if isinstance(kind, Record) else value[0], place)
+def _from_stored(kind: FieldKind, value: Any, place: str) -> Any:
+    return kind.read(value if isinstance(kind, StructKind) else value[0], place)

@@ -1,18 +1,18 @@
-"""What the fields of a dataclass are to Spark, read from their annotations.
+"""Map the fields of a dataclass to Spark types, by their annotations.
 
 | annotation                          | Spark        |                                                                |
 |-------------------------------------|--------------|----------------------------------------------------------------|
 | `str`, `bytes`, `bool`              | the same     |                                                                |
 | `int`, `float`                      | long, double |                                                                |
-| `Annotated[Decimal, Digits(12, 2)]` | decimal      | digits in all, and after the point                             |
+| `Annotated[Decimal, Precision(12, 2)]` | decimal   | precision and scale                                            |
 | `datetime`                          | timestamp    | with a zone; comes back in UTC                                 |
 | `date`                              | date         |                                                                |
 | `list[T]`, `dict[K, V]`             | array, map   |                                                                |
 | a dataclass                         | struct       |                                                                |
 | `T` or None                         | nullable     | everything else is refused when it is None                     |
 
-Values are looked at when they are written: a None in a field that has none, a time without a zone or a decimal with too
-many digits is an error (HR-233). Spark would keep another value than the one that was meant, and say nothing.
+Values are checked when they are written: None in a field that does not allow it, a time without a zone or a decimal
+with too many digits is an error (HR-233). Spark would silently store another value.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pyspark.sql.types import (
 
 from headrace.errors import FlowError
 
-_PLAIN: dict[object, DataType] = {
+_PRIMITIVES: dict[object, DataType] = {
     str: StringType(),
     bytes: BinaryType(),
     bool: BooleanType(),
@@ -55,15 +55,15 @@ _PLAIN: dict[object, DataType] = {
 
 
 @dataclass(frozen=True)
-class Digits:
-    """The size of a decimal: digits in all, and how many of them are after the point."""
+class Precision:
+    """The precision and scale of a decimal: its digits in total, and those after the decimal point."""
 
-    total: int
-    after_point: int
+    precision: int
+    scale: int
 
 
-class Kind(Protocol):
-    """One annotation: its type, and how a value of it is written and read. Data, so that it travels to the workers."""
+class FieldKind(Protocol):
+    """The type of one annotation, and how its values are written and read. Serializable, for the workers."""
 
     @property
     def spark(self) -> DataType:
@@ -71,29 +71,29 @@ class Kind(Protocol):
         ...
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
-        """Return the value as Spark takes it, with structs as dicts if `named`, else as tuples. Raises HR-233."""
+        """Return the value in Spark's form, with structs as dicts if `named`, else as tuples. Raises HR-233."""
         ...
 
     def read(self, value: Any, place: str) -> Any:
-        """Return what was written, from a value that is not None."""
+        """Return the Python value of a written value that is not None."""
         ...
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A value that is the same in Python and in Spark."""
+class PrimitiveKind:
+    """A type with the same values in Python and in Spark."""
 
     python: type
     spark: DataType
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the value."""
-        # A bool is an int to Python and a datetime is a date, and neither is meant.
+        # In Python a bool is an int and a datetime is a date; reject both.
         if type(value) is self.python:
             return value
         if self.python is float and type(value) is int:
             return float(value)
-        raise _unwritable(place, f"It is {value!r}, and {self.python.__name__} is declared.")
+        raise _invalid_value(place, f"It is {value!r}, and {self.python.__name__} is declared.")
 
     def read(self, value: Any, place: str) -> Any:
         """Return the value."""
@@ -101,7 +101,7 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Moment:
+class TimestampKind:
     """A time with a zone."""
 
     @property
@@ -112,27 +112,27 @@ class Moment:
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the time."""
         if not isinstance(value, datetime) or value.tzinfo is None:
-            raise _unwritable(place, f"{value!r} is not a time with a zone.")
+            raise _invalid_value(place, f"{value!r} is not a time with a zone.")
         return value
 
     def read(self, value: Any, place: str) -> Any:
-        """Return the time in UTC. Spark hands times of the state out without a zone, in that of the machine."""
+        """Return the time in UTC. Spark returns state timestamps as naive datetimes in local time."""
         return value.astimezone(UTC)
 
 
 @dataclass(frozen=True)
-class Exact:
+class DecimalKind:
     """A decimal of a declared size."""
 
     spark: DecimalType
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
-        """Return the decimal, written out to the declared digits after the point."""
+        """Return the decimal with the declared scale."""
         if not isinstance(value, Decimal) or not value.is_finite():
-            raise _unwritable(place, f"It is {value!r}, and Decimal is declared.")
+            raise _invalid_value(place, f"It is {value!r}, and Decimal is declared.")
         digits = value.quantize(Decimal(1).scaleb(-self.spark.scale))
         if digits != value or len(digits.as_tuple().digits) > self.spark.precision:
-            raise _unwritable(place, f"{value} does not fit into {self.spark.simpleString()}.")
+            raise _invalid_value(place, f"{value} does not fit into {self.spark.simpleString()}.")
         return digits
 
     def read(self, value: Any, place: str) -> Any:
@@ -141,10 +141,10 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Maybe:
-    """A value that may be None."""
+class NullableKind:
+    """A nullable value."""
 
-    inner: Kind
+    inner: FieldKind
 
     @property
     def spark(self) -> DataType:
@@ -161,93 +161,93 @@ class Maybe:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListKind:
     """A list of values of one kind."""
 
-    element: Kind
+    element: FieldKind
 
     @property
     def spark(self) -> DataType:
         """An array."""
-        return ArrayType(self.element.spark, containsNull=isinstance(self.element, Maybe))
+        return ArrayType(self.element.spark, containsNull=isinstance(self.element, NullableKind))
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the list of what its values are written as."""
         if not isinstance(value, list):
-            raise _unwritable(place, f"It is {value!r}, and a list is declared.")
-        return [_written(self.element, each, f"{place}[]", named=named) for each in value]
+            raise _invalid_value(place, f"It is {value!r}, and a list is declared.")
+        return [_write(self.element, element, f"{place}[]", named=named) for element in value]
 
     def read(self, value: Any, place: str) -> Any:
         """Return the list."""
-        return [self.element.read(each, place) for each in value]
+        return [self.element.read(element, place) for element in value]
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MapKind:
     """A dict."""
 
-    key: Kind
-    value: Kind
+    key: FieldKind
+    value: FieldKind
 
     @property
     def spark(self) -> DataType:
         """A map."""
-        return MapType(self.key.spark, self.value.spark, valueContainsNull=isinstance(self.value, Maybe))
+        return MapType(self.key.spark, self.value.spark, valueContainsNull=isinstance(self.value, NullableKind))
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the dict of what its keys and values are written as."""
         if not isinstance(value, dict):
-            raise _unwritable(place, f"It is {value!r}, and a dict is declared.")
+            raise _invalid_value(place, f"It is {value!r}, and a dict is declared.")
         return {
-            _written(self.key, key, f"{place}[]", named=named): _written(self.value, each, f"{place}[]", named=named)
-            for key, each in value.items()
+            _write(self.key, key, f"{place}[]", named=named): _write(self.value, item, f"{place}[]", named=named)
+            for key, item in value.items()
         }
 
     def read(self, value: Any, place: str) -> Any:
         """Return the dict."""
-        return {self.key.read(key, place): self.value.read(each, place) for key, each in value.items()}
+        return {self.key.read(key, place): self.value.read(item, place) for key, item in value.items()}
 
 
 @dataclass(frozen=True)
-class Record:
+class StructKind:
     """A dataclass, field by field."""
 
-    of: type
-    fields: tuple[tuple[str, Kind], ...]
-    # Read where the class is declared: the mark of a field without a default does not survive the way to a worker.
+    python: type
+    fields: tuple[tuple[str, FieldKind], ...]
+    # Read where the class is declared: dataclasses.MISSING does not survive pickling to a worker.
     defaults: Mapping[str, Any]
     factories: Mapping[str, Callable[[], Any]]
 
     @property
     def spark(self) -> StructType:
-        """A struct; a field is nullable that may be None."""
-        return StructType([StructField(name, kind.spark, isinstance(kind, Maybe)) for name, kind in self.fields])
+        """A struct; fields that may be None are nullable."""
+        return StructType([StructField(name, kind.spark, isinstance(kind, NullableKind)) for name, kind in self.fields])
 
     @property
-    def kept(self) -> StructType:
-        """The struct as the state keeps it, all of it nullable: what an earlier version wrote lacks newer fields."""
+    def stored_type(self) -> StructType:
+        """The struct in the state store, all fields nullable: state of an earlier version lacks newer fields."""
         return typing.cast(StructType, _nullable(self.spark))
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the fields, by name or in order."""
-        if not isinstance(value, self.of):
-            raise _unwritable(place, f"It is {value!r}, and {self.of.__name__} is declared.")
+        if not isinstance(value, self.python):
+            raise _invalid_value(place, f"It is {value!r}, and {self.python.__name__} is declared.")
         fields = {
-            name: _written(kind, getattr(value, name), f"{place}.{name}", named=named) for name, kind in self.fields
+            name: _write(kind, getattr(value, name), f"{place}.{name}", named=named) for name, kind in self.fields
         }
         return fields if named else tuple(fields.values())
 
     def read(self, value: Any, place: str) -> Any:
-        """Return the object. A field that was not there when it was written gets its default. Raises HR-234."""
-        return self.of(
+        """Return the object. A field that was added after it was written gets its default. Raises HR-234."""
+        return self.python(
             **{
-                name: self._default(name, kind, place) if each is None else kind.read(each, f"{place}.{name}")
-                for (name, kind), each in zip(self.fields, value, strict=True)
+                name: self._default(name, kind, place) if stored is None else kind.read(stored, f"{place}.{name}")
+                for (name, kind), stored in zip(self.fields, value, strict=True)
             }
         )
 
-    def _default(self, name: str, kind: Kind, place: str) -> Any:
-        if isinstance(kind, Maybe):
+    def _default(self, name: str, kind: FieldKind, place: str) -> Any:
+        if isinstance(kind, NullableKind):
             return None
         if name in self.defaults:
             return self.defaults[name]
@@ -257,107 +257,110 @@ class Record:
             f"{place} has no '{name}'.",
             why="It was kept before the field was added, and the field has neither a default nor None.",
             state="The batch was not written; the flow is where it was.",
-            remedy=f"Give {self.of.__name__}.{name} a default, or let it be None.",
+            remedy=f"Give {self.python.__name__}.{name} a default, or let it be None.",
             code="HR-234",
         )
 
 
-def record(of: object, place: str) -> Record:
-    """Return what a dataclass is to Spark. Raises HR-232 for an annotation that it cannot be read from."""
-    if not (isinstance(of, type) and dataclasses.is_dataclass(of)):
-        raise undeclarable(f"{place} is {of!r}.", "It has to be a dataclass.", "Declare it with @dataclass.")
+def struct_kind(annotation: object, place: str) -> StructKind:
+    """Return the struct type of a dataclass. Raises HR-232 for an annotation that is not supported."""
+    if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
+        raise invalid_state(f"{place} is {annotation!r}.", "It has to be a dataclass.", "Declare it with @dataclass.")
     try:
-        hints = typing.get_type_hints(of, include_extras=True)
+        hints = typing.get_type_hints(annotation, include_extras=True)
     except NameError as error:
-        raise undeclarable(
-            f"The annotations of {of.__name__} cannot be read: {error}.",
+        raise invalid_state(
+            f"The annotations of {annotation.__name__} cannot be read: {error}.",
             "They are read when the class is declared, from the top of its module.",
             "Declare the classes that they name there.",
         ) from error
-    fields = [(each.name, _kind(hints[each.name], f"{of.__name__}.{each.name}")) for each in dataclasses.fields(of)]
+    fields = [
+        (field.name, _kind(hints[field.name], f"{annotation.__name__}.{field.name}"))
+        for field in dataclasses.fields(annotation)
+    ]
     if not fields:
-        raise undeclarable(f"{of.__name__} has no fields.", "There is nothing to keep.", "Give it one.")
-    declared = dataclasses.fields(of)
-    defaults = {each.name: each.default for each in declared if each.default is not MISSING}
-    factories = {each.name: each.default_factory for each in declared if each.default_factory is not MISSING}
-    return Record(of, tuple(fields), defaults, factories)
+        raise invalid_state(f"{annotation.__name__} has no fields.", "There is nothing to keep.", "Give it one.")
+    declared = dataclasses.fields(annotation)
+    defaults = {field.name: field.default for field in declared if field.default is not MISSING}
+    factories = {field.name: field.default_factory for field in declared if field.default_factory is not MISSING}
+    return StructKind(annotation, tuple(fields), defaults, factories)
 
 
-def value_or_record(of: object, place: str) -> Record | Plain | Moment | Exact:
-    """Return the kind of one element of a list or a map in the state. Raises HR-232."""
-    kind = _kind(of, place)
-    if not isinstance(kind, Record | Plain | Moment | Exact):
-        raise undeclarable(
-            f"{place} is {of}.", "An element is a dataclass or a single value.", "Wrap it in a dataclass."
+def element_kind(annotation: object, place: str) -> StructKind | PrimitiveKind | TimestampKind | DecimalKind:
+    """Return the kind of an element of a list or map state. Raises HR-232."""
+    kind = _kind(annotation, place)
+    if not isinstance(kind, StructKind | PrimitiveKind | TimestampKind | DecimalKind):
+        raise invalid_state(
+            f"{place} is {annotation}.", "An element is a dataclass or a single value.", "Wrap it in a dataclass."
         )
     return kind
 
 
-def undeclarable(what: str, why: str, remedy: str) -> FlowError:
-    """Return the error of a custom state that is declared in a way that cannot run."""
+def invalid_state(what: str, why: str, remedy: str) -> FlowError:
+    """Return HR-232: the declaration of the custom state is invalid."""
     return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-232")
 
 
-def _kind(annotation: Any, place: str) -> Kind:
+def _kind(annotation: Any, place: str) -> FieldKind:
     kind = _single(annotation) or _composed(annotation, place)
     if kind is not None:
         return kind
     if annotation is Decimal:
-        raise undeclarable(
+        raise invalid_state(
             f"{place} is a Decimal of no declared size.",
             "Spark keeps decimals of a fixed number of digits.",
-            "Write Annotated[Decimal, Digits(12, 2)].",
+            "Write Annotated[Decimal, Precision(12, 2)].",
         )
-    raise undeclarable(
+    raise invalid_state(
         f"{place} is annotated as {annotation}.",
-        "A field is str, bytes, bool, int, float, date, datetime, Annotated[Decimal, Digits(...)], list[...], "
+        "A field is str, bytes, bool, int, float, date, datetime, Annotated[Decimal, Precision(...)], list[...], "
         "dict[..., ...], a dataclass, or one of these or None.",
         "Use one of them.",
     )
 
 
-def _single(annotation: Any) -> Kind | None:
-    inside = typing.get_args(annotation)
+def _single(annotation: Any) -> FieldKind | None:
+    args = typing.get_args(annotation)
     if annotation is datetime:
-        return Moment()
-    if typing.get_origin(annotation) is typing.Annotated and inside[0] is Decimal and isinstance(inside[1], Digits):
-        return Exact(DecimalType(inside[1].total, inside[1].after_point))
-    spark = _PLAIN.get(annotation) if isinstance(annotation, type) else None
-    return None if spark is None else Plain(annotation, spark)
+        return TimestampKind()
+    if typing.get_origin(annotation) is typing.Annotated and args[0] is Decimal and isinstance(args[1], Precision):
+        return DecimalKind(DecimalType(args[1].precision, args[1].scale))
+    spark = _PRIMITIVES.get(annotation) if isinstance(annotation, type) else None
+    return None if spark is None else PrimitiveKind(annotation, spark)
 
 
-def _composed(annotation: Any, place: str) -> Kind | None:
-    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType) and len(inside) == 2 and types.NoneType in inside:
-        return Maybe(_kind(next(each for each in inside if each is not types.NoneType), place))
+def _composed(annotation: Any, place: str) -> FieldKind | None:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType) and len(args) == 2 and types.NoneType in args:
+        return NullableKind(_kind(next(arg for arg in args if arg is not types.NoneType), place))
     if origin is list:
-        return Listed(_kind(inside[0], f"{place}[]"))
+        return ListKind(_kind(args[0], f"{place}[]"))
     if origin is dict:
-        return Mapped(_kind(inside[0], f"{place}[]"), _kind(inside[1], f"{place}[]"))
+        return MapKind(_kind(args[0], f"{place}[]"), _kind(args[1], f"{place}[]"))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return record(annotation, place)
+        return struct_kind(annotation, place)
     return None
 
 
-def _written(kind: Kind, value: Any, place: str, *, named: bool) -> Any:
-    if value is None and not isinstance(kind, Maybe):
-        raise _unwritable(place, "It is None, and None is not declared.")
+def _write(kind: FieldKind, value: Any, place: str, *, named: bool) -> Any:
+    if value is None and not isinstance(kind, NullableKind):
+        raise _invalid_value(place, "It is None, and None is not declared.")
     return kind.write(value, place, named=named)
 
 
-def _nullable(given: DataType) -> DataType:
-    if isinstance(given, StructType):
-        return StructType([StructField(each.name, _nullable(each.dataType)) for each in given])
-    if isinstance(given, ArrayType):
-        return ArrayType(_nullable(given.elementType))
-    if isinstance(given, MapType):
-        return MapType(_nullable(given.keyType), _nullable(given.valueType))
-    return given
+def _nullable(data_type: DataType) -> DataType:
+    if isinstance(data_type, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in data_type])
+    if isinstance(data_type, ArrayType):
+        return ArrayType(_nullable(data_type.elementType))
+    if isinstance(data_type, MapType):
+        return MapType(_nullable(data_type.keyType), _nullable(data_type.valueType))
+    return data_type
 
 
-def _unwritable(place: str, why: str) -> FlowError:
+def _invalid_value(place: str, why: str) -> FlowError:
     return FlowError(
-        f"{place} cannot be kept or handed on.",
+        f"{place} cannot be stored or returned.",
         why=why,
         state="The batch was not written; the flow is where it was.",
         remedy="Correct the value, or the annotation.",

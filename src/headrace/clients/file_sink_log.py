@@ -1,12 +1,12 @@
-"""A folder of files behind a log: whose batches it holds, which of its files are committed, and how they are read.
+"""The log of a FileSink folder: its owner, its committed files, and the options to read them.
 
-Spark's file sink writes the files of a batch first and then their names, in one step, into the folder's log:
+Spark's file sink writes the files of a batch first, and then atomically adds their names to the folder's log:
 
-    FOLDER/_headrace                   whose batches these are, their format and their columns
+    FOLDER/_headrace                   metadata: the checkpoint that owns the folder, its format and columns
     FOLDER/_spark_metadata/N           the files of batch N
     FOLDER/_spark_metadata/N.compact   the files of every batch up to N
 
-A file that the log does not name belongs to an attempt that never committed. Nothing here writes a file of data.
+A file that the log does not list belongs to an attempt that never committed. This module writes no data files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
-from headrace.clients.storage import Files, files_for, is_local, local_path
+from headrace.clients.storage import FileStore, file_store, is_local, local_path
 from headrace.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 FileFormat = Literal["csv", "json", "parquet", "orc"]
 
 LOG = "_spark_metadata"
-# Readers pass over names that begin like this.
+# Readers ignore names that begin with an underscore.
 _OWNER = "_headrace"
 _COMPACT = ".compact"
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
-# An entry that was listed may be gone when it is read: a compaction came between. It keeps its entries for minutes, so
-# that one more look is enough.
-_LOOKS = 2
+# A listed entry may be deleted before it is read, by a compaction. Compacted entries are kept for minutes, so one retry
+# is enough.
+_ATTEMPTS = 2
 
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    # Times are written and read in UTC, whatever the zone of the session.
+    # Timestamps are written and read in UTC, whatever the session time zone.
     "timeZone": "UTC",
     "lineSep": "\n",
 }
 _CSV = {
     **_TIMES,
     "header": "true",
-    # As RFC 4180 has it: a quote within quotes is doubled. Spark's own default is a backslash.
+    # RFC 4180 doubles a quote within quotes. Spark's default is a backslash.
     "escape": '"',
     "ignoreLeadingWhiteSpace": "false",
     "ignoreTrailingWhiteSpace": "false",
 }
-# What the options of a format have to be for rows to come back as they were.
-WRITING: Mapping[FileFormat, Mapping[str, str]] = {
+# The options with which a format preserves every value.
+WRITE_OPTIONS: Mapping[FileFormat, Mapping[str, str]] = {
     "parquet": {},
     "orc": {},
     "json": {**_TIMES, "ignoreNullFields": "false"},
@@ -60,10 +60,10 @@ WRITING: Mapping[FileFormat, Mapping[str, str]] = {
 }
 _STRICT = {
     "mode": "FAILFAST",
-    # Under Spark's own name, a column of that name would be read as null.
+    # With Spark's default name, a data column of that name would be read as null.
     "columnNameOfCorruptRecord": "_headrace_corrupt_record",
 }
-READING: Mapping[FileFormat, Mapping[str, str]] = {
+READ_OPTIONS: Mapping[FileFormat, Mapping[str, str]] = {
     "parquet": {},
     "orc": {},
     "json": {**_TIMES, **_STRICT},
@@ -73,30 +73,30 @@ READING: Mapping[FileFormat, Mapping[str, str]] = {
         "multiLine": "true",
         # The header of each file is compared with the columns.
         "enforceSchema": "false",
-        # In a file null is nothing and an empty text is "". Spark takes both for null, unless null has a name here.
+        # In a file null is empty and an empty string is "". Spark reads both as null unless null has its own text.
         "nullValue": "\u0001headrace null\u0001",
     },
 }
 
 
-def is_pattern(location: str) -> bool:
-    """Whether Hadoop takes a location for a pattern of names. Of such a one no log is read."""
+def is_glob(location: str) -> bool:
+    """Whether Hadoop treats a location as a glob. Spark ignores the log of a folder that a glob matches."""
     return _PATTERN.search(location) is not None
 
 
 @dataclass(frozen=True)
-class Owner:
-    """What a folder says about itself.
+class FolderMetadata:
+    """The metadata file of a FileSink folder.
 
     | field      | meaning                                                                             |
     |------------|-------------------------------------------------------------------------------------|
-    | identity   | told apart from a folder of the same name that was deleted and made again           |
+    | identity   | random id; a folder that was deleted and recreated has another one                  |
     | query_id   | the checkpoint whose batches the log counts                                         |
-    | format     | of every file                                                                       |
-    | partitions | the columns that are folders                                                        |
-    | schema     | the columns, as Spark's DDL                                                         |
-    | offsets    | the digest of the batch that was attempted last; whether it is in, the log says     |
-    | fence      | the token of the lease under which it was attempted                                 |
+    | format     | the format of all files                                                             |
+    | partitions | the partition columns                                                               |
+    | schema     | the columns as Spark DDL                                                            |
+    | offsets    | the digest of the last attempted batch; the log says whether it is committed        |
+    | fence      | the lease token of the last attempt                                                 |
     """
 
     identity: str
@@ -107,41 +107,41 @@ class Owner:
     offsets: str
     fence: int
 
-    def record(self, files: Files, folder: str) -> None:
-        """Write it into the folder, in place of what was there."""
+    def record(self, files: FileStore, folder: str) -> None:
+        """Write it to the folder, replacing the earlier metadata."""
         files.write(f"{folder}/{_OWNER}", json.dumps(asdict(self)))
 
 
-def owner_of(files: Files, folder: str) -> Owner | None:
-    """Return what the folder says about itself, or None when no sink has written to it. Raises a DataError."""
+def folder_metadata(files: FileStore, folder: str) -> FolderMetadata | None:
+    """Return the metadata of a folder, or None if no FileSink has written to it. Raises DataError if it is damaged."""
     text = files.read(f"{folder}/{_OWNER}")
     if text is None:
         return None
     try:
         fields = json.loads(text)
-        return Owner(**{**fields, "partitions": tuple(fields["partitions"])})
+        return FolderMetadata(**{**fields, "partitions": tuple(fields["partitions"])})
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(folder, f"What it says about itself, in {_OWNER}, is damaged: {error}.") from error
 
 
-def last_batch(files: Files, folder: str) -> int | None:
-    """Return the last batch in the folder's log, or None when it holds none."""
+def last_batch(files: FileStore, folder: str) -> int | None:
+    """Return the last batch in the folder's log, or None."""
     return max(_entries(files, folder), default=None)
 
 
 def committed_files(location: str, spark: SparkSession | None = None) -> list[str]:
-    """Return the files of a folder whose batches are committed, as full paths, sorted.
+    """Return the committed files of a FileSink folder as sorted full paths.
 
-    For readers that are not Spark: Spark's own readers honour the log by themselves when they are given the folder, and
-    neither a pattern nor a folder below it. Without a session only this machine's disk can be reached.
+    For readers without Spark: Spark's own readers use the log if they read the folder itself, and not a glob or a
+    subfolder. Without a session only local folders can be read.
 
-    Raises a DataError when the folder has no log, or the log lacks an entry or names files that lie elsewhere: it was
-    copied or moved, and what it names are the files of the other folder.
+    Raises DataError if the folder has no log, the log lacks an entry, or it lists files outside of the folder: the
+    folder was copied or moved, and the log lists the files of the original.
     """
-    files = files_for(location, spark)
+    files = file_store(location, spark)
     if LOG not in files.names(location):
         raise _unreadable(location, f"It has no log of committed files ({LOG}).")
-    for left in reversed(range(_LOOKS)):
+    for left in reversed(range(_ATTEMPTS)):
         try:
             paths = sorted(_committed(files, location))
             break
@@ -155,7 +155,7 @@ def committed_files(location: str, spark: SparkSession | None = None) -> list[st
     return paths
 
 
-def _committed(files: Files, folder: str) -> set[str]:
+def _committed(files: FileStore, folder: str) -> set[str]:
     entries = _entries(files, folder)
     if not entries:
         return set()
@@ -174,8 +174,8 @@ def _committed(files: Files, folder: str) -> set[str]:
     return paths
 
 
-def _entries(files: Files, folder: str) -> dict[int, str]:
-    """Return the entries of the log by their batch. What is on its way in has a name that begins with a dot."""
+def _entries(files: FileStore, folder: str) -> dict[int, str]:
+    """Return the entries of the log by batch. An entry that is being written has a name that begins with a dot."""
     names = files.names(f"{folder}/{LOG}")
     return {int(number): name for name in names if (number := name.removesuffix(_COMPACT)).isdigit()}
 
@@ -188,13 +188,13 @@ def _path(number: int, line: str) -> str:
         raise ValueError(f"the entry of batch {number} holds {line!r}") from error
     if action != "add":
         raise ValueError(f"the entry of batch {number} has the action {action!r}")
-    # The log holds URIs, in which a space is %20.
+    # The log contains URIs: a space is %20.
     path = unquote(uri.path)
     return path if uri.scheme in ("", "file") else f"{uri.scheme}://{uri.netloc}{path}"
 
 
 def _real(location: str) -> str:
-    """Return the path without what may be written in several ways: links, or the host of a filesystem."""
+    """Return the canonical path: links resolved, without the host of a filesystem."""
     return os.path.realpath(local_path(location)) if is_local(location) else urlsplit(location).path
 
 
@@ -203,7 +203,6 @@ def _unreadable(location: str, why: str) -> DataError:
         f"Which files of {location} are committed cannot be known.",
         why=why,
         state="Nothing was read and nothing was changed.",
-        remedy="Name the folder that a Files sink writes, where it was written. A copy has to be made from what is "
-        "read there.",
+        remedy="Name the original folder that a FileSink writes. To copy it, read its rows and write them elsewhere.",
         code="HR-510",
     )

@@ -1,4 +1,4 @@
-"""How much arrived lately in folders and tables of this machine, for `headrace check`. Elsewhere nothing is said."""
+"""Recent arrival rates of local folders and tables, for `headrace check`. Other filesystems are not measured."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from urllib.parse import urlsplit
 _WINDOW_SECONDS = 3600.0
 
 
-def arriving_files(location: str) -> dict[str, float]:
-    """Return the files and bytes a second of the last hour, by the times of the files. Takes a pattern of folders."""
+def file_arrival_rates(location: str) -> dict[str, float]:
+    """Return files and bytes per second of the last hour, by file modification times. Accepts a glob."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         return {}
-    folders = [Path(each) for each in glob.glob(parts.path)]
-    # Spark passes over hidden files and what begins with an underscore; so does this.
+    folders = [Path(folder) for folder in glob.glob(parts.path)]
+    # Spark ignores files that begin with a dot or an underscore; so does this.
     return _per_second(
         entry.stat().st_size
         for folder in folders
         for entry in ([*folder.iterdir()] if folder.is_dir() else [folder])
-        if entry.is_file() and entry.name[0] not in "._" and _lately(entry)
+        if entry.is_file() and entry.name[0] not in "._" and _is_recent(entry)
     )
 
 
-def arriving_in_table(location: str) -> dict[str, float]:
-    """Return the files and bytes a second that the versions of a Delta table of the last hour added."""
+def table_arrival_rates(location: str) -> dict[str, float]:
+    """Return files and bytes per second that the versions of a Delta table added in the last hour."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         return {}
     return _per_second(
         size
         for entry in Path(parts.path, "_delta_log").glob("*.json")
-        if _lately(entry)
+        if _is_recent(entry)
         for size in _sizes(entry.read_text())
     )
 
 
 def _per_second(sizes: Iterable[int]) -> dict[str, float]:
-    """Count, or say nothing when something cannot be read: a file may go away while it is looked at."""
+    """Return the rates; empty if something cannot be read, such as a file that is deleted concurrently."""
     try:
-        found = list(sizes)
+        measured = list(sizes)
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return {"files": len(found) / _WINDOW_SECONDS, "bytes": sum(found) / _WINDOW_SECONDS}
+    return {"files": len(measured) / _WINDOW_SECONDS, "bytes": sum(measured) / _WINDOW_SECONDS}
 
 
 def _sizes(version: str) -> Iterator[int]:
-    """Yield the sizes of the files with rows that a version of a table added."""
+    """Yield the sizes of the data files that a version of a table added."""
     for line in version.splitlines():
         action = json.loads(line)
         for kind in ("add", "cdc"):
@@ -60,5 +60,5 @@ def _sizes(version: str) -> Iterator[int]:
                 yield int(action[kind]["size"])
 
 
-def _lately(path: Path) -> bool:
+def _is_recent(path: Path) -> bool:
     return time.time() - os.stat(path).st_mtime < _WINDOW_SECONDS
