@@ -185,5 +185,5 @@ def test_a_topic_is_missing_only_when_it_stays_so(monkeypatch: pytest.MonkeyPatc
         def _ids(self, names):
             return next(answers).items()
 
-    monkeypatch.setattr(topic_watch, "_ASK_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(topic_watch, "_RETRY_SECONDS", 0)
     assert Late().identities() == {"orders": "1"}

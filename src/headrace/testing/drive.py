@@ -22,11 +22,11 @@ class Drive(Generic[S, Out]):
 
     | call                    | is                                                                                    |
     |-------------------------|---------------------------------------------------------------------------------------|
-    | `arrive(row, ...)`      | one batch: `handle_rows` per key, then the timers that have come; returns the outputs      |
+    | `arrive(row, ...)`      | one batch: `handle_rows` per key, then the timers that have come; returns the outputs |
     | `pass_to(time)`         | time goes on (the watermark, or the clock); returns what the timers give              |
     | `state(*key)`           | what is kept for a key, or None                                                       |
     | `timers(*key)`          | the moments that a key has asked for                                                  |
-    | `late`                  | rows that were older than the watermark: Spark drops them, so `handle_rows` never saw them |
+    | `late`                  | rows that were older than the watermark: dropped by Spark, not seen by `handle_rows` |
 
     A row is a mapping. What is kept goes through the same types as on Spark: what Spark could not keep fails here too.
     What is not played: how rows are spread over partitions, and in which order the keys of a batch come.

@@ -61,7 +61,7 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
     def __init__(self, silence: timedelta, forget: timedelta) -> None:
         self.silence, self.forget = silence, forget
 
-    def handle(
+    def handle_rows(
         self, key: Row, rows: list[Row], state: ValueState[DeviceHistory], timers: Timers
     ) -> Iterator[DeviceStatus]:
         """Add readings to the stretches, and set the timer of the next status. Emits nothing."""

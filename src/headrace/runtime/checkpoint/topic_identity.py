@@ -190,7 +190,7 @@ class SourceIdentities:
             state="Nothing of the new topic was written. The sinks hold every batch up to the last commit. Records of "
             "the old topic that were not read are lost.",
             remedy="Start the flow under a new name: it reads the new topic from its start. Or go on at the old "
-            f"offsets, without the records before them: set accepted_topic_ids=('{now}',) and data_loss_reason='why' on "
-            f"{source.name}; what is passed over is recorded.",
+            f"offsets, without the records before them: set accepted_topic_ids=('{now}',) and data_loss_reason='why' "
+            f"on {source.name}; what is passed over is recorded.",
             code="HR-311",
         )
