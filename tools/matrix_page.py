@@ -18,8 +18,8 @@ from pathlib import Path
 
 from headrace.cdc.sink import DeltaCdc
 from headrace.flow.checks import matrix
-from headrace.flow.checks.matrix import Cell, Verdict
-from headrace.flow.checks.operators import Kind
+from headrace.flow.checks.matrix import Cell, Compatibility
+from headrace.flow.checks.operators import OperatorKind
 from headrace.flow.levers import OutputMode
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink
@@ -65,19 +65,19 @@ def drawn(page: str) -> str:
 
 
 def _operators() -> str:
-    rows = {str(kind): cells for kind, cells in matrix.MODES.items() if kind is not Kind.READ_TWICE}
+    rows = {str(kind): cells for kind, cells in matrix.MODES.items() if kind is not OperatorKind.READ_TWICE}
     return _table("operator", [mode.value for mode in OutputMode], rows)
 
 
 def _triggers() -> str:
-    others = next(iter(matrix.under_trigger_cells(Kind.AGGREGATE)))
+    others = next(iter(matrix.trigger_cells(OperatorKind.AGGREGATE)))
     rows = {str(kind): cells for kind, cells in matrix.TRIGGERS.items()}
     return _table("operator", ["Continuous", "RealTime"], {**rows, "every operator with state": (others, others)})
 
 
 def _sinks() -> str:
     rows = {
-        each.__name__: [matrix.of_sink(each.__name__, mode, each.output_modes) for mode in OutputMode]  # type: ignore[attr-defined]
+        each.__name__: [matrix.sink_cell(each.__name__, mode, each.output_modes) for mode in OutputMode]  # type: ignore[attr-defined]
         for each in SINKS
     }
     return _table("sink", [mode.value for mode in OutputMode], rows)
@@ -96,7 +96,7 @@ def _table(first: str, columns: Sequence[str], rows: Mapping[str, Sequence[Cell]
 
 
 def _shown(cell: Cell, numbers: dict[tuple[str, str, str], int]) -> str:
-    if cell.verdict is Verdict.ALLOWED:
+    if cell.verdict is Compatibility.ALLOWED:
         return "yes"
     number = numbers.setdefault((cell.code, cell.reason, cell.remedy), len(numbers) + 1)
     return f"{cell.verdict} ({number})"

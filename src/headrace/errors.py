@@ -1,13 +1,13 @@
-"""Every error that Headrace raises on purpose, in one tree.
+"""The error tree: every error that Headrace raises on purpose.
 
-    HeadraceError                what went wrong, why, what state the data is in, what to run
-    ├── Terminal                 trying again cannot help: somebody has to act
+    HeadraceError                what failed, why, the state of the data, what to run
+    ├── Terminal                 a retry cannot help: a person has to act
     │   ├── ConfigError          HR-1xx  headrace.yml, the command line, the machine
-    │   ├── FlowError            HR-2xx  a declaration that cannot run
+    │   ├── FlowError            HR-2xx  a flow that is declared wrongly
     │   ├── RecoveryError        HR-3xx  a checkpoint, a lease or an identity that cannot be trusted
     │   ├── StackError           HR-4xx  a local part (broker, jars) that does not work
-    │   └── DataError            HR-5xx  rows, offsets or topics that are not there or not as declared
-    └── Transient                the same call may succeed later: the supervisor restarts with back-off
+    │   └── DataError            HR-5xx  rows, offsets or topics that are missing or not as declared
+    └── Transient                a retry may help: the supervisor restarts the flow with back-off
         └── PartUnavailable      HR-6xx  a broker, a database or a filesystem that does not answer
 
 The supervisor reads only Terminal or Transient. Users and tests read `code`, which never changes
@@ -29,9 +29,9 @@ class HeadraceError(Exception):
     | part   | says                                            |
     |--------|-------------------------------------------------|
     | what   | what failed, and where                          |
-    | why    | the cause, as far as it is known                |
-    | state  | what happened to the data: written, kept, safe  |
-    | remedy | the command or the edit that gets out of it     |
+    | why    | the cause, if Headrace can tell                 |
+    | state  | what happened to the data: written, safe, lost  |
+    | remedy | the command or the edit that fixes it           |
     """
 
     code: str = "HR-000"
@@ -60,11 +60,11 @@ class HeadraceError(Exception):
 
 
 class Terminal(HeadraceError):
-    """Trying again cannot help."""
+    """An error that a retry cannot fix: a person has to act."""
 
 
 class Transient(HeadraceError):
-    """Trying again may help."""
+    """An error that a later retry may not meet again."""
 
 
 class ConfigError(Terminal):
@@ -103,7 +103,7 @@ class PartUnavailable(Transient):
     code = "HR-600"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the nearest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ` Did you mean 'x'?` for the closest choice, or an empty string."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""

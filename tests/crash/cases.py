@@ -28,7 +28,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode, RocksDB, Watermark
-from headrace.flow.sink import Batch, Sink, leaves
+from headrace.flow.sink import Batch, Sink, leaf_sinks
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnceSink
 from headrace.sinks.delta.append import DeltaAppend
@@ -290,7 +290,7 @@ class Case:
 
     @property
     def places(self) -> list[Sink]:
-        return [sink for _step, sink in leaves(self.sink)]
+        return [sink for _step, sink in leaf_sinks(self.sink)]
 
     def first_batch(self, number: int) -> int:
         """Return the batch that reads a stage."""

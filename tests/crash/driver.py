@@ -29,7 +29,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.secret import Secret
-from headrace.flow.sink import Accountable, Batch, Held, Sink
+from headrace.flow.sink import Batch, CommittedBatches, Sink, TracksBatches
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
@@ -131,9 +131,9 @@ class Probe:
     def prepare(self, spark: SparkSession, target: Target) -> None:
         self.sink.prepare(spark, target)
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
-        assert isinstance(self.sink, Accountable)
-        return self.sink.held(spark, flow, step, target)
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
+        assert isinstance(self.sink, TracksBatches)
+        return self.sink.committed_batches(spark, flow, step, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         point = self.points.get(batch.id)

@@ -16,7 +16,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, OutputMode
-from headrace.flow.sink import Accountable, Batch, Sink
+from headrace.flow.sink import Batch, Sink, TracksBatches
 from headrace.flow.target import Target
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Backoff, Supervisor
@@ -83,7 +83,7 @@ def test_a_function_is_handed_every_batch_and_none_that_is_complete(spark: Spark
 
     assert calls.seen == [(0, [1, 2]), (1, [3])]
     assert sink.guarantee is Guarantee.AT_LEAST_ONCE
-    assert not isinstance(sink, Accountable)
+    assert not isinstance(sink, TracksBatches)
 
 
 def test_a_batch_that_the_function_did_not_finish_is_handed_over_again(spark: SparkSession, target: Target):
@@ -256,19 +256,19 @@ def test_a_batch_that_is_in_is_computed_all_the_same(spark: SparkSession, target
 
 def test_a_store_says_which_batches_it_holds(spark: SparkSession, target: Target, database: Path):
     sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
-    assert isinstance(sink, Accountable)
-    empty = sink.held(spark, "rides", "0", target)
+    assert isinstance(sink, TracksBatches)
+    empty = sink.committed_batches(spark, "rides", "0", target)
     assert (empty.place, empty.identity, empty.last) == ("the store of custom:orders", None, {})
     for number in range(2):
         sink.write(rows(spark, number), batch(target, number))
-    first = sink.held(spark, "rides", "0", target)
+    first = sink.committed_batches(spark, "rides", "0", target)
     database.unlink()
     sink.write(rows(spark, 0), batch(target, 0))
 
     assert first.last == {"q1": 1}
-    assert sink.held(spark, "rides", "0", target).last == {"q1": 0}
-    assert sink.held(spark, "rides", "0", target).identity not in (None, first.identity)
-    assert sink.held(spark, "rides", "0.1", target).last == {}
+    assert sink.committed_batches(spark, "rides", "0", target).last == {"q1": 0}
+    assert sink.committed_batches(spark, "rides", "0", target).identity not in (None, first.identity)
+    assert sink.committed_batches(spark, "rides", "0.1", target).last == {}
 
 
 # ---- memory, and nothing ----

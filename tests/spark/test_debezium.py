@@ -18,7 +18,7 @@ from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.decode.envelope import PLACEHOLDER, decode_changes
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.errors import FlowError
-from headrace.ingest.parse import good, judged
+from headrace.ingest.parse import valid_rows, validate
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -342,5 +342,5 @@ def test_a_change_of_any_size_is_read_and_none_is_set_aside(spark: SparkSession)
         F.concat(F.lit(head), note, F.lit(tail)).cast("binary").alias("value"),
         F.current_timestamp().alias("timestamp"),
     )
-    read = good(judged(raw, given_), given_).select("offset", F.length(F.col("after")["note"]))
+    read = valid_rows(validate(raw, given_), given_).select("offset", F.length(F.col("after")["note"]))
     assert [tuple(row) for row in read.collect()] == [(7, 21_000_000)]

@@ -15,7 +15,7 @@ from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.errors import DataError, FlowError
-from headrace.flow.sink import Accountable, Batch, InFolder, SetAside, Sink
+from headrace.flow.sink import Batch, DeadLetters, Sink, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
         ("shop.brief", "c", 6, {"id": "1"}),
         ("shop.brief", "d", 7, {"id": "1"}),
     )
-    told: list[SetAside] = []
+    told: list[DeadLetters] = []
 
     sink.write(first, Batch("shop", "q1", 0, target))
     for _ in range(2):
-        sink.write(second, Batch("shop", "q1", 1, target, tell=told.append))
+        sink.write(second, Batch("shop", "q1", 1, target, on_dead_letters=told.append))
     sink.write(envelopes(spark), Batch("shop", "q1", 2, target))
 
     # A table that was made and dropped again stops no other. One of which something is kept may not go like that.
@@ -112,9 +112,9 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
     assert held(spark, target, "items") == {("7",)}
     assert catalogue.asked == ["shop.orders", "shop.brief", "shop.items", "shop.brief", "shop.orders"]
     assert isinstance(sink, Sink)
-    assert isinstance(sink, Accountable)
-    assert isinstance(sink, InFolder)
-    assert sink.held(spark, "shop", "0", target).last == {"q1": 2}
+    assert isinstance(sink, TracksBatches)
+    assert isinstance(sink, WritesFolder)
+    assert sink.committed_batches(spark, "shop", "0", target).last == {"q1": 2}
     published = spark.read.format("delta").load(f"{target.lake}/shop/_published").collect()
     for row in published:
         then = spark.read.format("delta").option("versionAsOf", row.version).load(row.path)
@@ -139,7 +139,7 @@ def test_a_crash_between_two_tables_is_made_good_by_the_next_attempt(
         with pytest.raises(KeyboardInterrupt):
             sink.write(rows, Batch("shop", "q1", 0, target))
     assert held(spark, target, "items") == {("1",)}
-    assert sink.held(spark, "shop", "0", target).last == {}
+    assert sink.committed_batches(spark, "shop", "0", target).last == {}
 
     sink.write(rows, Batch("shop", "q1", 0, target))
     assert held(spark, target, "items") == {("1",)}

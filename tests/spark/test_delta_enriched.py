@@ -102,7 +102,7 @@ def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target
         ("4", "gear", None, False, 1),
     ]
     assert versions_seen(spark, target) == [-1, 0, 0, 1]
-    assert given.held(spark, "purchases", "0", target).last == {"q": 3}
+    assert given.committed_batches(spark, "purchases", "0", target).last == {"q": 3}
     # Nobody is there twice, and nobody is missing, in between.
     for number, rows in enumerate([1, 4, 5, 5]):
         assert len(held(spark, target, number)) == rows
@@ -115,7 +115,7 @@ def test_a_row_that_waits_gets_its_product_while_no_other_row_comes(
     given = DeltaEnriched("silver/purchases", key="product", dimension=PRODUCTS)
     flow = Flow(
         "purchases",
-        Input(folder.source, watermark=Watermark("at", "1 minute", idle="2 seconds")),
+        Input(folder.source, watermark=Watermark("at", "1 minute", idle_timeout="2 seconds")),
         lambda rows: rows.selectExpr("CAST(id AS STRING) id", "shop AS product"),
         given,
     )

@@ -123,7 +123,7 @@ def test_every_version_adds_up_while_windows_come_change_and_come_again(spark: S
         (None, at("0:00"), day, "64.25", 2),
     ]
     assert [wrong for rows in versions(spark, target) if (wrong := not_adding_up(rows, GRAINS))] == []
-    assert SINK.held(spark, "sales", "0", target).last == {"q": 3}
+    assert SINK.committed_batches(spark, "sales", "0", target).last == {"q": 3}
 
 
 def test_a_sum_that_is_not_that_of_its_parts_is_noticed():

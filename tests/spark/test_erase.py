@@ -34,7 +34,7 @@ from headrace.operate.erase import external
 from headrace.operate.erase import table as erase_table
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.lease import acquire_lease
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.log import version
 from headrace.sources.rate import RateSource
@@ -185,7 +185,7 @@ class Lake:
         return sorted(map(tuple, self.spark.read.format("delta").load(str(self.root / path)).collect()), key=str)
 
     def held(self) -> dict[str, int]:
-        return dict(self.sink.held(self.spark, "cdc_shop", "0", self.target).last)
+        return dict(self.sink.committed_batches(self.spark, "cdc_shop", "0", self.target).last)
 
     def erase(self, *words: str) -> Result:
         return CliRunner().invoke(app, ["erase", "--project", str(self.folder), *words], catch_exceptions=True)
@@ -303,7 +303,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     assert (waits.exception.code, "waits in" in waits.exception.what) == ("HR-531", True)
 
     # While a flow runs that touches the tables, nothing is done.
-    with lease(Checkpoint.of("totals", lake.target, LocalFileStore())):
+    with acquire_lease(Checkpoint.of("totals", lake.target, LocalFileStore())):
         refused = lake.erase("--table", "customers", "--key", "42", "--yes")
     assert isinstance(refused.exception, RecoveryError)
     assert refused.exception.code == "HR-302"
@@ -357,7 +357,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     assert places(lake.root)
 
     # The next one finishes. A flow that has nothing to do with it may run.
-    with lease(Checkpoint.of("apart", lake.target, LocalFileStore())):
+    with acquire_lease(Checkpoint.of("apart", lake.target, LocalFileStore())):
         done = lake.erase("--table", "customers", "--key", "42", "--yes", "--json", "--reference", "case 7")
     assert done.exit_code == 0, (done.output, done.exception)
     assert places(lake.root) == set()

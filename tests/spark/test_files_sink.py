@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from headrace.clients.file_sink_log import FileFormat, committed_files
 from headrace.errors import DataError, FlowError, RecoveryError
-from headrace.flow.sink import Batch, Held
+from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Target
 from headrace.sinks.files import FileSink
 
@@ -144,11 +144,11 @@ def test_batches_have_to_follow_each_other(spark: SparkSession, target: Target) 
 
 
 def test_a_folder_says_whose_batches_it_holds(spark: SparkSession, target: Target) -> None:
-    def account() -> Held:
-        return SINK.held(spark, "rides", "0", target)
+    def account() -> CommittedBatches:
+        return SINK.committed_batches(spark, "rides", "0", target)
 
     folder = target.table(SINK.path)
-    assert account() == Held(f"the folder {folder}", None, {})
+    assert account() == CommittedBatches(f"the folder {folder}", None, {})
     SINK.write(rows(spark, 1), batch(target, 0))
     SINK.write(rows(spark, 2), batch(target, 1))
     first = account()
@@ -363,7 +363,7 @@ def test_committed_files_are_those_of_the_log_before_and_after_a_compaction(
             held_ids = [pq.ParquetFile(file).read()["id"].to_pylist() for file in committed_files(str(folder))]
             assert sorted(held_ids) == [[each] for each in range(number + 1)]
     assert (folder / "_spark_metadata" / "9.compact").exists()
-    assert SINK.held(spark, "rides", "0", target).last == {"q1": 11}
+    assert SINK.committed_batches(spark, "rides", "0", target).last == {"q1": 11}
     assert sorted(row.id for row in SINK.read(spark, target).collect()) == list(range(12))
     # Everything before the compaction may be gone: Spark deletes it after a while.
     for number in range(9):

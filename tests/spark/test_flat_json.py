@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from headrace.flow.inputs import Input
 from headrace.ingest import parse
-from headrace.ingest.flat_json import read_flat
+from headrace.ingest.flat_json import read_flat_json
 from headrace.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def records(spark: SparkSession, values: Sequence[bytes]) -> DataFrame:
 
 def at_once(spark: SparkSession, values: Sequence[bytes]) -> list[Row | None]:
     rows = records(spark, values)
-    flat = read_flat(rows, KINDS)
+    flat = read_flat_json(rows, KINDS)
     assert flat is not None
     return [row["flat"] for row in rows.select(_readable(flat).alias("flat")).collect()]
 
@@ -164,7 +164,7 @@ def _readable(struct: F.Column) -> F.Column:
 def the_long_way(spark: SparkSession, values: Sequence[bytes], monkeypatch: pytest.MonkeyPatch) -> dict[int, Row]:
     with monkeypatch.context() as patched:
         patched.setattr(parse, "read_flat", lambda _rows, _given: None)
-        rows = parse.good(parse.judged(records(spark, values), KINDS), KINDS, F.col("n"))
+        rows = parse.valid_rows(parse.validate(records(spark, values), KINDS), KINDS, F.col("n"))
     whole = F.struct(*(F.col(f"`{field.name}`") for field in ALL_KINDS))
     return {row["n"]: row["row"] for row in rows.select("n", _readable(whole).alias("row")).collect()}
 
@@ -196,7 +196,7 @@ def test_a_schema_with_depth_or_odd_names_goes_the_long_way(spark: SparkSession)
     odd = [StructField("a", ArrayType(StringType())), StructField('a"b', StringType()), StructField("a\tb", LongType())]
     wide = [StructField("a", DecimalType(38, 2)), StructField("a", StructType())]
     for field in (*odd, *wide):
-        assert read_flat(rows, Input(KafkaSource("odd"), schema=StructType([field]))) is None
+        assert read_flat_json(rows, Input(KafkaSource("odd"), schema=StructType([field]))) is None
 
 
 # Near misses: a valid record, with values of any kind in any field, and bytes cut out, doubled or exchanged.

@@ -11,7 +11,7 @@ from headrace.clients.storage import HadoopFileStore, LocalFileStore, file_store
 from headrace.errors import RecoveryError
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.lease import acquire_lease
 
 pytestmark = pytest.mark.spark
 
@@ -72,10 +72,10 @@ def test_a_checkpoint_on_other_storage_is_leased_by_records(spark: SparkSession,
     """
     target = Target("test", lake="unused", checkpoints=f"file:{tmp_path}")
     checkpoint, terms = Checkpoint.of("rides", target, HadoopFileStore(spark)), Lease("record", 12)
-    with lease(checkpoint, terms) as holding:
+    with acquire_lease(checkpoint, terms) as holding:
         holding.check()
-        with pytest.raises(RecoveryError) as refused, lease(checkpoint, terms):
+        with pytest.raises(RecoveryError) as refused, acquire_lease(checkpoint, terms):
             pytest.fail("two drivers hold one checkpoint")
         assert refused.value.code == "HR-302"
-    with lease(checkpoint, terms) as holding:
+    with acquire_lease(checkpoint, terms) as holding:
         assert holding.token == 2

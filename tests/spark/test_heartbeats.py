@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 # Spark tells of a quiet trigger every quarter of `idle`, so a short one keeps tests short. The clock is the test's own.
-QUIET = Watermark("at", "1 minute", idle="2 seconds")
+QUIET = Watermark("at", "1 minute", idle_timeout="2 seconds")
 STATE = RocksDB(shuffle_partitions=1)
 
 
@@ -216,7 +216,7 @@ PAYLOAD = StructType(
 
 
 def test_bad_rows_are_filed_under_their_input_whatever_the_transform_reads_first(spark: SparkSession, tmp_path: Path):
-    watermark = Watermark("at", "1 minute", idle="5 minutes")
+    watermark = Watermark("at", "1 minute", idle_timeout="5 minutes")
     flow = Flow(
         "swapped",
         {name: Input(KafkaSource(name), schema=PAYLOAD, watermark=watermark) for name in ("first", "second")},

@@ -89,7 +89,7 @@ def test_devices_that_are_all_silent_are_told_of_by_the_clock_alone(spark: Spark
         for device, minute in last.items()
     ]
     (tmp_path / "in" / "0.json").write_text("\n".join(map(json.dumps, readings)))
-    declared = flows(IotSettings(idle="2 seconds", trigger=AsFastAsPossible()))[1]
+    declared = flows(IotSettings(idle_timeout="2 seconds", trigger=AsFastAsPossible()))[1]
     (given,) = declared.named_inputs.values()
     sink, clock = live_run.Brittle(), live_run.Hands(1)
     rows = Input(FileSource(str(tmp_path / "in"), "json", READING), watermark=given.watermark)

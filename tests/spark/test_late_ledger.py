@@ -342,7 +342,7 @@ def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: Spark
     audit = FlowAudit(spark, target, silver)
     for event in events:
         if isinstance(event, BatchCommitted):
-            audit.take([Step(event.batch_id, bad=False, late=event.dropped > 0, dropped=event.dropped_by)])
+            audit.take([Step(event.batch_id, bad=False, late=event.dropped > 0, dropped=event.dropped_by_operator)])
 
     counts = Counter(number for number, _, _ in expected(MINUTES, lambda minute: minute))
     assert {gap.batch_id: gap.dropped for gap in audit.tally().unexplained} == dict(counts)

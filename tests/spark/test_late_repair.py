@@ -33,7 +33,7 @@ from headrace.operate.late.repair import repairing
 from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.lease import acquire_lease
 from headrace.testing import Arrive, Rehearsal, rehearse
 from headrace.testing.source import Scripted, scripted
 
@@ -207,7 +207,7 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     )
     sessions = replace(declared, transform=lambda o: o.groupBy(F.session_window("at", "5 minutes"), "shop").count())
     assert refused(sessions) == "HR-351"
-    with lease(Checkpoint.of("totals", found.target, LocalFileStore()), found.target.lease):
+    with acquire_lease(Checkpoint.of("totals", found.target, LocalFileStore()), found.target.lease):
         assert refused(declared) == "HR-302"
 
     plan = repaired(spark, found.target, declared)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from headrace import Input, KafkaSource, OutputMode, Watermark
 from headrace.audit.late import late
 from headrace.patterns.rides.flows import RIDE, city_rides
-from headrace.spark_plan.late_filters import LatePlan, as_input, late_plan
+from headrace.spark_plan.late_filters import LatePlan, find_late_filters, mark_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +35,7 @@ def events(spark: SparkSession, *clocks: str) -> DataFrame:
 
 def found(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, mode: str = "update") -> LatePlan:
     given = Input(KafkaSource("events"), watermark=Watermark("at", "10 minutes"))
-    return late_plan(transform(as_input(rows, "events", given, rows.columns)), OutputMode(mode))
+    return find_late_filters(transform(mark_input(rows, "events", given, rows.columns)), OutputMode(mode))
 
 
 def late_rows(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, watermark: str) -> list[tuple[str, ...]]:
@@ -174,8 +174,8 @@ def test_the_late_rows_of_city_rides_are_whole_rides_of_a_counted_status(spark: 
         ride("in time", "08:06", "completed"),
     ]
     given = Input(KafkaSource("rides"), RIDE, Watermark("event_time", "10 minutes"))
-    frame = as_input(spark.createDataFrame(rides, RIDE), "rides", given, RIDE.names)
-    (filtered,) = late_plan(city_rides(frame, "5 minutes"), OutputMode.UPDATE).filters
+    frame = mark_input(spark.createDataFrame(rides, RIDE), "rides", given, RIDE.names)
+    (filtered,) = find_late_filters(city_rides(frame, "5 minutes"), OutputMode.UPDATE).filters
     (filed,) = late(filtered, ms("08:05")).collect()
     row = json.loads(filed["row"])
     assert (row["ride_id"], row["city"], row["status"]) == ("late", "Paris", "completed")

@@ -98,8 +98,8 @@ def test_a_table_tells_its_identity_and_the_last_batch_of_each_checkpoint(
 ):
     target = Target("test", lake=str(tmp_path), checkpoints="unused")
     schema = StructType([StructField("id", LongType(), False), StructField("city", StringType())])
-    assert sink.held(spark, "f", "0", target).identity is None
-    assert sink.held(spark, "f", "0", target).last == {}
+    assert sink.committed_batches(spark, "f", "0", target).identity is None
+    assert sink.committed_batches(spark, "f", "0", target).last == {}
     for query_id, flow, step, number, rows in (
         ("q1", "f", "0", 0, [(1, "a")]),
         ("q1", "f", "0", 1, []),
@@ -108,7 +108,7 @@ def test_a_table_tells_its_identity_and_the_last_batch_of_each_checkpoint(
         ("q1", "f", "0.1", 8, [(3, "c")]),
     ):
         sink.write(spark.createDataFrame(rows, schema), Batch(flow, query_id, number, target, step=step))
-    held = sink.held(spark, "f", "0", target)
+    held = sink.committed_batches(spark, "f", "0", target)
     first = [json.loads(line) for line in (tmp_path / "t" / "_delta_log" / f"{0:020}.json").read_text().splitlines()]
     assert held.identity == next(each["metaData"]["id"] for each in first if "metaData" in each)
     assert held.last == {"q1": 1, "q2": 0}

@@ -28,12 +28,12 @@ from headrace import (
     Target,
 )
 from headrace.flow.checks import matrix
-from headrace.flow.checks.matrix import Verdict
-from headrace.flow.checks.operators import Kind
+from headrace.flow.checks.matrix import Compatibility
+from headrace.flow.checks.operators import OperatorKind
 from headrace.flow.sink import Batch, Sink
 from headrace.runtime.session import flow_session
-from headrace.spark_plan.operators import operators, spark_refuses
-from headrace.spark_plan.planning import blank
+from headrace.spark_plan.operators import read_operators, spark_refusal
+from headrace.spark_plan.planning import empty_stream
 from operator_examples import AGGREGATED, BOUNDS, EXAMPLES, JOINS, ROW, UP_TO, Example, alarms, bare, joined
 from sink_examples import LOCAL
 
@@ -52,7 +52,7 @@ def marked(rows: DataFrame) -> DataFrame:
 
 
 def blanks(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
-    return marked(blank(spark, ROW)), marked(blank(spark, ROW))
+    return marked(empty_stream(spark, ROW)), marked(empty_stream(spark, ROW))
 
 
 @dataclass(frozen=True)
@@ -134,37 +134,43 @@ def _session(spark: SparkSession, state: InMemory | RocksDB) -> SparkSession:
 
 
 def expected(example: Example, spark: SparkSession, mode: OutputMode) -> str:
-    found = matrix.in_mode(operators(example(*blanks(spark)), 2), mode)
-    return "refused" if any(cell.verdict is Verdict.REFUSED for _, cell in found) else "ran"
+    found = matrix.cells_in_mode(read_operators(example(*blanks(spark)), 2), mode)
+    return "refused" if any(cell.verdict is Compatibility.REFUSED for _, cell in found) else "ran"
 
 
 def test_every_kind_but_the_unknown_has_an_example_and_all_cells() -> None:
-    assert set(EXAMPLES) == set(Kind) - {Kind.OTHER}
-    assert set(matrix.MODES) == set(Kind)
+    assert set(EXAMPLES) == set(OperatorKind) - {OperatorKind.OTHER}
+    assert set(matrix.MODES) == set(OperatorKind)
     with_aggregation = {
-        kind for kind, row in matrix.MODES.items() if any(cell.verdict is Verdict.WITH_AGGREGATION for cell in row)
+        kind
+        for kind, row in matrix.MODES.items()
+        if any(cell.verdict is Compatibility.WITH_AGGREGATION for cell in row)
     }
-    assert set(AGGREGATED) == with_aggregation - {Kind.OTHER}
+    assert set(AGGREGATED) == with_aggregation - {OperatorKind.OTHER}
 
 
 def test_the_kinds_are_read_from_the_plans(spark: SparkSession) -> None:
-    found = {kind: {each.kind for each in operators(make(*blanks(spark)), 2)} for kind, make in EXAMPLES.items()}
+    found = {kind: {each.kind for each in read_operators(make(*blanks(spark)), 2)} for kind, make in EXAMPLES.items()}
     assert {kind: kinds for kind, kinds in found.items() if kind not in kinds} == {}
     # What an example is not about must not be found in it, or cells would be judged by another kind's verdict.
-    plain = {Kind.PROJECTION, Kind.PYTHON}
+    plain = {OperatorKind.PROJECTION, OperatorKind.PYTHON}
     besides = {kind: kinds - {kind} - plain for kind, kinds in found.items() if kinds - {kind} - plain}
     assert besides == {
-        Kind.READ_TWICE: {Kind.UNION},
-        Kind.DISTINCT_AGGREGATE: {Kind.AGGREGATE},
-        Kind.PANDAS_AGGREGATE: {Kind.AGGREGATE},
-        Kind.PANDAS_STATE_UNMARKED: {Kind.PANDAS_STATE_APPEND},
-        Kind.PANDAS_STATE_TWICE: {Kind.PANDAS_STATE_APPEND},
-        Kind.PANDAS_STATE_AFTER_AGGREGATE: {Kind.PANDAS_STATE_APPEND, Kind.AGGREGATE, Kind.STATE_AFTER_AGGREGATE},
-        Kind.PANDAS_UPDATES_AGGREGATED: {Kind.PANDAS_STATE_UPDATE, Kind.AGGREGATE_UNBOUNDED},
-        Kind.STATE_AFTER_AGGREGATE: {Kind.AGGREGATE},
-        Kind.DEDUP_AFTER_AGGREGATE: {Kind.AGGREGATE, Kind.DEDUP_UNBOUNDED},
-        Kind.STATE_AFTER_TIMEOUTS: {Kind.PANDAS_STATE_APPEND, Kind.AGGREGATE_UNBOUNDED},
-        Kind.SORT: {Kind.AGGREGATE_UNBOUNDED},
+        OperatorKind.READ_TWICE: {OperatorKind.UNION},
+        OperatorKind.DISTINCT_AGGREGATE: {OperatorKind.AGGREGATE},
+        OperatorKind.PANDAS_AGGREGATE: {OperatorKind.AGGREGATE},
+        OperatorKind.PANDAS_STATE_UNMARKED: {OperatorKind.PANDAS_STATE_APPEND},
+        OperatorKind.PANDAS_STATE_TWICE: {OperatorKind.PANDAS_STATE_APPEND},
+        OperatorKind.PANDAS_STATE_AFTER_AGGREGATE: {
+            OperatorKind.PANDAS_STATE_APPEND,
+            OperatorKind.AGGREGATE,
+            OperatorKind.STATE_AFTER_AGGREGATE,
+        },
+        OperatorKind.PANDAS_UPDATES_AGGREGATED: {OperatorKind.PANDAS_STATE_UPDATE, OperatorKind.AGGREGATE_UNBOUNDED},
+        OperatorKind.STATE_AFTER_AGGREGATE: {OperatorKind.AGGREGATE},
+        OperatorKind.DEDUP_AFTER_AGGREGATE: {OperatorKind.AGGREGATE, OperatorKind.DEDUP_UNBOUNDED},
+        OperatorKind.STATE_AFTER_TIMEOUTS: {OperatorKind.PANDAS_STATE_APPEND, OperatorKind.AGGREGATE_UNBOUNDED},
+        OperatorKind.SORT: {OperatorKind.AGGREGATE_UNBOUNDED},
     }
 
 
@@ -172,21 +178,23 @@ def test_of_every_join_it_is_known_which_side_never_ends_and_spark_takes_the_sam
     for (how, bound), (kind, endless) in JOINS.items():
         left, right = blanks(spark)
         rows = joined(how, BOUNDS[bound])(left, right)
-        found = {each.kind: set(each.endless) for each in operators(rows, 2, {"left": left, "right": right})}
-        assert found == {kind: endless, Kind.PROJECTION: set()}, (how, bound)
-        refused = matrix.MODES[kind][0].verdict is Verdict.REFUSED
-        assert refused == bool(spark_refuses(rows, OutputMode.APPEND)), (how, bound)
+        found = {
+            each.kind: set(each.unbounded_inputs) for each in read_operators(rows, 2, {"left": left, "right": right})
+        }
+        assert found == {kind: endless, OperatorKind.PROJECTION: set()}, (how, bound)
+        refused = matrix.MODES[kind][0].verdict is Compatibility.REFUSED
+        assert refused == bool(spark_refusal(rows, OutputMode.APPEND)), (how, bound)
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.name.lower())
-def test_spark_takes_and_refuses_what_the_matrix_says(stage: Stage, spark: SparkSession, kind: Kind) -> None:
-    if kind in (Kind.CUSTOM_STATE, Kind.CUSTOM_TIMERS_UNMARKED):
+def test_spark_takes_and_refuses_what_the_matrix_says(stage: Stage, spark: SparkSession, kind: OperatorKind) -> None:
+    if kind in (OperatorKind.CUSTOM_STATE, OperatorKind.CUSTOM_TIMERS_UNMARKED):
         stage = Stage(_session(spark, RocksDB(shuffle_partitions=1)), stage.folder)
     stage.put([[("a", 1, 0), ("a", 2, 0), ("b", 3, 1)]])
     made = {mode: EXAMPLES[kind] for mode in OutputMode}
     if kind in AGGREGATED:
         # Without an aggregation complete mode is refused at once; whether it runs with one is what is asked.
-        assert spark_refuses(EXAMPLES[kind](*blanks(spark)), OutputMode.COMPLETE)
+        assert spark_refusal(EXAMPLES[kind](*blanks(spark)), OutputMode.COMPLETE)
         made[OutputMode.COMPLETE] = AGGREGATED[kind]
     wanted = {mode: expected(make, spark, mode) for mode, make in made.items()}
     assert stage.outcomes({mode: make(*stage.streams()) for mode, make in made.items()}) == wanted
@@ -196,7 +204,7 @@ def test_continuous_processing_refuses_what_the_matrix_refuses_there(spark: Spar
     nowhere = Target("t", str(tmp_path), str(tmp_path), kafka={"bootstrap.servers": "127.0.0.1:1"})
 
     def stream() -> DataFrame:
-        read = KafkaSource("t").unbatched().stream(spark, nowhere)
+        read = KafkaSource("t").for_continuous().stream(spark, nowhere)
         return marked(
             read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), read.timestamp.alias("at"))
         )
@@ -212,9 +220,9 @@ def test_continuous_processing_refuses_what_the_matrix_refuses_there(spark: Spar
             return True
         return False
 
-    stopped = {kind: matrix.under_trigger_cells(kind)[0].stops for kind in EXAMPLES}
+    stopped = {kind: matrix.trigger_cells(kind)[0].stops for kind in EXAMPLES}
     # What is let through runs in the tests with a broker.
-    assert {kind for kind, stops in stopped.items() if not stops} == {Kind.PROJECTION, Kind.PYTHON}
+    assert {kind for kind, stops in stopped.items() if not stops} == {OperatorKind.PROJECTION, OperatorKind.PYTHON}
     assert [kind for kind, stops in stopped.items() if stops and not refused(EXAMPLES[kind])] == []
 
 
@@ -224,7 +232,7 @@ SAME_KEY: Sequence[Rows] = [[("a", 1, 0)], [("a", 2, 0)]]
 
 
 def test_duplicates_dropped_behind_an_aggregation_lose_its_updates(stage: Stage) -> None:
-    played = stage.played(EXAMPLES[Kind.DEDUP_AFTER_AGGREGATE], OutputMode.UPDATE, SAME_KEY)
+    played = stage.played(EXAMPLES[OperatorKind.DEDUP_AFTER_AGGREGATE], OutputMode.UPDATE, SAME_KEY)
     # The count of `a` is 2 by the end, and nobody is told.
     assert [[row[-1] for row in batch] for batch in played] == [[1], []]
 
@@ -241,14 +249,14 @@ def test_timers_without_a_watermark_never_ring(spark: SparkSession, stage: Stage
 
 
 def test_rows_of_except_all_come_again_in_update_mode(stage: Stage) -> None:
-    played = stage.played(EXAMPLES[Kind.EXCEPT], OutputMode.UPDATE, SAME_KEY)
+    played = stage.played(EXAMPLES[OperatorKind.EXCEPT], OutputMode.UPDATE, SAME_KEY)
     # Two rows went in, so two should come out.
     assert played == [[("a",)], [("a",), ("a",)]]
 
 
 def test_a_limit_counts_over_all_batches(stage: Stage) -> None:
     batches: Sequence[Rows] = [[("a", 1, 0)], [("b", 2, 0), ("c", 3, 0)], [("d", 4, 0)]]
-    played = stage.played(EXAMPLES[Kind.LIMIT], OutputMode.APPEND, batches)
+    played = stage.played(EXAMPLES[OperatorKind.LIMIT], OutputMode.APPEND, batches)
     assert [len(batch) for batch in played] == [1, 1, 0]
 
 
@@ -270,12 +278,12 @@ def test_state_without_a_watermark_is_kept_and_with_one_it_is_let_go(spark: Spar
         assert progress is not None
         return sum(operator.numRowsTotal for operator in progress.stateOperators)
 
-    assert kept(EXAMPLES[Kind.DEDUP_UNBOUNDED], "ever") == 4
-    assert kept(EXAMPLES[Kind.DEDUP_WITHIN], "within") < 4
-    assert kept(EXAMPLES[Kind.INNER_JOIN_UNBOUNDED], "join-ever") == 8
-    assert kept(EXAMPLES[Kind.INNER_JOIN], "join") < 8
+    assert kept(EXAMPLES[OperatorKind.DEDUP_UNBOUNDED], "ever") == 4
+    assert kept(EXAMPLES[OperatorKind.DEDUP_WITHIN], "within") < 4
+    assert kept(EXAMPLES[OperatorKind.INNER_JOIN_UNBOUNDED], "join-ever") == 8
+    assert kept(EXAMPLES[OperatorKind.INNER_JOIN], "join") < 8
     # Both sides have the same four rows: those on the right stay, and of those on the left the last ones.
-    assert 4 < kept(EXAMPLES[Kind.OUTER_JOIN_HALF], "join-half") < 8
+    assert 4 < kept(EXAMPLES[OperatorKind.OUTER_JOIN_HALF], "join-half") < 8
 
 
 def test_a_full_join_with_one_end_of_a_bound_tells_the_rows_of_one_side_only(stage: Stage) -> None:
@@ -309,7 +317,7 @@ def test_every_sink_takes_its_modes_and_the_refused_ones_would_go_wrong(
 
         for sink in into:
             sink.prepare(stage.session, target)
-        example = EXAMPLES[Kind.PROJECTION if mode is OutputMode.APPEND else Kind.AGGREGATE_UNBOUNDED]
+        example = EXAMPLES[OperatorKind.PROJECTION if mode is OutputMode.APPEND else OperatorKind.AGGREGATE_UNBOUNDED]
         writer = example(*stage.streams()).writeStream.outputMode(mode.value).foreachBatch(write)
         query = writer.option("checkpointLocation", str(tmp_path / flow)).trigger(availableNow=True).start()
         query.awaitTermination()

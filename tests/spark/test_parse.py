@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, S
 
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
-from headrace.ingest.parse import good, judged, with_reason
+from headrace.ingest.parse import invalid_rows, valid_rows, validate
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.rides.flows import RIDE
 from headrace.patterns.rides.model import judge
@@ -148,8 +148,8 @@ def records(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | 
 
 
 def verdicts(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | None]], given_: Input) -> list[str]:
-    rows = judged(records(spark, payloads), given_)
-    reasons = {row["n"]: row["reason"] for row in with_reason(rows, given_).collect()}
+    rows = validate(records(spark, payloads), given_)
+    reasons = {row["n"]: row["reason"] for row in invalid_rows(rows, given_).collect()}
     return [reasons.get(n, "good") for n in range(len(payloads))]
 
 
@@ -159,8 +159,8 @@ def test_every_payload_gets_the_verdict_of_the_table(spark: SparkSession) -> Non
 
 
 def test_the_rows_that_are_not_bad_are_the_good_ones(spark: SparkSession) -> None:
-    rows = judged(records(spark, [(b"k", value) for value, _ in SHARED]), RIDES)
-    assert good(rows, RIDES).count() == sum(verdict == "good" for _, verdict in SHARED)
+    rows = validate(records(spark, [(b"k", value) for value, _ in SHARED]), RIDES)
+    assert valid_rows(rows, RIDES).count() == sum(verdict == "good" for _, verdict in SHARED)
 
 
 @pytest.mark.parametrize(("value", "expected"), SHARED)
@@ -193,7 +193,7 @@ def test_without_a_watermark_no_time_is_in_the_future(spark: SparkSession) -> No
 
 def test_good_rows_carry_typed_fields_and_nothing_else(spark: SparkSession) -> None:
     payload = event(fare_amount="12.345", event_time='"2024-05-06T14:00:00.0019+02:00"', note="1")
-    rows = good(judged(records(spark, [(b"k", payload)]), RIDES), RIDES)
+    rows = valid_rows(validate(records(spark, [(b"k", payload)]), RIDES), RIDES)
     assert [(field.name, field.dataType) for field in rows.schema] == [(f.name, f.dataType) for f in RIDE]
     (row,) = rows.withColumn("event_time", rows["event_time"].cast("string")).collect()
     assert row.asDict() == {
@@ -212,7 +212,7 @@ def test_good_rows_carry_typed_fields_and_nothing_else(spark: SparkSession) -> N
 
 
 def test_what_spark_reads_leniently_is_read_as_the_docstring_says(spark: SparkSession) -> None:
-    rows = good(judged(records(spark, [(b"k", value) for value, _, _ in LENIENT]), RIDES), RIDES)
+    rows = valid_rows(validate(records(spark, [(b"k", value) for value, _, _ in LENIENT]), RIDES), RIDES)
     found = rows.withColumn("event_time", rows["event_time"].cast("string")).coalesce(1).collect()
     assert [row[field] for row, (_, field, _) in zip(found, LENIENT, strict=True)] == [value for _, _, value in LENIENT]
 
@@ -221,14 +221,14 @@ def test_the_name_of_a_field_may_hold_dots_spaces_and_quotes(spark: SparkSession
     odd = StructType([StructField(name, StringType(), nullable=False) for name in ("a.b", "c d", "e`f")])
     given_ = Input(KafkaSource("odd"), schema=odd)
     whole, lacking = b'{"a.b": "1", "c d": "2", "e`f": "3"}', b'{"a.b": "1", "c d": "2"}'
-    rows = judged(records(spark, [(b"k", whole), (b"k", lacking)]), given_)
-    assert [tuple(row) for row in good(rows, given_).collect()] == [("1", "2", "3")]
-    assert [row.reason for row in with_reason(rows, given_).collect()] == ["missing:e`f"]
+    rows = validate(records(spark, [(b"k", whole), (b"k", lacking)]), given_)
+    assert [tuple(row) for row in valid_rows(rows, given_).collect()] == [("1", "2", "3")]
+    assert [row.reason for row in invalid_rows(rows, given_).collect()] == ["missing:e`f"]
 
 
 def test_bad_rows_keep_their_record_as_it_came(spark: SparkSession) -> None:
-    rows = judged(records(spark, [(b"Paris", b"\xff not json"), (b"k", event())]), RIDES)
-    (row,) = with_reason(rows, RIDES).select("n", "key", "value", "reason").collect()
+    rows = validate(records(spark, [(b"Paris", b"\xff not json"), (b"k", event())]), RIDES)
+    (row,) = invalid_rows(rows, RIDES).select("n", "key", "value", "reason").collect()
     assert (row["n"], bytes(row["key"]), bytes(row["value"])) == (0, b"Paris", b"\xff not json")
 
 
@@ -284,8 +284,8 @@ def test_spark_and_the_model_agree_on_any_payload(spark: SparkSession, values: l
 
 def test_columns_of_the_record_go_on_beside_the_fields_where_the_input_keeps_them(spark: SparkSession) -> None:
     schema = StructType([StructField("a", IntegerType(), nullable=False)])
-    kept = Input(KafkaSource("t"), schema=schema, keep=("key", "timestamp"))
-    rows = good(judged(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), kept), kept)
+    kept = Input(KafkaSource("t"), schema=schema, metadata_columns=("key", "timestamp"))
+    rows = valid_rows(validate(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), kept), kept)
     assert kept.columns is not None
     assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in kept.columns]
     assert [(row["a"], bytes(row["key"])) for row in rows.collect()] == [(1, b"k")]
@@ -293,6 +293,6 @@ def test_columns_of_the_record_go_on_beside_the_fields_where_the_input_keeps_the
 
 def test_a_record_without_a_value_is_passed_over_where_the_input_says_so(spark: SparkSession) -> None:
     skipping = Input(RIDES.source, schema=RIDE, null_values="skip")
-    rows = judged(records(spark, [(b"k", None), (b"k", event()), (b"k", b"null")]), skipping)
-    assert [(row["n"], row["reason"]) for row in with_reason(rows, skipping).collect()] == [(2, "malformed_json")]
-    assert good(rows, skipping).count() == 1
+    rows = validate(records(spark, [(b"k", None), (b"k", event()), (b"k", b"null")]), skipping)
+    assert [(row["n"], row["reason"]) for row in invalid_rows(rows, skipping).collect()] == [(2, "malformed_json")]
+    assert valid_rows(rows, skipping).count() == 1

@@ -26,9 +26,9 @@ from headrace import (
     Watermark,
     check,
 )
-from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
+from headrace.flow.checks.operators import Operator, OperatorKind, QueryPlan, UnknownPlan
 from headrace.patterns.rides.flows import flows as ride_flows
-from headrace.spark_plan.planning import plan_of
+from headrace.spark_plan.planning import plan_flow
 from headrace.testing import Arrive, rehearse
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def flow(**changes: object) -> Flow:
 
 
 def found(spark: SparkSession, made: Flow, target: Target | None = None) -> list[tuple[str, Severity]]:
-    findings = check([made], plans={made.name: plan_of(spark, made, target)})
+    findings = check([made], plans={made.name: plan_flow(spark, made, target)})
     return [(each.code, each.severity) for each in findings if each.code != "HRC-301"]
 
 
 def test_the_flows_of_ride_analytics_are_planned_without_a_broker_and_nothing_is_found(spark: SparkSession) -> None:
-    plans = {made.name: plan_of(spark, made, None) for made in ride_flows()}
-    assert {name: type(plan) for name, plan in plans.items()} == dict.fromkeys(plans, Plan)
+    plans = {made.name: plan_flow(spark, made, None) for made in ride_flows()}
+    assert {name: type(plan) for name, plan in plans.items()} == dict.fromkeys(plans, QueryPlan)
     assert {each.code for each in check(ride_flows(), plans=plans)} == {"HRC-301"}
 
 
@@ -83,9 +83,9 @@ def test_triggers_without_batches_are_judged_by_the_operators_too(spark: SparkSe
 
 
 def test_a_column_that_is_not_there_is_found_and_named(spark: SparkSession) -> None:
-    plan = plan_of(spark, flow(transform=lambda rows: rows.where("ident > 0")), None)
-    assert isinstance(plan, Unplanned)
-    assert (plan.wrong, "ident" in plan.why) == (True, True)
+    plan = plan_flow(spark, flow(transform=lambda rows: rows.where("ident > 0")), None)
+    assert isinstance(plan, UnknownPlan)
+    assert (plan.is_transform_error, "ident" in plan.why) == (True, True)
     assert found(spark, flow(transform=lambda rows: rows.where("ident > 0"))) == [("HRC-118", Severity.ERROR)]
 
 
@@ -93,8 +93,8 @@ def test_an_error_of_the_transform_itself_is_found(spark: SparkSession) -> None:
     def broken(rows: DataFrame) -> DataFrame:
         raise KeyError("fare")
 
-    plan = plan_of(spark, flow(transform=broken), None)
-    assert plan == Unplanned("KeyError: 'fare'", wrong=True)
+    plan = plan_flow(spark, flow(transform=broken), None)
+    assert plan == UnknownPlan("KeyError: 'fare'", is_transform_error=True)
 
 
 def test_a_source_that_cannot_be_asked_is_no_fault_of_the_flow(spark: SparkSession, tmp_path: Path) -> None:
@@ -109,14 +109,14 @@ def test_a_source_that_cannot_be_asked_is_no_fault_of_the_flow(spark: SparkSessi
 
 def test_a_source_with_columns_of_its_own_is_opened(spark: SparkSession, tmp_path: Path) -> None:
     target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path))
-    plan = plan_of(spark, flow(inputs=Input(RateSource(1)), transform=lambda rows: rows.where("value > 1")), target)
-    assert isinstance(plan, Plan)
-    assert [each.kind for each in plan.operators] == [Kind.PROJECTION]
+    plan = plan_flow(spark, flow(inputs=Input(RateSource(1)), transform=lambda rows: rows.where("value > 1")), target)
+    assert isinstance(plan, QueryPlan)
+    assert [each.kind for each in plan.operators] == [OperatorKind.PROJECTION]
 
 
 def test_custom_state_in_memory_is_found() -> None:
     made = flow(state=InMemory())
-    plan = Plan((Operator(Kind.CUSTOM_STATE),))
+    plan = QueryPlan((Operator(OperatorKind.CUSTOM_STATE),))
     assert [each.code for each in check([made], plans={made.name: plan})] == ["HRC-119", "HRC-301"]
 
 

@@ -15,7 +15,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
-from headrace.flow.sink import Batch, SetAside
+from headrace.flow.sink import Batch, DeadLetters
 from headrace.flow.target import Service, Target
 from headrace.operate.run import Application
 from headrace.sinks.rest import Rest, dead_letters
@@ -89,8 +89,8 @@ def test_rows_that_are_refused_are_set_aside_whole_and_the_others_arrive(
     spark: SparkSession, ledger: Ledger, target: Target, batch: Batch
 ):
     ledger.judge = lambda got: 422 if any(row["id"] == 5 for row in got) else 200
-    said: list[SetAside] = []
-    Rest("crm", max_rows=2).write(rows(spark, 1, 2, 3, 4, 5, 6), replace(batch, tell=said.append))
+    said: list[DeadLetters] = []
+    Rest("crm", max_rows=2).write(rows(spark, 1, 2, 3, 4, 5, 6), replace(batch, on_dead_letters=said.append))
     assert ledger.ids() == [1, 2, 3, 4]
     letters = spark.read.format("delta").load(dead_letters(target, "to-crm")).collect()
     assert sorted(json.loads(each.value)["id"] for each in letters) == [5, 6]

@@ -17,7 +17,7 @@ from headrace import AvailableNow, DeltaSource, Flow, HeadraceError, Input, Kafk
 from headrace.flow.rules import Rule
 from headrace.operate.run import Application
 from headrace.sources.delta.bronze import BronzeSource
-from headrace.spark_plan.planning import plan_of
+from headrace.spark_plan.planning import plan_flow
 from headrace.testing import Arrive, rehearse
 from headrace.transforms.dedup import deduplicate
 
@@ -144,7 +144,7 @@ def test_records_of_a_table_go_by_their_arrival_count_once_when_sent_again_and_s
 
     memory, arrival = Memory(), Watermark("timestamp", "1 hour")
     source = BronzeSource("bronze", max_files_per_trigger=1, redriven="redriven")
-    given = Input(source, schema=ORDER, watermark=arrival, keep=("timestamp",), rules=STRICT)
+    given = Input(source, schema=ORDER, watermark=arrival, metadata_columns=("timestamp",), rules=STRICT)
     silver = Flow("silver", given, lambda rows: deduplicate(rows, "key", within=arrival), memory)
     stopped = Application(spark, target, [replace(silver, trigger=AvailableNow())]).run()["silver"].error
 
@@ -155,7 +155,7 @@ def test_records_of_a_table_go_by_their_arrival_count_once_when_sent_again_and_s
 
 
 def test_a_rule_that_cannot_be_planned_is_found_before_the_flow_runs(spark: SparkSession):
-    wrong = plan_of(spark, flow([Rule("positive", "amout > 0")]), None)
+    wrong = plan_flow(spark, flow([Rule("positive", "amout > 0")]), None)
 
     assert getattr(wrong, "wrong", False)
     assert "Rule 'positive' of input 'rows'" in getattr(wrong, "why", "")

@@ -99,7 +99,7 @@ class House:
     def read_again(self, source: Source, batch_id: int, *columns: str) -> list[tuple[Any, ...]]:
         """Return the rows of a batch after the first, by the offsets that Spark logged for it."""
         checkpoint = Checkpoint.of("read", self.target, file_store(self.target.checkpoints, self.spark))
-        offsets = checkpoint.range(batch_id, 0)
+        offsets = checkpoint.offset_range(batch_id, 0)
         assert offsets is not None
         rows = source.batch(self.spark, self.target, *offsets)
         return sorted(tuple(row) for row in rows.select(*columns).collect())

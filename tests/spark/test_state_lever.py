@@ -101,7 +101,7 @@ def test_what_the_first_batch_froze_is_refused_or_told(spark: SparkSession, targ
     folder.put((2, 0))
     again = run(spark, target, distinct(folder, sink, RocksDB(5)), clock)
     assert again.figures["ids"].error is None
-    assert again.of(SettingPinned) == [SettingPinned("ids", "shuffle partitions", declared="5", kept="2")]
+    assert again.of(SettingPinned) == [SettingPinned("ids", "shuffle partitions", declared="5", checkpoint_value="2")]
     assert sink.rows() == [(1,), (2,)]
 
 

@@ -72,7 +72,7 @@ def test_a_table_gets_its_properties_and_its_small_files_are_joined(spark: Spark
     # Up to where the properties changed. A table that is merged into is made by a commit of its own.
     last = {"append": 3, "upsert": 4}[kind]
     end = {"reservoirId": table_id, "reservoirVersion": last, "index": -1, "isStartingVersion": False}
-    read = again.batch(spark.newSession(), target, again.beginning(json.dumps(end)) or "", json.dumps(end))
+    read = again.batch(spark.newSession(), target, again.start_offset(json.dumps(end)) or "", json.dumps(end))
     assert {row.id for row in read.collect()} == {0, 1, 2}
 
 

@@ -31,7 +31,7 @@ from headrace.errors import DataError, FlowError, PartUnavailable, RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
-from headrace.flow.sink import Batch, Held
+from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Database, Target
 from headrace.operate.run import Application
 from headrace.sinks.jdbc.staging import StagingTable
@@ -393,8 +393,8 @@ def test_a_driver_that_was_overtaken_while_its_rows_were_staged_cannot_commit(
 
 
 def test_what_the_table_holds_is_told_by_checkpoint_and_table(spark: SparkSession, place: Place):
-    def held() -> Held:
-        return place.sink.held(spark, place.name, "0", place.target)
+    def held() -> CommittedBatches:
+        return place.sink.committed_batches(spark, place.name, "0", place.target)
 
     assert (held().identity, held().last) == (None, {})
     for number in range(2):

@@ -26,7 +26,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
-from headrace.flow.sink import Accountable
+from headrace.flow.sink import TracksBatches
 from headrace.operate.run import Application
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka import transaction
@@ -127,17 +127,17 @@ def test_a_batch_of_the_same_number_from_other_offsets_is_refused(spark: SparkSe
 
 
 def test_what_the_topic_holds_is_told_with_the_id_of_the_topic(spark: SparkSession, place: Place):
-    assert isinstance(place.sink, Accountable)
-    before = place.sink.held(spark, place.name, "0", place.target)
+    assert isinstance(place.sink, TracksBatches)
+    before = place.sink.committed_batches(spark, place.name, "0", place.target)
     assert (before.last, place.name in before.place) == ({}, True)
     place.sink.write(rows(spark, 1), place.batch(0))
     place.sink.write(rows(spark, 2), place.batch(1))
-    after = place.sink.held(spark, place.name, "0", place.target)
+    after = place.sink.committed_batches(spark, place.name, "0", place.target)
     assert after == replace(before, last={"q1": 1})
     delete_topic(AdminClient(dict(place.target.kafka)), place.name)
-    assert place.sink.held(spark, place.name, "0", place.target).identity is None
+    assert place.sink.committed_batches(spark, place.name, "0", place.target).identity is None
     create_topics(place.target.kafka, {place.name: 2})
-    assert place.sink.held(spark, place.name, "0", place.target).identity not in (None, before.identity)
+    assert place.sink.committed_batches(spark, place.name, "0", place.target).identity not in (None, before.identity)
 
 
 def test_rows_of_a_key_are_sent_in_the_order_asked_for(spark: SparkSession, place: Place):
@@ -216,7 +216,7 @@ def killed(place: Place, moment: str) -> None:
 def test_a_transaction_left_open_by_a_killed_process_is_aborted(spark: SparkSession, place: Place):
     killed(place, "before")
     # Nobody is fenced by looking: the open transaction is still there, and nothing before it.
-    assert place.sink.held(spark, place.name, "0", place.target).last == {}
+    assert place.sink.committed_batches(spark, place.name, "0", place.target).last == {}
     place.sink.write(rows(spark, 1, 2, 3), place.batch(0))
     assert place.held() == [1, 2, 3]
     place.sink.write(rows(spark, 4), place.batch(1))

@@ -110,7 +110,7 @@ class House:
     def read_again(self, spark: SparkSession, source: KafkaSource, batch_id: int) -> DataFrame:
         """Return the rows of a batch, by the offsets that Spark logged for it."""
         checkpoint = Checkpoint.of("read", self.target, file_store(self.target.checkpoints, spark))
-        offsets = checkpoint.range(batch_id, 0)
+        offsets = checkpoint.offset_range(batch_id, 0)
         assert offsets is not None
         return source.batch(spark, self.target, *offsets)
 

@@ -68,7 +68,7 @@ def test_rows_arrive_once_and_every_slot_records_its_batch(spark: SparkSession, 
         range(SLOTS), (2, SLOTS, "c3")
     )
     assert sum(entry.rows for entry in found.values()) == 2
-    assert place.sink.held(spark, place.name, "0", place.target).last == {"q1": 2}
+    assert place.sink.committed_batches(spark, place.name, "0", place.target).last == {"q1": 2}
 
 
 class Dying:

@@ -62,7 +62,7 @@ def test_the_last_window_of_a_topic_that_goes_quiet_closes(broker: Broker, spark
     sink = Memory()
     rides = Flow(
         "quiet",
-        Input(KafkaSource(topic), schema=RIDE, watermark=Watermark("at", "1 minute", idle="2 seconds")),
+        Input(KafkaSource(topic), schema=RIDE, watermark=Watermark("at", "1 minute", idle_timeout="2 seconds")),
         lambda rows: rows.groupBy(F.window("at", "5 minutes")).count().select(F.minute("window.start"), "count"),
         sink,
         trigger=Every("100 ms"),

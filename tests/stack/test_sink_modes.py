@@ -48,7 +48,7 @@ from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.clients.topics import create_topics
-from headrace.flow.sink import Batch, IntoTopic, Sink, leaves
+from headrace.flow.sink import Batch, Sink, WritesTopic, leaf_sinks
 from headrace.flow.target import Service
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.dimension import Dimension
@@ -286,13 +286,13 @@ class Stage:
 def read(sink: Sink, case: Case, target: Target, service: Ledger) -> str:
     """Return what the readers of a sink see."""
     parts = []
-    for _step, leaf in leaves(sink):
+    for _step, leaf in leaf_sinks(sink):
         if isinstance(leaf, Rest):
             rows = [row for request in service.taken.values() for row in request]
         else:
             rows = list(rows_in(leaf, target, settled=True))
         texts = [case.text(row) for row in rows]
-        in_order = isinstance(leaf, IntoTopic | Rest | CustomExactlyOnceSink)
+        in_order = isinstance(leaf, WritesTopic | Rest | CustomExactlyOnceSink)
         parts.append(" ".join(texts if in_order else sorted(texts)))
     return " | ".join(parts)
 
@@ -339,7 +339,9 @@ def seen(
             for cases in (TAKEN, REFUSED)
         )
         into = [*taken.values(), *refused.values()]
-        topics = [leaf.topic for sink, _case in into for _step, leaf in leaves(sink) if isinstance(leaf, IntoTopic)]
+        topics = [
+            leaf.topic for sink, _case in into for _step, leaf in leaf_sinks(sink) if isinstance(leaf, WritesTopic)
+        ]
         create_topics(target.kafka, dict.fromkeys(topics, 1))
         stage.play(mode, into)
         yield Seen(
@@ -388,7 +390,7 @@ def test_the_check_refuses_a_sink_in_the_modes_that_it_does_not_take(name: str, 
         assert errors == []
     else:
         # Of a fan-out, the one that refuses.
-        refusing = list(leaves(sink))[-1][1]
+        refusing = list(leaf_sinks(sink))[-1][1]
         assert errors == [("HRC-104", f"flow 'sink-modes', sink {refusing.name}")]
 
 

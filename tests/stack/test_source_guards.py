@@ -271,7 +271,7 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ):
     # A start does without these figures when a busy broker takes longer for its answers than two seconds.
-    monkeypatch.setattr("headrace.sources.kafka.source._MEASURE_WITHIN_SECONDS", 60.0)
+    monkeypatch.setattr("headrace.sources.kafka._MEASURE_WITHIN_SECONDS", 60.0)
     now = int(time.time() * 1000)
     producer = Producer(dict(place.target.kafka))
     for number in range(900):
@@ -281,7 +281,7 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
     small = KafkaSource(place.topic, max_offsets_per_trigger=19)
 
     # 600 records in 300 seconds; those before them are an hour old.
-    assert small.arrivals(place.target) == {"records": 2.0}
+    assert small.arrival_rates(place.target) == {"records": 2.0}
     flow = replace(flow, inputs=Input(small, schema=ROW))
     findings = [each for each in check([flow], measured([flow], place.target)) if each.code == "HRC-204"]
     assert [each.remedy.split(",")[0] for each in findings] == ["Set max_offsets_per_trigger=50_000"]

@@ -130,7 +130,7 @@ def test_orders_and_payments(killed: Killed, spark: SparkSession, tmp_path: Path
 def test_medallion(killed: Killed, spark: SparkSession):
     settings, target = medallion.settings_for(medallion.KILLED), killed.target("medallion")
     before = len(medallion.rows_of(spark, target, settings.bronze_table))
-    first = len(medallion.silver_checkpoint(target).committed())
+    first = len(medallion.silver_checkpoint(target).committed_batches())
     assert first == medallion.KILLED_IN["silver"]
 
     # The killed driver's counts are lost with it. The batch that it was in is counted now.

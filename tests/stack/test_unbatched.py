@@ -32,12 +32,12 @@ from headrace.clients.kafka import committed_consumer, read_topic
 from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.flow.checks import matrix
-from headrace.flow.checks.matrix import Verdict
-from headrace.flow.checks.operators import Kind
+from headrace.flow.checks.matrix import Compatibility
+from headrace.flow.checks.operators import OperatorKind
 from headrace.flow.levers import Trigger
 from headrace.operate.run import Application, FlowFigures, until_done_of
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.continuous import note_beginning
+from headrace.runtime.continuous import record_start_offsets
 from headrace.runtime.events import BatchCommitted, Event
 from headrace.runtime.supervisor import Backoff
 from operator_examples import EXAMPLES
@@ -214,7 +214,7 @@ def test_a_flow_that_died_before_its_first_epoch_begins_where_it_would_have_begu
     newest = Input(KafkaSource("unbatched-late", starting="latest"), schema=ROW)
     made = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
     # The first start has noted its beginning, and died.
-    note_beginning(made, place, Checkpoint.of(made.name, place, file_store(place.checkpoints)))
+    record_start_offsets(made, place, Checkpoint.of(made.name, place, file_store(place.checkpoints)))
     send(place, "unbatched-late", range(4, 8), b"rubbish")
 
     figures = run(spark, place, made)
@@ -260,20 +260,20 @@ def test_real_time_mode_refuses_what_the_matrix_refuses_there(
     create_topics(place.kafka, {"unbatched-cells": 1, "unbatched-cells-out": 1})
     send(place, "unbatched-cells", range(1))
     kinds = [
-        Kind.PYTHON,
-        Kind.PYTHON_MAP,
-        Kind.REPARTITION,
-        Kind.READ_TWICE,
-        Kind.AGGREGATE,
-        Kind.DEDUP_WITHIN,
+        OperatorKind.PYTHON,
+        OperatorKind.PYTHON_MAP,
+        OperatorKind.REPARTITION,
+        OperatorKind.READ_TWICE,
+        OperatorKind.AGGREGATE,
+        OperatorKind.DEDUP_WITHIN,
     ]
-    assert all(matrix.under_trigger_cells(kind)[1].verdict is Verdict.REFUSED for kind in kinds)
-    read = KafkaSource("unbatched-cells").unbatched().stream(spark, place)
+    assert all(matrix.trigger_cells(kind)[1].verdict is Compatibility.REFUSED for kind in kinds)
+    read = KafkaSource("unbatched-cells").for_continuous().stream(spark, place)
     rows = read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), F.col("timestamp").alias("at"))
     marked = rows.withWatermark("at", "1 minute")
 
-    def started(kind: Kind) -> StreamingQuery:
-        native = KafkaSink("unbatched-cells-out").native(EXAMPLES[kind](marked, marked), place)
+    def started(kind: OperatorKind) -> StreamingQuery:
+        native = KafkaSink("unbatched-cells-out").native_write(EXAMPLES[kind](marked, marked), place)
         writer = native.rows.writeStream.format(native.format).options(**native.options).outputMode("update")
         writer = writer.option("checkpointLocation", str(tmp_path / kind.name))
         return writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload,no-any-return]
@@ -295,9 +295,9 @@ def test_spark_itself_leaves_partitions_without_a_slot_unread(
     for partition in range(4):
         producer.produce("unbatched-four", json.dumps({"id": str(partition)}), partition=partition)
     assert producer.flush(30) == 0
-    native = KafkaSink("unbatched-rest").native(
+    native = KafkaSink("unbatched-rest").native_write(
         KafkaSource("unbatched-four")
-        .unbatched()
+        .for_continuous()
         .stream(spark, place)
         .select(F.get_json_object(F.col("value").cast("string"), "$.id").alias("id")),
         place,

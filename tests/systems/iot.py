@@ -18,7 +18,7 @@ from headrace.demos.feeder import Generated, generate
 from headrace.demos.iot import IotDemo, size
 from headrace.demos.model_inputs import boundaries, consumed
 from headrace.demos.protocol import Scene
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.patterns.iot.flows import IotSettings, flows
@@ -92,7 +92,7 @@ def filled(target: Target, settings: IotSettings, *, rate: float) -> int:
 def the_bound_holds(spark: SparkSession, target: Target, settings: IotSettings, skew: Any) -> None:
     """Every batch but the last is as large as it may be, and none is larger: of each flow, and of both partitions."""
     for flow in flows(settings):
-        batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
+        batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
         full = [batch for batch in batches if size(batch)][:-1]
         assert len(full) == 4
         # Each partition's share of the bound is rounded down.

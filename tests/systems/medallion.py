@@ -16,7 +16,7 @@ from headrace.clients.topics import create_topics
 from headrace.demos.compare import Row, table_rows
 from headrace.demos.feeder import generate
 from headrace.demos.model_inputs import consumed
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow, Every
 from headrace.flow.target import Target
 from headrace.operate.run import Application, FlowFigures
@@ -108,10 +108,10 @@ def rows_of(spark: SparkSession, target: Target, path: str) -> list[Row]:
 
 def violations(spark: SparkSession, target: Target, settings: MedallionSettings, first: int) -> dict[str, int]:
     """Return how many rows of silver's batches, from the first to the last, break each rule."""
-    checkpoint, source = silver_checkpoint(target), flows(settings)[1].named_inputs[ONLY].source
+    checkpoint, source = silver_checkpoint(target), flows(settings)[1].named_inputs[SINGLE_INPUT].source
     assert isinstance(source, BronzeSource)
-    end = checkpoint.entry(checkpoint.committed()[-1]).offsets[0]
-    start = checkpoint.entry(first - 1).offsets[0] if first else source.beginning(end or "")
+    end = checkpoint.offset_entry(checkpoint.committed_batches()[-1]).offsets[0]
+    start = checkpoint.offset_entry(first - 1).offsets[0] if first else source.start_offset(end or "")
     read = {(row["partition"], row["offset"]) for row in source.batch(spark, target, start or "", end or "").collect()}
     records = [each for each in consumed(target, settings.topic) if (each.partition, each.offset) in read]
     return dict(model.silver(records).broken)

@@ -26,7 +26,7 @@ from headrace import (
     check,
 )
 from headrace.audit.throughput import Throughput, processed_per_second
-from headrace.flow.checks.backpressure import Measured, Room, fitted, suggested_bound
+from headrace.flow.checks.backpressure import AvailableResources, MeasuredRates, bound_for_rate, choose_batch_size
 from headrace.flow.levers import Trigger
 from headrace.flow.source import AutoBatchSize, Bounded, Source
 from headrace.operate.preflight.measure import measured
@@ -52,7 +52,7 @@ TEN = Every("10 seconds")
 def test_a_bound_is_rate_times_interval_times_head_room_rounded_up(
     rate: float, seconds: float, head_room: float, bound: int
 ) -> None:
-    assert suggested_bound(rate, seconds, head_room) == bound
+    assert bound_for_rate(rate, seconds, head_room) == bound
 
 
 def flow(source: Source, trigger: Trigger = TEN) -> Flow:
@@ -60,7 +60,9 @@ def flow(source: Source, trigger: Trigger = TEN) -> Flow:
     return Flow("orders", Input(source, schema=schema), lambda rows: rows, FileSink("out"), trigger=trigger)
 
 
-def found(source: Source, rates: Measured | None = None, trigger: Trigger = TEN) -> list[tuple[str, Severity, str]]:
+def found(
+    source: Source, rates: MeasuredRates | None = None, trigger: Trigger = TEN
+) -> list[tuple[str, Severity, str]]:
     given = {("orders", "rows"): rates} if rates else None
     findings = check([flow(source, trigger)], given)
     return [(each.code, each.severity, each.remedy) for each in findings if each.code in ("HRC-110", "HRC-204")]
@@ -73,32 +75,42 @@ OPEN = KafkaSource("orders", max_offsets_per_trigger=None)
     ("source", "rates", "trigger", "remedy"),
     [
         (OPEN, None, TEN, "Set max_offsets_per_trigger=500_000. Nothing was measured"),
-        (OPEN, Measured({"records": 0.0}), TEN, "Set max_offsets_per_trigger=500_000. Nothing was measured"),
+        (OPEN, MeasuredRates({"records": 0.0}), TEN, "Set max_offsets_per_trigger=500_000. Nothing was measured"),
         (
             OPEN,
-            Measured({"records": 6_100}),
+            MeasuredRates({"records": 6_100}),
             TEN,
             "Set max_offsets_per_trigger=130_000. Lately 6.1e+03 records",
         ),  # 122,000
-        (OPEN, Measured({"records": 450}), Every("1 minute"), "Set max_offsets_per_trigger=54_000. Lately 450 records"),
-        (OPEN, Measured({"records": 450}), AsFastAsPossible(), "Set max_offsets_per_trigger=50_000. Lately"),
-        (OPEN, Measured({"records": 4_500}), AvailableNow(), "Set max_offsets_per_trigger=90_000. Lately"),
+        (
+            OPEN,
+            MeasuredRates({"records": 450}),
+            Every("1 minute"),
+            "Set max_offsets_per_trigger=54_000. Lately 450 records",
+        ),
+        (OPEN, MeasuredRates({"records": 450}), AsFastAsPossible(), "Set max_offsets_per_trigger=50_000. Lately"),
+        (OPEN, MeasuredRates({"records": 4_500}), AvailableNow(), "Set max_offsets_per_trigger=90_000. Lately"),
         # The flow's own record goes before what arrives.
-        (OPEN, Measured({"records": 450}, 30_000), TEN, "Set max_offsets_per_trigger=240_000. The flow itself"),
+        (OPEN, MeasuredRates({"records": 450}, 30_000), TEN, "Set max_offsets_per_trigger=240_000. The flow itself"),
         (FileSource("in", "csv", ROW), None, TEN, "Set max_files_per_trigger=100. Nothing was measured"),
-        (FileSource("in", "csv", ROW), Measured({"files": 0.5}), TEN, "Set max_files_per_trigger=10. Lately 0.5 files"),
-        (FileSource("in", "csv", ROW), Measured({}, 30_000), TEN, "Set max_files_per_trigger=100. Nothing"),
+        (
+            FileSource("in", "csv", ROW),
+            MeasuredRates({"files": 0.5}),
+            TEN,
+            "Set max_files_per_trigger=10. Lately 0.5 files",
+        ),
+        (FileSource("in", "csv", ROW), MeasuredRates({}, 30_000), TEN, "Set max_files_per_trigger=100. Nothing"),
         (DeltaSource("t"), None, TEN, "Set max_files_per_trigger=100."),
         (
             DeltaChangesSource("t", 0),
-            Measured({"bytes": 2e8}),
+            MeasuredRates({"bytes": 2e8}),
             TEN,
             "Set max_bytes_per_trigger=4_000_000_000. Lately 2e+08 bytes",
         ),
     ],
 )
 def test_a_source_without_a_bound_is_an_error_that_suggests_one(
-    source: Source, rates: Measured | None, trigger: Trigger, remedy: str
+    source: Source, rates: MeasuredRates | None, trigger: Trigger, remedy: str
 ) -> None:
     assert isinstance(source, Bounded)
     ((code, severity, said),) = found(source, rates, trigger)
@@ -109,26 +121,26 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
 @pytest.mark.parametrize(
     ("source", "rates", "trigger", "remedies"),
     [
-        (KafkaSource("t", 5_000), Measured({"records": 501}), TEN, ["Set max_offsets_per_trigger=50_000"]),
-        (KafkaSource("t", 5_000), Measured({"records": 500}), TEN, []),
-        (KafkaSource("t", 5_000), Measured({}), TEN, []),
-        (KafkaSource("t", 5_000), Measured({"records": 501}), AsFastAsPossible(), []),
+        (KafkaSource("t", 5_000), MeasuredRates({"records": 501}), TEN, ["Set max_offsets_per_trigger=50_000"]),
+        (KafkaSource("t", 5_000), MeasuredRates({"records": 500}), TEN, []),
+        (KafkaSource("t", 5_000), MeasuredRates({}), TEN, []),
+        (KafkaSource("t", 5_000), MeasuredRates({"records": 501}), AsFastAsPossible(), []),
         (
             FileSource("in", "csv", ROW, 1),
-            Measured({"files": 1.0, "bytes": 9e9}),
+            MeasuredRates({"files": 1.0, "bytes": 9e9}),
             TEN,
             ["Set max_files_per_trigger=20"],
         ),
         (
             DeltaSource("t", 100, 1_000),
-            Measured({"files": 1.0, "bytes": 101}),
+            MeasuredRates({"files": 1.0, "bytes": 101}),
             TEN,
             ["Set max_bytes_per_trigger=1_000_000_000"],
         ),
     ],
 )
 def test_a_bound_below_what_arrives_is_a_warning(
-    source: Source, rates: Measured, trigger: Trigger, remedies: list[str]
+    source: Source, rates: MeasuredRates, trigger: Trigger, remedies: list[str]
 ) -> None:
     said = found(source, rates, trigger)
     assert [(code, severity) for code, severity, _ in said] == [("HRC-204", Severity.WARNING)] * len(remedies)
@@ -148,9 +160,9 @@ def test_files_are_counted_by_their_times(target: Target) -> None:
         os.utime(folder / name, (time.time() - age,) * 2)
     # Two files of 10,800 bytes in 3,600 seconds.
     for path in ("in/day", "in/*"):
-        rates = FileSource(path, "csv", ROW, 1).arrivals(target)
+        rates = FileSource(path, "csv", ROW, 1).arrival_rates(target)
         assert rates == {"files": pytest.approx(2 / 3600), "bytes": 3.0}
-    assert FileSource("s3a://bucket/in", "csv", ROW, 1).arrivals(target) == {}
+    assert FileSource("s3a://bucket/in", "csv", ROW, 1).arrival_rates(target) == {}
 
 
 def test_rows_added_to_a_table_are_counted_by_its_log_and_moved_ones_are_not(target: Target) -> None:
@@ -160,9 +172,9 @@ def test_rows_added_to_a_table_are_counted_by_its_log_and_moved_ones_are_not(tar
     moved = {"path": "b", "size": 9_999, "dataChange": False}
     lines = [{"commitInfo": {}}, {"add": added}, {"add": moved}, {"remove": {"path": "c", "dataChange": True}}]
     (log / "00000000000000000001.json").write_text("\n".join(map(json.dumps, lines)))
-    assert DeltaSource("t", 1).arrivals(target) == {"files": 1 / 3600, "bytes": 1.0}
+    assert DeltaSource("t", 1).arrival_rates(target) == {"files": 1 / 3600, "bytes": 1.0}
     (log / "00000000000000000002.json").write_text("torn")
-    assert DeltaChangesSource("t", 0, 1).arrivals(target) == {}
+    assert DeltaChangesSource("t", 0, 1).arrival_rates(target) == {}
 
 
 def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_next_check(target: Target) -> None:
@@ -180,7 +192,7 @@ def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_nex
     throughput.close()
 
     assert processed_per_second(target, "orders") == 10_400
-    assert measured([kafka], target) == {("orders", "rows"): Measured({}, 10_400)}
+    assert measured([kafka], target) == {("orders", "rows"): MeasuredRates({}, 10_400)}
     ((_, _, remedy),) = [each for each in found(OPEN, measured([kafka], target)["orders", "rows"])]
     assert remedy.startswith("Set max_offsets_per_trigger=84_000.")  # 83,200
 
@@ -189,27 +201,36 @@ def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_nex
     ("room", "freshness", "records"),
     [
         # 1 GB x 0.5 / (250 bytes x 2) = 1,000,000
-        (Room(1e9, 250), "1 minute", 1_000_000),
+        (AvailableResources(1e9, 250), "1 minute", 1_000_000),
         # Nothing to look at: records of 1,024 bytes, so 244,140.6
-        (Room(1e9), "1 minute", 244_000),
+        (AvailableResources(1e9), "1 minute", 244_000),
         # 10,000 a second x 60 s x 0.8 = 480,000 is less than what memory holds
-        (Room(1e9, 250, 10_000), "1 minute", 480_000),
-        (Room(1e9, 250, 10_000), "10 minutes", 1_000_000),
+        (AvailableResources(1e9, 250, 10_000), "1 minute", 480_000),
+        (AvailableResources(1e9, 250, 10_000), "10 minutes", 1_000_000),
         # Small machines and slow flows get batches that are worth their fixed cost
-        (Room(1e6, 250), "1 minute", 50_000),
-        (Room(1e9, 250, 10), "1 minute", 50_000),
-        (Room(1e12, 250), "1 minute", 5_000_000),
+        (AvailableResources(1e6, 250), "1 minute", 50_000),
+        (AvailableResources(1e9, 250, 10), "1 minute", 50_000),
+        (AvailableResources(1e12, 250), "1 minute", 5_000_000),
     ],
 )
-def test_a_bound_fits_into_memory_and_into_the_freshness_target(room: Room, freshness: str, records: int) -> None:
-    assert fitted(AutoBatchSize(freshness), room).records == records
+def test_a_bound_fits_into_memory_and_into_the_freshness_target(
+    room: AvailableResources, freshness: str, records: int
+) -> None:
+    assert choose_batch_size(AutoBatchSize(freshness), room).records == records
 
 
 def test_a_bound_says_what_it_comes_from() -> None:
-    assert fitted(AutoBatchSize(), Room(1e9, 250)).reason == "So many records, 250 bytes each, fit into 500 MB."
-    assert fitted(AutoBatchSize(), Room(1e9)).reason == "So many records, taken to be of 1,024 bytes, fit into 500 MB."
     assert (
-        fitted(AutoBatchSize(), Room(1e9, 250, 10_000)).reason == "At 10,000 a second a batch is done within 1 minute."
+        choose_batch_size(AutoBatchSize(), AvailableResources(1e9, 250)).reason
+        == "So many records, 250 bytes each, fit into 500 MB."
+    )
+    assert (
+        choose_batch_size(AutoBatchSize(), AvailableResources(1e9)).reason
+        == "So many records, taken to be of 1,024 bytes, fit into 500 MB."
+    )
+    assert (
+        choose_batch_size(AutoBatchSize(), AvailableResources(1e9, 250, 10_000)).reason
+        == "At 10,000 a second a batch is done within 1 minute."
     )
 
 
@@ -228,12 +249,12 @@ def test_of_a_flow_with_two_inputs_the_record_says_nothing_about_one(target: Tar
     throughput = Throughput(None, target, [both], bus)  # type: ignore[arg-type]
     bus.publish(BatchCommitted("both", 0, 10_000, 0, {}, 0, 1_000, None))
     throughput.close()
-    assert measured([both], target) == {("both", "a"): Measured(), ("both", "b"): Measured()}
+    assert measured([both], target) == {("both", "a"): MeasuredRates(), ("both", "b"): MeasuredRates()}
 
 
 def test_a_broker_that_is_away_costs_seconds_and_no_error(target: Target) -> None:
     away = Target("dev", lake=target.lake, checkpoints=target.checkpoints, kafka={"bootstrap.servers": "127.0.0.1:1"})
     began = time.monotonic()
-    assert OPEN.arrivals(away) == {}
+    assert OPEN.arrival_rates(away) == {}
     # A start without a broker would wait for ten.
     assert time.monotonic() - began < 10

@@ -24,7 +24,7 @@ from headrace import (
     Watermark,
     check,
 )
-from headrace.flow.checks.check import require_clean
+from headrace.flow.checks.check import require_no_errors
 from headrace.patterns.rides.flows import flows as ride_flows
 
 SCHEMA = StructType(
@@ -89,8 +89,8 @@ def codes(flows: Iterable[Flow]) -> list[str]:
         (flow(output_mode="update"), "HRC-104", Severity.ERROR),
         (flow(inputs=Input(KafkaSource("t"))), "HRC-105", Severity.ERROR),
         (flow(inputs=Input(Table("t"), schema=SCHEMA)), "HRC-105", Severity.ERROR),
-        (flow(inputs=Input(KafkaSource("t"), schema=SCHEMA, keep=("value",))), "HRC-124", Severity.ERROR),
-        (flow(inputs=Input(Table("t"), keep=("offset",))), "HRC-124", Severity.ERROR),
+        (flow(inputs=Input(KafkaSource("t"), schema=SCHEMA, metadata_columns=("value",))), "HRC-124", Severity.ERROR),
+        (flow(inputs=Input(Table("t"), metadata_columns=("offset",))), "HRC-124", Severity.ERROR),
         (flow(inputs=on("absent")), "HRC-106", Severity.ERROR),
         (flow(inputs=on("id")), "HRC-106", Severity.ERROR),
         (flow(inputs=on("local_at")), "HRC-106", Severity.ERROR),
@@ -155,7 +155,7 @@ def test_the_flows_of_ride_analytics_are_clean_and_say_which_sinks_may_repeat() 
 
 def test_a_start_with_an_error_is_refused_and_counts_the_others() -> None:
     with pytest.raises(FlowError) as refused:
-        require_clean([flow(name="Bad"), flow(trigger=RealTime()), flow(name="fine", sink=Console())])
+        require_no_errors([flow(name="Bad"), flow(trigger=RealTime()), flow(name="fine", sink=Console())])
     assert refused.value.code == "HR-203"
     assert "'Bad'" in refused.value.what
     assert "HRC-101" in refused.value.why
@@ -163,7 +163,7 @@ def test_a_start_with_an_error_is_refused_and_counts_the_others() -> None:
 
 
 def test_a_start_with_warnings_goes_on_and_hands_them_over() -> None:
-    assert [found.code for found in require_clean([flow(inputs=on("maybe_at"))])] == ["HRC-202"]
+    assert [found.code for found in require_no_errors([flow(inputs=on("maybe_at"))])] == ["HRC-202"]
 
 
 def test_a_finding_is_plain_text_for_machines() -> None:

@@ -32,8 +32,8 @@ def offsets(checkpoint: Checkpoint, batch: int, *sources: str) -> None:
 
 def test_a_flow_that_never_ran_has_no_identity_and_no_batches(checkpoint: Checkpoint) -> None:
     assert checkpoint.query_id() is None
-    assert checkpoint.planned() == []
-    assert checkpoint.committed() == []
+    assert checkpoint.planned_batches() == []
+    assert checkpoint.committed_batches() == []
 
 
 def test_the_identity_is_the_one_that_spark_wrote(checkpoint: Checkpoint) -> None:
@@ -45,66 +45,66 @@ def test_batches_are_listed_by_number_and_other_files_left_out(checkpoint: Check
     for name in ("10", "9", "2", ".10.crc", ".11.tmp", "12.compact"):
         put(checkpoint, f"offsets/{name}", "")
         put(checkpoint, f"commits/{name}", "")
-    assert checkpoint.planned() == [2, 9, 10]
-    assert checkpoint.committed() == [2, 9, 10]
+    assert checkpoint.planned_batches() == [2, 9, 10]
+    assert checkpoint.committed_batches() == [2, 9, 10]
 
 
 def test_an_entry_holds_the_watermark_the_time_and_the_offsets_of_each_source(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 4, '{"rides":{"0":7,"1":9}}', "-", '{"drivers":{"0":3}}')
-    entry = checkpoint.entry(4)
+    entry = checkpoint.offset_entry(4)
     assert (entry.batch_id, entry.watermark_ms, entry.timestamp_ms) == (4, 1714996800000, 1714997400123)
     assert entry.offsets == ('{"rides":{"0":7,"1":9}}', None, '{"drivers":{"0":3}}')
 
 
 def test_an_entry_of_continuous_processing_has_offsets_and_no_settings(checkpoint: Checkpoint) -> None:
     put(checkpoint, "offsets/4", 'v1\n\n{"rides":{"0":7}}')
-    entry = checkpoint.entry(4)
+    entry = checkpoint.offset_entry(4)
     assert (entry.continuous, entry.watermark_ms, entry.offsets) == (True, 0, ('{"rides":{"0":7}}',))
     offsets(checkpoint, 5, '{"rides":{"0":9}}')
-    assert not checkpoint.entry(5).continuous
+    assert not checkpoint.offset_entry(5).continuous
 
 
 def test_where_continuous_processing_began_is_noted_for_one_checkpoint_only(checkpoint: Checkpoint) -> None:
-    assert checkpoint.began() == ()
-    checkpoint.note_began(['{"rides":{"0":3}}'])
+    assert checkpoint.continuous_start() == ()
+    checkpoint.record_continuous_start(['{"rides":{"0":3}}'])
     put(checkpoint, "offsets/0", 'v1\n\n{"rides":{"0":7}}')
-    assert checkpoint.range(0, 0) == ('{"rides":{"0":3}}', '{"rides":{"0":7}}')
+    assert checkpoint.offset_range(0, 0) == ('{"rides":{"0":3}}', '{"rides":{"0":7}}')
     put(checkpoint, "metadata", '{"id":"first"}')
-    checkpoint.note_began(checkpoint.began())
-    assert checkpoint.began() == ('{"rides":{"0":3}}',)
+    checkpoint.record_continuous_start(checkpoint.continuous_start())
+    assert checkpoint.continuous_start() == ('{"rides":{"0":3}}',)
     put(checkpoint, "metadata", '{"id":"second"}')
-    assert checkpoint.began() == ()
+    assert checkpoint.continuous_start() == ()
 
 
 def test_the_range_of_a_batch_begins_where_the_batch_before_ended(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 3, '{"rides":{"0":5}}')
     offsets(checkpoint, 4, '{"rides":{"0":9}}')
-    assert checkpoint.range(4, 0) == ('{"rides":{"0":5}}', '{"rides":{"0":9}}')
+    assert checkpoint.offset_range(4, 0) == ('{"rides":{"0":5}}', '{"rides":{"0":9}}')
 
 
 def test_the_first_batch_begins_where_the_source_wrote_down_that_it_began(checkpoint: Checkpoint) -> None:
     put(checkpoint, "sources/0/0", '0v1\n{"rides":{"0":2}}')
     offsets(checkpoint, 0, '{"rides":{"0":9}}')
-    assert checkpoint.range(0, 0) == ('{"rides":{"0":2}}', '{"rides":{"0":9}}')
+    assert checkpoint.offset_range(0, 0) == ('{"rides":{"0":2}}', '{"rides":{"0":9}}')
 
 
 def test_a_source_that_had_nothing_before_begins_at_its_start(checkpoint: Checkpoint) -> None:
     put(checkpoint, "sources/1/0", 'v1\n{"drivers":{"0":0}}')
     offsets(checkpoint, 3, '{"rides":{"0":5}}', "-")
     offsets(checkpoint, 4, '{"rides":{"0":5}}', '{"drivers":{"0":4}}')
-    assert checkpoint.range(4, 1) == ('{"drivers":{"0":0}}', '{"drivers":{"0":4}}')
+    assert checkpoint.offset_range(4, 1) == ('{"drivers":{"0":0}}', '{"drivers":{"0":4}}')
 
 
 def test_a_batch_that_read_nothing_has_no_range(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 3, '{"rides":{"0":5}}', "-")
     offsets(checkpoint, 4, '{"rides":{"0":5}}', "-")
-    assert checkpoint.range(4, 0) is None
-    assert checkpoint.range(4, 1) is None
+    assert checkpoint.offset_range(4, 0) is None
+    assert checkpoint.offset_range(4, 1) is None
 
 
 def test_a_source_that_wrote_no_beginning_has_no_range_for_the_first_batch(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 0, '{"rides":{"0":5}}')
-    assert checkpoint.range(0, 0) is None
+    assert checkpoint.offset_range(0, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_a_source_that_wrote_no_beginning_has_no_range_for_the_first_batch(check
 def test_an_entry_that_is_torn_or_foreign_is_refused(checkpoint: Checkpoint, text: str) -> None:
     put(checkpoint, "offsets/4", text)
     with pytest.raises(RecoveryError, match="offsets/4") as refused:
-        checkpoint.entry(4)
+        checkpoint.offset_entry(4)
     assert refused.value.code == "HR-301"
 
 
 def test_an_entry_that_is_not_there_is_refused(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 4, '{"rides":{"0":5}}')
     with pytest.raises(RecoveryError, match="offsets/3 cannot be read") as refused:
-        checkpoint.range(4, 0)
+        checkpoint.offset_range(4, 0)
     assert refused.value.code == "HR-301"
     assert "not there" in refused.value.why
 
@@ -141,7 +141,7 @@ def test_an_entry_without_the_offsets_of_a_source_is_refused(checkpoint: Checkpo
     offsets(checkpoint, 3, '{"rides":{"0":5}}')
     offsets(checkpoint, 4)
     with pytest.raises(RecoveryError) as refused:
-        checkpoint.range(4, 0)
+        checkpoint.offset_range(4, 0)
     assert refused.value.code == "HR-301"
 
 
@@ -172,5 +172,5 @@ def test_a_batch_lacks_its_beginning_where_the_source_had_nothing_before_and_wro
     offsets(checkpoint, 1, '{"reservoirVersion":7}', "-")
     offsets(checkpoint, 2, '{"reservoirVersion":8}', '{"rides":{"0":5}}')
     put(checkpoint, "sources/1/0", 'v1\n{"rides":{"0":2}}')
-    assert [checkpoint.lacks_beginning(number, 0) for number in range(3)] == [False, True, False]
-    assert [checkpoint.lacks_beginning(number, 1) for number in range(3)] == [False, False, False]
+    assert [checkpoint.lacks_start_offset(number, 0) for number in range(3)] == [False, True, False]
+    assert [checkpoint.lacks_start_offset(number, 1) for number in range(3)] == [False, False, False]

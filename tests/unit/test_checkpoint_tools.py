@@ -33,7 +33,7 @@ from headrace.operate.checkpoint.show import show
 from headrace.operate.checkpoint.verify import verify
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import require_intact
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.lease import acquire_lease
 from headrace.runtime.checkpoint.manifest import Manifest
 from headrace.sources.kafka.source import KafkaSource
 
@@ -206,7 +206,7 @@ def test_a_flow_that_left_the_project_is_found_by_its_folder_and_one_that_never_
     made: Made,
 ) -> None:
     assert find_checkpoint("rides", made.target, LocalFileStore()).folder == str(made.folder)
-    assert find_checkpoint("fresh", made.target, LocalFileStore(), ["fresh"]).planned() == []
+    assert find_checkpoint("fresh", made.target, LocalFileStore(), ["fresh"]).planned_batches() == []
     assert code(lambda: find_checkpoint("fresh", made.target, LocalFileStore(), [])) == "HR-321"
 
 
@@ -227,7 +227,7 @@ def test_a_link_cannot_lead_out_of_the_root(made: Made, tmp_path: Path) -> None:
 def test_a_root_that_is_a_link_itself_is_fine(made: Made, tmp_path: Path) -> None:
     (tmp_path / "root").symlink_to(made.root)
     target = Target("dev", lake="unused", checkpoints=str(tmp_path / "root"))
-    assert find_checkpoint("rides", target, LocalFileStore()).planned() == [0, 1, 2]
+    assert find_checkpoint("rides", target, LocalFileStore()).planned_batches() == [0, 1, 2]
 
 
 # ---- show ----
@@ -299,7 +299,7 @@ def test_lost_offsets_are_shown_in_the_order_of_their_batches(made: Made) -> Non
 
 
 def test_who_runs_the_flow_is_shown_only_while_it_runs(made: Made) -> None:
-    with lease(made.checkpoint):
+    with acquire_lease(made.checkpoint):
         holder = show(made.checkpoint, made.target, None).holder
         assert holder is not None
         assert "pid" in holder
@@ -333,7 +333,7 @@ def test_a_running_flow_is_neither_backed_up_nor_replaced(made: Made, tmp_path: 
     folder, _ = back_up(made.checkpoint, tmp_path / "backups")
     plan = plan_restore(made.checkpoint, folder, None)
     before = files(made.root)
-    with lease(made.checkpoint):
+    with acquire_lease(made.checkpoint):
         assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-302"
         assert code(lambda: restore(made.checkpoint, plan)) == "HR-302"
     assert files(made.root) == before
@@ -423,16 +423,16 @@ def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(made: Made,
 def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left(made: Made, tmp_path: Path) -> None:
     """Sinks refuse a driver whose number is below one that they have seen."""
     for _ in range(3):
-        with lease(made.checkpoint):
+        with acquire_lease(made.checkpoint):
             pass
     folder, backup = back_up(made.checkpoint, tmp_path / "backups")
     assert backup.lease == 4
     made.folder.rename(tmp_path / "away")
     restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
-    with lease(made.checkpoint) as holding:
+    with acquire_lease(made.checkpoint) as holding:
         assert holding.token == 6
     restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
-    with lease(made.checkpoint) as holding:
+    with acquire_lease(made.checkpoint) as holding:
         assert holding.token == 8
 
 

@@ -15,7 +15,7 @@ from headrace.errors import (
     Terminal,
     Transient,
 )
-from headrace.runtime.error_mapping import mapped
+from headrace.runtime.error_mapping import map_error
 
 KNOWN = [
     ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", DataError, "HR-502"),
@@ -53,7 +53,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("text", "kind", "code"), KNOWN)
 def test_a_failure_becomes_the_error_that_it_is(text: str, kind: type[HeadraceError], code: str) -> None:
-    error = mapped("rides", f"org.apache.spark.SparkException: Job aborted\nCaused by: {text}\n\tat Some.scala:1")
+    error = map_error("rides", f"org.apache.spark.SparkException: Job aborted\nCaused by: {text}\n\tat Some.scala:1")
     assert (type(error), error.code) == (kind, code)
     assert "'rides'" in error.what
     assert text in error.why
@@ -65,28 +65,28 @@ def test_an_exception_is_known_by_its_class_too() -> None:
     class AnalysisException(Exception):
         pass
 
-    assert mapped("rides", AnalysisException("no such column")).code == "HR-205"
+    assert map_error("rides", AnalysisException("no such column")).code == "HR-205"
 
 
 def test_loss_is_not_taken_for_an_outage_that_is_named_in_the_same_chain() -> None:
     text = "Connection refused\nCaused by: [KAFKA_DATA_LOSS] Some data may have been lost"
-    assert isinstance(mapped("rides", text), Terminal)
+    assert isinstance(map_error("rides", text), Terminal)
 
 
 def test_a_full_disk_is_not_taken_for_a_fault_of_the_python_code_that_hit_it() -> None:
     text = "PythonException: foreachBatch\nCaused by: java.io.IOException: No space left on device"
-    assert isinstance(mapped("rides", text), Transient)
+    assert isinstance(map_error("rides", text), Transient)
 
 
 @pytest.mark.parametrize("error", [StackError, PartUnavailable])
 def test_an_error_of_the_tree_passes_through(error: type[HeadraceError]) -> None:
     mine = error("What.", why="Why.", state="State.", remedy="Remedy.", code="HR-499")
-    assert mapped("rides", mine) is mine
+    assert map_error("rides", mine) is mine
 
 
 def test_the_innermost_cause_is_the_reason() -> None:
     text = "Outer: failed\nCaused by: Middle: because\n\tat A.scala:1\nCaused by: Inner: the root.\n\tat B.scala:2"
-    assert mapped("rides", text).why == "Inner: the root."
+    assert map_error("rides", text).why == "Inner: the root."
 
 
 WORKER = """Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -99,23 +99,23 @@ WORKER = """Caused by: org.apache.spark.api.python.PythonException: Traceback (m
 
 
 def test_what_python_code_on_a_worker_died_of_is_the_reason() -> None:
-    error = mapped("rides", WORKER.format(cause="ZeroDivisionError: division by zero"))
+    error = map_error("rides", WORKER.format(cause="ZeroDivisionError: division by zero"))
     assert (error.code, error.why) == ("HR-206", "ZeroDivisionError: division by zero.")
 
 
 def test_what_headrace_refuses_on_a_worker_keeps_its_code() -> None:
-    error = mapped("rides", WORKER.format(cause="headrace.errors.FlowError: [HR-233] The state.fare is None."))
+    error = map_error("rides", WORKER.format(cause="headrace.errors.FlowError: [HR-233] The state.fare is None."))
     assert (error.code, error.why) == ("HR-233", "The state.fare is None.")
     assert "from the same offsets" in error.state
 
 
 def test_without_a_cause_the_first_line_is_the_reason() -> None:
-    assert mapped("rides", "\n\nFirst line\nsecond line").why == "First line."
-    assert mapped("rides", "").why == "no message."
+    assert map_error("rides", "\n\nFirst line\nsecond line").why == "First line."
+    assert map_error("rides", "").why == "no message."
 
 
 def test_a_long_cause_is_capped() -> None:
-    why = mapped("rides", "x" * 5_000).why
+    why = map_error("rides", "x" * 5_000).why
     assert why.startswith("x" * 400)
     assert len(why) < 410
 

@@ -93,7 +93,7 @@ def test_a_misspelt_output_mode_is_refused_with_the_nearest_one() -> None:
         lambda: Continuous("soon"),
         lambda: RealTime("soon"),
         lambda: Watermark("at", "soon"),
-        lambda: Watermark("at", "1 minute", ahead="soon"),
+        lambda: Watermark("at", "1 minute", max_future="soon"),
     ],
     ids=["Every", "Continuous", "RealTime", "Watermark.delay", "Watermark.ahead"],
 )

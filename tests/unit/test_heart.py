@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.runtime.guards.idle import Heart, Seen
+from headrace.runtime.guards.idle_timer import IdleTimer, InputProgress
 
 IDLE = 10_000
 
@@ -15,18 +15,18 @@ class Clock:
         return self.now
 
 
-def heart(clock: Clock, *names: str) -> Heart:
-    return Heart(dict.fromkeys(names or ("rows",), IDLE), clock)
+def heart(clock: Clock, *names: str) -> IdleTimer:
+    return IdleTimer(dict.fromkeys(names or ("rows",), IDLE), clock)
 
 
 def test_a_quiet_input_gets_a_beat_idle_behind_the_clock() -> None:
     clock = Clock()
     beating = heart(clock)
-    assert beating.on_batch({"rows": Seen(5)}, state_rows=3) == {}
+    assert beating.on_batch({"rows": InputProgress(5)}, state_rows=3) == {}
     clock.now = 109_999
-    assert beating.on_nothing() == {}
+    assert beating.on_empty_trigger() == {}
     clock.now = 110_000
-    assert beating.on_nothing() == {"rows": 100_000}
+    assert beating.on_empty_trigger() == {"rows": 100_000}
 
 
 def test_the_next_beat_is_half_of_idle_later() -> None:
@@ -34,44 +34,44 @@ def test_the_next_beat_is_half_of_idle_later() -> None:
     beating = heart(clock)
     found = []
     for clock.now in range(110_000, 126_000, 1_000):
-        found.extend(beating.on_nothing().values())
+        found.extend(beating.on_empty_trigger().values())
     assert found == [100_000, 105_000, 110_000, 115_000]
 
 
-def test_rows_begin_the_quiet_anew() -> None:
+def test_a_row_resets_the_idle_timer() -> None:
     clock = Clock()
     beating = heart(clock)
     clock.now = 109_000
-    assert beating.on_batch({"rows": Seen(1)}, state_rows=1) == {}
+    assert beating.on_batch({"rows": InputProgress(1)}, state_rows=1) == {}
     clock.now = 118_999
-    assert beating.on_nothing() == {}
+    assert beating.on_empty_trigger() == {}
     clock.now = 119_000
-    assert beating.on_nothing() == {"rows": 109_000}
+    assert beating.on_empty_trigger() == {"rows": 109_000}
 
 
 def test_a_batch_that_left_rows_behind_is_no_quiet_even_without_rows_of_its_own() -> None:
     clock = Clock()
     beating = heart(clock)
     clock.now = 200_000
-    assert beating.on_batch({"rows": Seen(0, rest=True)}, state_rows=1) == {}
+    assert beating.on_batch({"rows": InputProgress(0, rest=True)}, state_rows=1) == {}
     clock.now = 209_999
-    assert beating.on_nothing() == {}
+    assert beating.on_empty_trigger() == {}
 
 
 def test_a_start_is_no_quiet_before_idle_has_passed_in_this_run() -> None:
     clock = Clock()
     beating = heart(clock)
     clock.now = 105_000
-    assert beating.on_nothing() == {}
+    assert beating.on_empty_trigger() == {}
 
 
 def test_without_state_nothing_waits_and_the_heart_is_still() -> None:
     clock = Clock()
     beating = heart(clock)
-    beating.on_batch({"rows": Seen(0)}, state_rows=0)
+    beating.on_batch({"rows": InputProgress(0)}, state_rows=0)
     clock.now = 500_000
-    assert beating.on_nothing() == {}
-    assert beating.on_batch({"rows": Seen(0)}, state_rows=2) == {"rows": 490_000}
+    assert beating.on_empty_trigger() == {}
+    assert beating.on_batch({"rows": InputProgress(0)}, state_rows=2) == {"rows": 490_000}
 
 
 def test_without_state_a_beat_is_due_when_rows_wait_in_the_sink() -> None:
@@ -81,33 +81,35 @@ def test_without_state_a_beat_is_due_when_rows_wait_in_the_sink() -> None:
         asked.append(clock.now)
         return waits[0]
 
-    beating = Heart({"rows": IDLE}, clock, sink_waits)
-    beating.on_batch({"rows": Seen(3)}, state_rows=0)
+    beating = IdleTimer({"rows": IDLE}, clock, sink_waits)
+    beating.on_batch({"rows": InputProgress(3)}, state_rows=0)
     for clock.now in (105_000, 110_000, 111_000):
-        assert beating.on_nothing() == {}
+        assert beating.on_empty_trigger() == {}
     # Before its input is quiet for long enough nobody asks the sink.
     assert asked == [110_000, 111_000]
     waits[0] = True
     clock.now = 112_000
-    assert beating.on_nothing() == {"rows": 102_000}
+    assert beating.on_empty_trigger() == {"rows": 102_000}
     clock.now = 116_999
-    assert beating.on_nothing() == {}
+    assert beating.on_empty_trigger() == {}
     clock.now = 117_000
-    assert beating.on_batch({"rows": Seen(0)}, state_rows=0) == {"rows": 107_000}
+    assert beating.on_batch({"rows": InputProgress(0)}, state_rows=0) == {"rows": 107_000}
 
 
 def test_of_two_inputs_only_the_quiet_one_gets_a_beat() -> None:
     clock = Clock()
     beating = heart(clock, "orders", "payments")
     clock.now = 120_000
-    assert beating.on_batch({"orders": Seen(3), "payments": Seen(0)}, state_rows=9) == {"payments": 110_000}
-    assert beating.on_batch({"orders": Seen(3), "payments": Seen(0)}, state_rows=9) == {}
+    assert beating.on_batch({"orders": InputProgress(3), "payments": InputProgress(0)}, state_rows=9) == {
+        "payments": 110_000
+    }
+    assert beating.on_batch({"orders": InputProgress(3), "payments": InputProgress(0)}, state_rows=9) == {}
 
 
 def test_a_clock_that_is_set_back_gives_no_earlier_beat() -> None:
     clock = Clock()
     beating = heart(clock)
     clock.now = 200_000
-    assert beating.on_nothing() == {"rows": 190_000}
+    assert beating.on_empty_trigger() == {"rows": 190_000}
     clock.now = 150_000
-    assert beating.on_nothing() == {}
+    assert beating.on_empty_trigger() == {}

@@ -22,7 +22,7 @@ from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceSta
 from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
-from headrace.runtime.guards.idle import Heart, Seen
+from headrace.runtime.guards.idle_timer import IdleTimer, InputProgress
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
@@ -71,7 +71,7 @@ def test_the_pattern_has_the_numbers_that_it_is_known_by() -> None:
         assert (each.watermark.column, each.watermark.delay) == ("ts", "2 minutes")
     usual = IotSettings()
     assert (usual.window, usual.high_temp, usual.high_humidity) == ("5 minutes", 80, 90)
-    assert (usual.silence, usual.idle, usual.forget) == ("15 minutes", "5 minutes", "30 days")
+    assert (usual.silence, usual.idle_timeout, usual.forget) == ("15 minutes", "5 minutes", "30 days")
 
 
 def test_the_gold_table_is_kept_and_its_old_files_are_left_alone() -> None:
@@ -256,19 +256,19 @@ def test_a_device_that_was_forgotten_is_new_when_it_is_heard_again(days: int, to
 
 
 def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> None:
-    """By beats alone: 15 minutes of silence, 2 of the watermark, 5 of `idle`, and up to the next beat."""
+    """By beats alone: 15 minutes of silence, 2 of the watermark, 5 of `idle_timeout`, and up to the next beat."""
     (rows,) = flows()[1].named_inputs.values()
     assert rows.watermark is not None
-    assert rows.watermark.idle is not None
+    assert rows.watermark.idle_timeout is not None
     now = ms(0)
-    heart = Heart({"rows": Duration.parse(rows.watermark.idle).ms}, lambda: now)
+    heart = IdleTimer({"rows": Duration.parse(rows.watermark.idle_timeout).ms}, lambda: now)
     drive = Drive(Silence(QUARTER, MONTH), "device_id")
     drive.arrive({"device_id": "d1", "ts": NOON})
-    heart.on_batch({"rows": Seen(1)}, state_rows=1)
+    heart.on_batch({"rows": InputProgress(1)}, state_rows=1)
     told: list[tuple[float, str]] = []
     for half_minute in range(1, 120):
         now = ms(half_minute / 2)
-        for beat in heart.on_nothing().values():
+        for beat in heart.on_empty_trigger().values():
             watermark = datetime.fromtimestamp(beat / 1000, UTC) - timedelta(minutes=2)
             told += [(half_minute / 2, each.status) for each in drive.pass_to(watermark)]
     assert told == [(22.5, "SILENT")]

@@ -33,7 +33,7 @@ from headrace import (
 )
 from headrace.cdc import sink as cdc_sink
 from headrace.flow.checks import compatibility, matrix
-from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
+from headrace.flow.checks.operators import Operator, OperatorKind, QueryPlan, UnknownPlan
 from headrace.operate.preflight import plans
 from headrace.operate.run import until_done_of
 from headrace.sinks.kafka.topic import KafkaTopicSink
@@ -55,8 +55,8 @@ def flow(**changes: object) -> Flow:
     return Flow(**(given | changes))  # type: ignore[arg-type]
 
 
-def codes(made: Flow, *kinds: Kind) -> list[str]:
-    plan = {made.name: Plan(tuple(Operator(kind) for kind in kinds))} if kinds else None
+def codes(made: Flow, *kinds: OperatorKind) -> list[str]:
+    plan = {made.name: QueryPlan(tuple(Operator(kind) for kind in kinds))} if kinds else None
     return [found.code for found in check([made], plans=plan) if found.severity is not Severity.INFO]
 
 
@@ -90,18 +90,18 @@ def test_a_source_that_knows_batches_only_is_named() -> None:
 @pytest.mark.parametrize(
     ("kind", "continuous", "real_time"),
     [
-        (Kind.PROJECTION, [], []),
-        (Kind.EXPLODE, ["HRC-113"], []),
-        (Kind.BROADCAST_JOIN, ["HRC-113"], []),
-        (Kind.STATIC_JOIN, ["HRC-113"], ["HRC-113"]),
-        (Kind.CURRENT_TIME, ["HRC-113"], ["HRC-206"]),
-        (Kind.PYTHON, ["HRC-206"], ["HRC-113"]),
-        (Kind.DEDUP, ["HRC-113"], ["HRC-113"]),
-        (Kind.CUSTOM_STATE, ["HRC-113"], ["HRC-113"]),
-        (Kind.OTHER, ["HRC-113"], ["HRC-113"]),
+        (OperatorKind.PROJECTION, [], []),
+        (OperatorKind.EXPLODE, ["HRC-113"], []),
+        (OperatorKind.BROADCAST_JOIN, ["HRC-113"], []),
+        (OperatorKind.STATIC_JOIN, ["HRC-113"], ["HRC-113"]),
+        (OperatorKind.CURRENT_TIME, ["HRC-113"], ["HRC-206"]),
+        (OperatorKind.PYTHON, ["HRC-206"], ["HRC-113"]),
+        (OperatorKind.DEDUP, ["HRC-113"], ["HRC-113"]),
+        (OperatorKind.CUSTOM_STATE, ["HRC-113"], ["HRC-113"]),
+        (OperatorKind.OTHER, ["HRC-113"], ["HRC-113"]),
     ],
 )
-def test_operators_are_judged_by_the_trigger(kind: Kind, continuous: list[str], real_time: list[str]) -> None:
+def test_operators_are_judged_by_the_trigger(kind: OperatorKind, continuous: list[str], real_time: list[str]) -> None:
     assert codes(flow(trigger=Continuous()), kind) == continuous
     assert codes(flow(), kind) == real_time
     assert codes(flow(trigger=Every("1 second")), kind) == []
@@ -109,31 +109,31 @@ def test_operators_are_judged_by_the_trigger(kind: Kind, continuous: list[str], 
 
 def test_complete_mode_wants_an_aggregation_somewhere_and_nothing_else_is_said_of_the_rest() -> None:
     made = flow(sink=DeltaOverwrite("t"), output_mode="complete", trigger=AvailableNow())
-    assert codes(made, Kind.PROJECTION, Kind.DEDUP) == ["HRC-111", "HRC-111"]
-    assert codes(made, Kind.PROJECTION, Kind.DEDUP, Kind.AGGREGATE_UNBOUNDED) == []
+    assert codes(made, OperatorKind.PROJECTION, OperatorKind.DEDUP) == ["HRC-111", "HRC-111"]
+    assert codes(made, OperatorKind.PROJECTION, OperatorKind.DEDUP, OperatorKind.AGGREGATE_UNBOUNDED) == []
 
 
 def test_sparks_own_refusal_is_told_only_where_the_matrix_has_none() -> None:
     made = flow(trigger=AvailableNow())
-    unknown = Plan((Operator(Kind.PROJECTION),), spark_refuses="Something new.")
+    unknown = QueryPlan((Operator(OperatorKind.PROJECTION),), spark_refusal="Something new.")
     (found,) = [each for each in check([made], plans={made.name: unknown}) if each.severity is Severity.ERROR]
     assert (found.code, "Something new." in found.reason) == ("HRC-117", True)
-    known = Plan((Operator(Kind.SORT_ROWS),), spark_refuses="Sorting is not supported.")
+    known = QueryPlan((Operator(OperatorKind.SORT_ROWS),), spark_refusal="Sorting is not supported.")
     assert [each.code for each in check([made], plans={made.name: known})] == ["HRC-111", "HRC-301"]
 
 
 def test_a_plan_that_is_not_known_leaves_the_guess_by_the_declaration() -> None:
     made = flow(trigger=AvailableNow())
     assert codes(made) == ["HRC-201"]
-    found = check([made], plans={made.name: Unplanned("no")})
+    found = check([made], plans={made.name: UnknownPlan("no")})
     assert [each.code for each in found] == ["HRC-201", "HRC-301", "HRC-209"]
-    assert codes(made, Kind.PROJECTION) == []
+    assert codes(made, OperatorKind.PROJECTION) == []
 
 
 @pytest.mark.parametrize(("needed", "free", "found"), [(1, 1, []), (2, 1, ["HRC-116"]), (4, 0, ["HRC-116"])])
 def test_slots_are_counted_for_triggers_that_hold_them(needed: int, free: int, found: list[str]) -> None:
-    assert [each.code for each in compatibility.slots(flow(), needed, free)] == found
-    assert list(compatibility.slots(flow(trigger=Every("1 second")), needed, free)) == []
+    assert [each.code for each in compatibility.check_task_slots(flow(), needed, free)] == found
+    assert list(compatibility.check_task_slots(flow(trigger=Every("1 second")), needed, free)) == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_until_done_ends_every_flow_and_keeps_continuous_processing() -> None:
 
 
 def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
-    (found,) = compatibility.sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
+    (found,) = compatibility.check_sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
     assert (found.code, found.place) == ("HRC-104", "flow 'judged', sink delta:t")
     assert "stand beside" in found.reason
     assert "DeltaUpsert" in found.remedy
@@ -186,7 +186,11 @@ def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
 
 def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:
     cells = [cell for row in [*matrix.MODES.values(), *matrix.TRIGGERS.values()] for cell in row]
-    bare = [cell for cell in cells if (cell.verdict is not matrix.Verdict.ALLOWED) != bool(cell.reason and cell.remedy)]
+    bare = [
+        cell
+        for cell in cells
+        if (cell.verdict is not matrix.Compatibility.ALLOWED) != bool(cell.reason and cell.remedy)
+    ]
     assert bare == []
 
 

@@ -14,7 +14,7 @@ from headrace import KafkaExactlyOnceSink, KafkaSink, KafkaSource, Target
 from headrace.clients import kafka as client
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.secret import Secret
-from headrace.flow.sink import Batch, SetAside
+from headrace.flow.sink import Batch, DeadLetters
 from headrace.sinks.kafka.transaction import TransactionSlot
 
 
@@ -53,10 +53,10 @@ def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:
 
 def test_a_batch_reaches_a_task_without_those_who_listen_on_the_driver() -> None:
     listening = threading.Lock()
-    batch = Batch("flow", "q1", 3, target(), offsets="a1", tell=lambda _said: listening.release())
+    batch = Batch("flow", "q1", 3, target(), offsets="a1", on_dead_letters=lambda _said: listening.release())
     there = pickle.loads(pickle.dumps(TransactionSlot(batch, "rides", "ledger")))  # noqa: S301 - our own bytes
     assert there == TransactionSlot(batch, "rides", "ledger")
-    there.batch.tell(SetAside("sink", 1, "why", "place"))
+    there.batch.on_dead_letters(DeadLetters("sink", 1, "why", "place"))
 
 
 def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_of_its_settings(

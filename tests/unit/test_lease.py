@@ -17,7 +17,7 @@ from headrace.clients.storage import LocalFileStore
 from headrace.errors import ConfigError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.lease import acquire_lease
 
 # Takes the lease, says so, and holds it until its standard input ends.
 HOLDER = """
@@ -25,10 +25,10 @@ import sys
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.clients.storage import LocalFileStore
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.lease import acquire_lease
 
 target = Target("dev", lake="unused", checkpoints=sys.argv[1])
-with lease(Checkpoint.of("rides", target, LocalFileStore()), Lease(sys.argv[2], float(sys.argv[3]))):
+with acquire_lease(Checkpoint.of("rides", target, LocalFileStore()), Lease(sys.argv[2], float(sys.argv[3]))):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -65,7 +65,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_checkpoint(
     tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]], terms: Lease
 ) -> None:
     holder = another_driver(terms.kind or "lock")
-    with pytest.raises(RecoveryError) as refused, lease(checkpoint(tmp_path), terms):
+    with pytest.raises(RecoveryError) as refused, acquire_lease(checkpoint(tmp_path), terms):
         pytest.fail("two drivers hold one checkpoint")
     assert refused.value.code == "HR-302"
     assert f"process {holder.pid} on" in refused.value.why
@@ -78,7 +78,7 @@ def test_a_driver_that_was_killed_holds_nothing(
     holder = another_driver()
     holder.kill()
     holder.wait()
-    with lease(checkpoint(tmp_path)):
+    with acquire_lease(checkpoint(tmp_path)):
         (record,) = (tmp_path / "rides" / "headrace" / "leases").iterdir()
         held = json.loads(record.read_text())
     assert held["pid"] != holder.pid
@@ -89,30 +89,30 @@ def test_a_process_that_was_refused_leaves_the_note_of_the_holder_alone(
 ) -> None:
     holder = another_driver()
     for _ in range(2):
-        with pytest.raises(RecoveryError, match=str(holder.pid)), lease(checkpoint(tmp_path)):
+        with pytest.raises(RecoveryError, match=str(holder.pid)), acquire_lease(checkpoint(tmp_path)):
             pytest.fail("two drivers hold one checkpoint")
 
 
 def test_a_second_thread_of_the_same_process_is_refused_too(tmp_path: Path) -> None:
-    with lease(checkpoint(tmp_path)), pytest.raises(RecoveryError), lease(checkpoint(tmp_path)):
+    with acquire_lease(checkpoint(tmp_path)), pytest.raises(RecoveryError), acquire_lease(checkpoint(tmp_path)):
         pytest.fail("one checkpoint is held twice")
 
 
 def test_a_lease_ends_with_its_block_also_when_that_raises(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), lease(checkpoint(tmp_path)):
+    with pytest.raises(ZeroDivisionError), acquire_lease(checkpoint(tmp_path)):
         _ = 1 / 0
-    with lease(checkpoint(tmp_path)):
+    with acquire_lease(checkpoint(tmp_path)):
         pass
 
 
 def test_two_flows_do_not_keep_each_other_waiting(tmp_path: Path) -> None:
-    with lease(checkpoint(tmp_path, "rides")), lease(checkpoint(tmp_path, "drivers")):
+    with acquire_lease(checkpoint(tmp_path, "rides")), acquire_lease(checkpoint(tmp_path, "drivers")):
         pass
 
 
 def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="Not a directory") as refused, lease(checkpoint(tmp_path / "file")):
+    with pytest.raises(ConfigError, match="Not a directory") as refused, acquire_lease(checkpoint(tmp_path / "file")):
         pytest.fail("the lease was given")
     assert refused.value.code == "HR-111"
 
@@ -123,7 +123,7 @@ def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_every_lease_of_either_kind_has_a_higher_token_than_the_one_before(tmp_path: Path) -> None:
     tokens = []
     for terms in (Lease(), RECORD, RECORD, Lease()):
-        with lease(checkpoint(tmp_path), terms) as holding:
+        with acquire_lease(checkpoint(tmp_path), terms) as holding:
             tokens.append(holding.token)
             holding.check()
     assert tokens == [1, 2, 3, 4]
@@ -137,7 +137,7 @@ def test_a_record_is_taken_over_when_its_holder_was_silent_for_its_time(
     holder.kill()
     holder.wait()
     began = time.monotonic()
-    with lease(checkpoint(tmp_path), RECORD) as holding:
+    with acquire_lease(checkpoint(tmp_path), RECORD) as holding:
         assert time.monotonic() - began >= RECORD.seconds
         assert holding.token == 2
 
@@ -145,7 +145,7 @@ def test_a_record_is_taken_over_when_its_holder_was_silent_for_its_time(
 def test_a_record_that_was_given_back_is_taken_at_once(tmp_path: Path) -> None:
     long = Lease("record", 3600)
     for token in (1, 2):
-        with lease(checkpoint(tmp_path), long) as holding:
+        with acquire_lease(checkpoint(tmp_path), long) as holding:
             assert holding.token == token
 
 
@@ -175,23 +175,23 @@ def test_of_several_that_watch_a_dead_holder_one_takes_over(
 @pytest.mark.parametrize("terms", [Lease(), RECORD], ids=["lock", "record"])
 def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks(tmp_path: Path, terms: Lease) -> None:
     stopped = threading.Event()
-    with lease(checkpoint(tmp_path), terms) as old:
-        old.when_lost(stopped.set)
+    with acquire_lease(checkpoint(tmp_path), terms) as old:
+        old.on_lost(stopped.set)
         # Whoever takes the next number owns the checkpoint, by whatever right.
         LocalFileStore().create(
-            f"{checkpoint(tmp_path).house}/leases/00000002", '{"pid": 7, "host": "b", "since": "now"}'
+            f"{checkpoint(tmp_path).metadata_dir}/leases/00000002", '{"pid": 7, "host": "b", "since": "now"}'
         )
         with pytest.raises(RecoveryError, match=r"lease 1 of .* lease 2 was taken by process 7 on b") as lost:
             old.check()
         assert lost.value.code == "HR-330"
-        assert old.explained(ValueError("the sink said no")).code == "HR-330"
+        assert old.explain(ValueError("the sink said no")).code == "HR-330"
         assert terms.kind != "record" or stopped.wait(60)
     beats = [each.name for each in (tmp_path / "rides" / "headrace" / "leases").glob("00000002*")]
     assert beats == ["00000002"], "the one who lost gave back the lease of the other"
 
 
 def test_a_lease_whose_records_were_deleted_is_lost(tmp_path: Path) -> None:
-    with lease(checkpoint(tmp_path)) as holding:
+    with acquire_lease(checkpoint(tmp_path)) as holding:
         shutil.rmtree(tmp_path / "rides")
         with pytest.raises(RecoveryError, match="record is gone") as lost:
             holding.check()
@@ -199,14 +199,14 @@ def test_a_lease_whose_records_were_deleted_is_lost(tmp_path: Path) -> None:
 
 
 def test_storage_that_does_not_answer_is_no_lost_lease(tmp_path: Path) -> None:
-    with lease(checkpoint(tmp_path)) as holding:
+    with acquire_lease(checkpoint(tmp_path)) as holding:
         folder = tmp_path / "rides" / "headrace" / "leases"
         (folder / "00000001").unlink()
         (folder / "00000001").mkdir()
         with pytest.raises(PartUnavailable) as unknown:
             holding.check()
         error = ValueError("the sink said no")
-        assert holding.explained(error) is error
+        assert holding.explain(error) is error
     assert unknown.value.code == "HR-608"
 
 
@@ -214,7 +214,7 @@ def test_other_storage_than_a_disk_cannot_be_locked(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     with (
         pytest.raises(ConfigError, match="s3a://bucket") as refused,
-        lease(checkpoint("s3a://bucket/checkpoints"), Lease("lock")),
+        acquire_lease(checkpoint("s3a://bucket/checkpoints"), Lease("lock")),
     ):
         pytest.fail("the lease was given")
     assert refused.value.code == "HR-102"

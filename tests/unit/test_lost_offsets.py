@@ -12,11 +12,11 @@ from headrace.clients import topic_watch
 from headrace.clients.storage import LocalFileStore
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import DataError, RecoveryError
-from headrace.flow.source import Gone, Watch
+from headrace.flow.source import MissingOffsets, SourceWatch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.lost_offsets import Kind, Lost, LostOffsets
-from headrace.runtime.checkpoint.topic_identity import SourceIdentities
+from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
+from headrace.runtime.checkpoint.topic_identity import TopicIdentities
 
 
 class Earliest(TopicWatch):
@@ -46,7 +46,9 @@ class Earliest(TopicWatch):
 )
 def test_what_is_gone_of_a_range(start: dict, end: dict, earliest: dict, gone: list[tuple]) -> None:
     watch = Earliest({("t", number): first for number, first in earliest.items()})
-    assert list(watch.gone(json.dumps({"t": start}), json.dumps({"t": end}))) == [Gone("t", *each) for each in gone]
+    assert list(watch.missing_offsets(json.dumps({"t": start}), json.dumps({"t": end}))) == [
+        MissingOffsets("t", *each) for each in gone
+    ]
 
 
 def test_a_range_is_narrowed_to_what_is_there() -> None:
@@ -63,7 +65,7 @@ class Orders:
     data_loss_reason: str | None = None
     accepted_topic_ids: tuple[str, ...] = ()
 
-    def watch(self, target: Target) -> Watch:
+    def watch(self, target: Target) -> SourceWatch:
         raise AssertionError("nothing here asks a broker")
 
 
@@ -75,8 +77,8 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return made
 
 
-def lost(first: int, end: int | None, kind: Kind = Kind.MAYBE, topic_id: str = "a") -> Lost:
-    return replace(Lost.of(Gone("t", 0, first, end), "rows", Orders(), topic_id, kind), at="now")
+def lost(first: int, end: int | None, kind: LossKind = LossKind.MAYBE, topic_id: str = "a") -> LostRange:
+    return replace(LostRange.of(MissingOffsets("t", 0, first, end), "rows", Orders(), topic_id, kind), at="now")
 
 
 @pytest.mark.parametrize(
@@ -96,11 +98,11 @@ def test_only_what_no_earlier_attempt_found_is_added(
     checkpoint: Checkpoint, known: list[tuple], found: tuple, added: list[tuple]
 ) -> None:
     record = LostOffsets(checkpoint)
-    first = record.add(7, [lost(*each, Kind.LOST) for each in known])
+    first = record.add(7, [lost(*each, LossKind.LOST) for each in known])
 
     new = LostOffsets(checkpoint).add(7, [lost(*found)])
 
-    assert [(each.first, each.end, each.kind) for each in new] == [(*each, Kind.MAYBE) for each in added]
+    assert [(each.first, each.end, each.kind) for each in new] == [(*each, LossKind.MAYBE) for each in added]
     assert record.of(7) == (*first, *new)
     assert record.of(6) == ()
 
@@ -116,15 +118,15 @@ def test_what_another_checkpoint_of_the_name_lost_stays_in_the_file(checkpoint: 
     LostOffsets(checkpoint).add(0, [lost(0, 5)])
     checkpoint.files.write(f"{checkpoint.location}/metadata", '{"id":"q2"}')
     LostOffsets(checkpoint).add(0, [lost(0, 3)])
-    text = json.loads(checkpoint.files.read(f"{checkpoint.house}/lost/0.json") or "")
+    text = json.loads(checkpoint.files.read(f"{checkpoint.metadata_dir}/lost/0.json") or "")
     assert [(each["query_id"], each["first"], each["end"]) for each in text["lost"]] == [("q1", 0, 5), ("q2", 0, 3)]
 
 
 # ---- the ids of topics ----
 
 
-def identities(checkpoint: Checkpoint, source: Orders | None = None) -> SourceIdentities:
-    return SourceIdentities(checkpoint, {"rows": source or Orders()})
+def identities(checkpoint: Checkpoint, source: Orders | None = None) -> TopicIdentities:
+    return TopicIdentities(checkpoint, {"rows": source or Orders()})
 
 
 def test_topics_that_are_new_are_added_and_kept_over_a_restart(checkpoint: Checkpoint) -> None:
@@ -169,7 +171,7 @@ def test_a_record_of_another_checkpoint_says_nothing(checkpoint: Checkpoint) -> 
 
 
 def test_a_record_that_cannot_be_read_stops_the_flow(checkpoint: Checkpoint) -> None:
-    checkpoint.files.write(f"{checkpoint.house}/sources.json", '{"query_id": "q1", "topics": ')
+    checkpoint.files.write(f"{checkpoint.metadata_dir}/sources.json", '{"query_id": "q1", "topics": ')
     with pytest.raises(RecoveryError, match=r"sources\.json") as refused:
         identities(checkpoint)
     assert refused.value.code == "HR-312"

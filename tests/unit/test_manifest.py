@@ -14,7 +14,7 @@ from headrace.clients.storage import LocalFileStore
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import log_flaws, require_intact
+from headrace.runtime.checkpoint.integrity import find_log_flaws, require_intact
 from headrace.runtime.checkpoint.manifest import Manifest
 
 SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"conf":{"spark.x":"2"}}'
@@ -53,11 +53,11 @@ def at(found: Checkpoint, path: str) -> Path:
 
 
 def damage(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.found) for flaw in log_flaws(found) if flaw.level == "damage"]
+    return [(flaw.path, flaw.found) for flaw in find_log_flaws(found) if flaw.level == "damage"]
 
 
 def notes(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.found) for flaw in log_flaws(found) if flaw.level == "note"]
+    return [(flaw.path, flaw.found) for flaw in find_log_flaws(found) if flaw.level == "note"]
 
 
 def test_each_batch_notes_the_sums_of_its_own_files_as_sha256sum_does(noted: Checkpoint) -> None:
@@ -69,10 +69,10 @@ def test_each_batch_notes_the_sums_of_its_own_files_as_sha256sum_does(noted: Che
     assert lines[:2] == expected
     assert lines[2].startswith("# ")
     assert len(lines) == 3
-    assert sorted(Manifest(noted).known().sums) == sorted(
+    assert sorted(Manifest(noted).read().sums) == sorted(
         ["metadata", "sources/0/0", *(f"{log}/{number}" for log in ("offsets", "commits") for number in range(4))]
     )
-    assert log_flaws(noted) == []
+    assert find_log_flaws(noted) == []
 
 
 def test_the_sum_that_the_batch_itself_saw_is_the_one_that_is_noted(tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_a_crash_before_the_note_leaves_files_that_are_not_in_the_manifest_yet(n
     ]
     batch(root, 5)
     Manifest(noted).record(5)
-    assert log_flaws(noted) == []
+    assert find_log_flaws(noted) == []
 
 
 def test_entries_of_a_batch_that_has_only_begun_are_left_to_its_commit(noted: Checkpoint) -> None:
     batch(Path(noted.folder).parent, 4, committed=False)
     Manifest(noted).record(3)
-    assert "offsets/4" not in Manifest(noted).known().sums
+    assert "offsets/4" not in Manifest(noted).read().sums
 
 
 def test_what_spark_purges_is_forgotten_and_is_no_damage(noted: Checkpoint) -> None:
@@ -115,7 +115,7 @@ def test_what_spark_purges_is_forgotten_and_is_no_damage(noted: Checkpoint) -> N
     Manifest(noted).record(4)
     # Part 0 still holds the sums of the metadata and of where the topic began.
     assert sorted(path.name for path in at(noted, "headrace/manifest").iterdir()) == ["0", "2", "3", "4"]
-    assert log_flaws(noted) == []
+    assert find_log_flaws(noted) == []
 
 
 def test_a_purge_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_commit_that_was_taken_away_means_that_the_batch_is_run_again(noted: C
     assert notes(noted) == [("spark/commits/3", "was there and is gone")]
     batch(Path(noted.folder).parent, 3)
     Manifest(noted).record(3)
-    assert log_flaws(noted) == []
+    assert find_log_flaws(noted) == []
 
 
 @pytest.mark.parametrize(

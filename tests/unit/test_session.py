@@ -8,7 +8,7 @@ import pytest
 
 from headrace import Console, Flow, InMemory, Input, KafkaSource, RocksDB
 from headrace.flow.levers import State
-from headrace.runtime.session import _stderr_into, flow_settings
+from headrace.runtime.session import _redirect_stderr, flow_settings
 
 STORES = "org.apache.spark.sql.execution.streaming.state"
 
@@ -51,7 +51,7 @@ def test_what_children_print_while_spark_starts_goes_into_the_log_and_comes_back
         subprocess.run(["sh", "-c", f"echo {word} >&2"], check=True)
 
     log = tmp_path / "logs" / "spark.log"
-    with _stderr_into(log):
+    with _redirect_stderr(log):
         shout("quiet")
     shout("loud")
     assert log.read_text() == "quiet\n"

@@ -12,7 +12,7 @@ from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Lease, Target
-from headrace.runtime.checkpoint.folder_lock import sole_writer, writing
+from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Filtered
 from headrace.sinks.files import FileSink
@@ -20,9 +20,9 @@ from headrace.sources.rate import RateSource
 
 HOLDER = """
 import sys
-from headrace.runtime.checkpoint.folder_lock import writing
+from headrace.runtime.checkpoint.folder_lock import lock_folder
 
-with writing(sys.argv[1]):
+with lock_folder(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -49,21 +49,21 @@ def test_a_second_process_is_refused_until_the_first_one_ends(
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(RecoveryError, match=rf"gold/rides .*{holder.pid}") as refused,
-            sole_writer(flow(DeltaAppend("gold/other"), sink), target(tmp_path)),
+            lock_sink_folders(flow(DeltaAppend("gold/other"), sink), target(tmp_path)),
         ):
             pytest.fail("two processes write one folder")
         assert refused.value.code == "HR-337"
     finally:
         holder.kill()
         holder.communicate()
-    with sole_writer(flow(sink), target(tmp_path)):
+    with lock_sink_folders(flow(sink), target(tmp_path)):
         pass
 
 
 def test_the_flows_of_one_process_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    with writing(str(tmp_path / "rides")):
-        with writing(str(tmp_path / "link" / "rides")):
+    with lock_folder(str(tmp_path / "rides")):
+        with lock_folder(str(tmp_path / "link" / "rides")):
             pass
         taken = subprocess.run(
             [sys.executable, "-c", HOLDER, str(tmp_path / "rides")], capture_output=True, text=True, check=False
@@ -72,7 +72,7 @@ def test_the_flows_of_one_process_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_folders_that_machines_share_and_other_storage_are_not_locked(tmp_path: Path) -> None:
-    with sole_writer(flow(DeltaAppend("gold/rides")), target(tmp_path, lease=Lease("record"))):
+    with lock_sink_folders(flow(DeltaAppend("gold/rides")), target(tmp_path, lease=Lease("record"))):
         assert list(tmp_path.iterdir()) == []
-    with writing("s3a://bucket/gold/rides"):
+    with lock_folder("s3a://bucket/gold/rides"):
         pass

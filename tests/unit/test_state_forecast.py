@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from headrace.runtime.state.forecast import Growth
+from headrace.runtime.state.forecast import StateGrowth
 
 
-def growth(points: Iterable[tuple[float, float]], settled: float = 0.0) -> Growth:
-    found = Growth(settled)
+def growth(points: Iterable[tuple[float, float]], settled: float = 0.0) -> StateGrowth:
+    found = StateGrowth(settled)
     for second, amount in points:
-        found.take(second, amount)
+        found.add(second, amount)
     return found
 
 

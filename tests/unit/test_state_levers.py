@@ -33,23 +33,23 @@ from headrace.cli.flow_events import figures_table, told
 from headrace.cli.main import app
 from headrace.clients.storage import LocalFileStore
 from headrace.errors import HeadraceError
-from headrace.flow.checks.backpressure import Measured
+from headrace.flow.checks.backpressure import MeasuredRates
 from headrace.flow.checks.finding import Severity
-from headrace.flow.checks.operators import Kind, Operator, Plan
+from headrace.flow.checks.operators import Operator, OperatorKind, QueryPlan
 from headrace.flow.levers import State
-from headrace.flow.size import Size, said_bytes
+from headrace.flow.size import Size, format_bytes
 from headrace.operate.checkpoint.offsets import next_reads
 from headrace.operate.preflight.state_findings import state_findings
 from headrace.operate.run import FlowFigures
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.pinned_settings import require_same_store
-from headrace.runtime.checkpoint.source_order import recorded_order, require_order, source_index
+from headrace.runtime.checkpoint.pinned_settings import require_same_state_store
+from headrace.runtime.checkpoint.source_order import read_source_order, require_same_source_order, source_index
 from headrace.runtime.events import SettingPinned, StateNearBudget
-from headrace.runtime.guards.state_budget import StateWatch
-from headrace.runtime.session import cores_of, flow_settings
+from headrace.runtime.guards.state_budget import StateBudgetGuard
+from headrace.runtime.session import flow_settings, local_cores
 from headrace.runtime.state.memory import _megabytes, machine_bytes
-from headrace.runtime.state.size import OperatorState, gone, write_note
-from headrace.spark_plan.source_order import Place
+from headrace.runtime.state.size import OperatorState, count_removed_rows, write_state_size
+from headrace.spark_plan.source_order import PlannedSource
 
 SCHEMA = StructType([StructField("id", StringType()), StructField("at", TimestampType(), nullable=False)])
 AT = Watermark("at", "10 minutes")
@@ -76,7 +76,7 @@ def test_an_amount_is_a_number_and_a_unit_of_powers_of_1024(text: str, bytes_: i
 
 @pytest.mark.parametrize(("number", "text"), [(7, "7 B"), (1536, "1.5 KB"), (536_870_912, "512 MB"), (2**40, "1.0 TB")])
 def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
-    assert said_bytes(number) == text
+    assert format_bytes(number) == text
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
         lambda: StateBudget(bytes="many"),
         lambda: RocksDB(memory="1 MB"),
         lambda: RocksDB(memory="512"),
-        lambda: Watermark("at", "1 minute", idle="0 seconds"),
+        lambda: Watermark("at", "1 minute", idle_timeout="0 seconds"),
     ],
 )
 def test_a_declaration_that_means_nothing_is_refused_where_it_stands(made: Callable[[], object]) -> None:
@@ -115,9 +115,9 @@ def test_the_machine_has_some_memory() -> None:
     assert machine_bytes() > 64 * 1024**2
 
 
-@pytest.mark.parametrize(("idle", "every"), [("5 minutes", "10000"), ("8 seconds", "2000"), ("100 ms", "200")])
-def test_spark_tells_of_quiet_triggers_often_enough_for_idle(idle: str, every: str) -> None:
-    made = flow_settings(flow(watermark=Watermark("at", "1 minute", idle=idle)), cores=2)
+@pytest.mark.parametrize(("idle_timeout", "every"), [("5 minutes", "10000"), ("8 seconds", "2000"), ("100 ms", "200")])
+def test_spark_tells_of_quiet_triggers_often_enough_for_idle(idle_timeout: str, every: str) -> None:
+    made = flow_settings(flow(watermark=Watermark("at", "1 minute", idle_timeout=idle_timeout)), cores=2)
     assert made["spark.sql.streaming.noDataProgressEventInterval"] == every
 
 
@@ -125,7 +125,7 @@ def test_spark_tells_of_quiet_triggers_often_enough_for_idle(idle: str, every: s
     ("master", "cores"), [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("spark://host:7077", None), ("yarn", None)]
 )
 def test_the_cores_of_a_local_master_are_known_without_spark(master: str, cores: int | None) -> None:
-    assert cores_of(master) == cores
+    assert local_cores(master) == cores
 
 
 def test_flows_of_one_application_share_one_bound_of_memory() -> None:
@@ -135,7 +135,7 @@ def test_flows_of_one_application_share_one_bound_of_memory() -> None:
 
 
 def test_an_idle_that_nobody_waits_for_is_found() -> None:
-    quiet = Watermark("at", "1 minute", idle="5 minutes")
+    quiet = Watermark("at", "1 minute", idle_timeout="5 minutes")
     assert [found.code for found in check([flow(watermark=quiet, trigger=AvailableNow())])] == ["HRC-210"]
     assert check([flow(watermark=quiet)]) == []
 
@@ -153,24 +153,24 @@ def test_rows_from_the_future_of_a_source_that_is_read_once_are_said_not_to_be_f
 def test_a_budget_is_compared_with_what_arrives_within_the_delay(rows: int, codes: list[str]) -> None:
     # 1,000 records a second for 10 minutes.
     given = flow(RocksDB(budget=StateBudget(rows=rows)))
-    measured = {("rides", "rows"): Measured({"records": 1000.0})}
+    measured = {("rides", "rows"): MeasuredRates({"records": 1000.0})}
     assert [found.code for found in check([given], measured)] == codes
 
 
 def test_a_join_without_end_is_told_with_what_it_costs_in_an_hour() -> None:
     two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
-    plans = {two.name: Plan((Operator(Kind.INNER_JOIN_UNBOUNDED),))}
-    measured = {(two.name, "a"): Measured({"records": 10.0}), (two.name, "b"): Measured({"records": 5.0})}
+    plans = {two.name: QueryPlan((Operator(OperatorKind.INNER_JOIN_UNBOUNDED),))}
+    measured = {(two.name, "a"): MeasuredRates({"records": 10.0}), (two.name, "b"): MeasuredRates({"records": 5.0})}
     (found,) = (each for each in check([two], measured, plans) if each.code == "HRC-216")
     assert found.severity is Severity.WARNING
     # 15 records a second; a text of 24, a time of 8 and 48 beside them are 80 bytes each, 4,320,000 in all.
     assert "54,000 more rows with every hour, about 4.1 MB" in found.reason
     # Of a join that keeps one side for ever, its rows alone: 5 a second.
-    half = {two.name: Plan((Operator(Kind.OUTER_JOIN_HALF, endless=("b",)),))}
+    half = {two.name: QueryPlan((Operator(OperatorKind.OUTER_JOIN_HALF, unbounded_inputs=("b",)),))}
     warned = {each.code: each.reason for each in check([two], measured, half)}
     assert "(b 5.0 a second) the join keeps 18,000 more rows with every hour, about 1.4 MB" in warned["HRC-216"]
     assert "One side keeps every row for ever" in warned["HRC-208"]
-    ended = {two.name: Plan((Operator(Kind.INNER_JOIN),))}
+    ended = {two.name: QueryPlan((Operator(OperatorKind.INNER_JOIN),))}
     assert "HRC-216" not in {each.code for each in check([two], measured, ended)}
     assert "HRC-216" not in {each.code for each in check([two], {}, plans)}
 
@@ -213,7 +213,7 @@ def test_another_kind_of_store_is_refused_before_spark_passes_over_it(target: Ta
     checkpoint = stateful(target)
     assert found(flow(InMemory()), target) == ["HRC-121"]
     with pytest.raises(HeadraceError) as refused:
-        require_same_store(flow(InMemory()), checkpoint)
+        require_same_state_store(flow(InMemory()), checkpoint)
     assert refused.value.code == "HR-344"
     assert "RocksDB()" in refused.value.remedy
 
@@ -224,7 +224,7 @@ def test_a_flow_without_state_may_change_where_it_would_keep_some(target: Target
     for folder in ("state/0/_metadata", "state/0", "state"):
         Path(checkpoint.location, folder).rmdir()
     assert found(flow(InMemory()), target) == []
-    assert require_same_store(flow(InMemory()), checkpoint) is None
+    assert require_same_state_store(flow(InMemory()), checkpoint) is None
 
 
 def test_another_number_of_partitions_than_declared_or_than_cores_is_found(target: Target) -> None:
@@ -235,16 +235,18 @@ def test_another_number_of_partitions_than_declared_or_than_cores_is_found(targe
 
 
 def test_an_idle_that_was_added_is_found(target: Target) -> None:
-    quiet, checkpoint = flow(watermark=Watermark("at", "1 minute", idle="5 minutes")), stateful(target)
+    quiet, checkpoint = flow(watermark=Watermark("at", "1 minute", idle_timeout="5 minutes")), stateful(target)
     assert found(quiet, target) == ["HRC-122"]
-    order = [Place("rows", "kafka:t"), Place("rows", "kafka:t", "beats")]
-    checkpoint.files.write(f"{checkpoint.house}/order.json", json.dumps({"sources": [vars(each) for each in order]}))
+    order = [PlannedSource("rows", "kafka:t"), PlannedSource("rows", "kafka:t", "beats")]
+    checkpoint.files.write(
+        f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(each) for each in order]})
+    )
     assert found(quiet, target) == []
 
 
 @pytest.mark.parametrize(("rows", "codes"), [(799, []), (800, ["HRC-215"]), (1000, ["HRC-215"]), (1001, ["HRC-123"])])
 def test_the_state_of_the_last_run_is_compared_with_the_budget(target: Target, rows: int, codes: list[str]) -> None:
-    write_note(stateful(target), 0, [OperatorState(0, "stateStoreSave", rows, 1, 0)])
+    write_state_size(stateful(target), 0, [OperatorState(0, "stateStoreSave", rows, 1, 0)])
     assert found(flow(RocksDB(budget=StateBudget(rows=1000))), target) == codes
 
 
@@ -252,27 +254,29 @@ def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Targe
     checkpoint = stateful(target)
     two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
     assert [source_index(checkpoint, two, name) for name in ("a", "b")] == [0, 1]
-    require_order(Checkpoint.of("new", target, LocalFileStore()), [Place("b", "kafka:b"), Place("a", "kafka:a")])
+    require_same_source_order(
+        Checkpoint.of("new", target, LocalFileStore()), [PlannedSource("b", "kafka:b"), PlannedSource("a", "kafka:a")]
+    )
     fresh = Checkpoint.of("new", target, LocalFileStore())
     assert [source_index(fresh, two, name) for name in ("a", "b")] == [1, 0]
 
 
 def test_more_sources_or_others_are_refused_and_another_name_of_an_input_is_not(target: Target) -> None:
-    checkpoint, one = stateful(target), Place("rows", "kafka:t")
+    checkpoint, one = stateful(target), PlannedSource("rows", "kafka:t")
     with pytest.raises(HeadraceError) as refused:
-        require_order(checkpoint, [one, Place("rows", "kafka:t", "beats")])
+        require_same_source_order(checkpoint, [one, PlannedSource("rows", "kafka:t", "beats")])
     assert refused.value.code == "HR-343"
-    require_order(checkpoint, [one])
-    require_order(checkpoint, [Place("rides", "kafka:t")])
+    require_same_source_order(checkpoint, [one])
+    require_same_source_order(checkpoint, [PlannedSource("rides", "kafka:t")])
     with pytest.raises(HeadraceError, match="other sources"):
-        require_order(checkpoint, [Place("orders", "kafka:orders")])
+        require_same_source_order(checkpoint, [PlannedSource("orders", "kafka:orders")])
 
 
 def test_a_damaged_record_of_the_order_is_refused(target: Target) -> None:
     checkpoint = stateful(target)
-    checkpoint.files.write(f"{checkpoint.house}/order.json", "{")
+    checkpoint.files.write(f"{checkpoint.metadata_dir}/order.json", "{")
     with pytest.raises(HeadraceError) as refused:
-        recorded_order(checkpoint)
+        read_source_order(checkpoint)
     assert refused.value.code == "HR-345"
 
 
@@ -284,7 +288,7 @@ class Watched:
 
     def __init__(self, target: Target, budget: StateBudget) -> None:
         self.now, self.told = 0, []
-        self.watch = StateWatch(
+        self.watch = StateBudgetGuard(
             flow(RocksDB(budget=budget), Watermark("at", "1 second")), stateful(target), lambda: self.now, self._hear
         )
 
@@ -295,7 +299,7 @@ class Watched:
         error = None
         for number, each in enumerate(rows):
             self.now += seconds * 1000
-            error = error or self.watch.take(number, [OperatorState(0, "dedupe", each, 10 * each, 0)])
+            error = error or self.watch.on_batch(number, [OperatorState(0, "dedupe", each, 10 * each, 0)])
         return error
 
 
@@ -327,13 +331,13 @@ def test_over_the_budget_stops_and_names_the_operator_and_how_far(target: Target
     assert "25% over" in error.why
     assert "operator 0 (dedupe)" in error.why
     with pytest.raises(HeadraceError) as refused:
-        watched.watch.begin()
+        watched.watch.before_start()
     assert refused.value.code == "HR-229"
 
 
 def test_a_budget_that_was_raised_lets_the_flow_start(target: Target) -> None:
     Watched(target, StateBudget(rows=100)).batches(101)
-    Watched(target, StateBudget(rows=101)).watch.begin()
+    Watched(target, StateBudget(rows=101)).watch.before_start()
 
 
 # ---- what a person and a program see ----
@@ -386,12 +390,12 @@ def test_rows_that_leave_a_join_are_those_that_were_there_or_came_and_are_there_
         return OperatorState(0, "symmetricHashJoin", rows, 1, removed, updated=updated)
 
     # Spark does not count the rows of an outer side.
-    assert gone((join(100, 100),), (join(90, 25, removed=5),)) == 35
+    assert count_removed_rows((join(100, 100),), (join(90, 25, removed=5),)) == 35
     # After a restart nothing is known of the batch before.
-    assert gone((), (join(90, 25, removed=5),)) == 5
+    assert count_removed_rows((), (join(90, 25, removed=5),)) == 5
     # A window that is updated was there before: here Spark's own count is right.
     window = OperatorState(0, "stateStoreSave", 30, 1, 7, updated=20)
-    assert gone((window,), (window,)) == 7
+    assert count_removed_rows((window,), (window,)) == 7
 
 
 def test_the_table_of_a_run_shows_what_is_kept() -> None:
@@ -405,8 +409,10 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
     checkpoint = stateful(target)
     entry = checkpoint.files.read(f"{checkpoint.location}/offsets/0")
     checkpoint.files.write(f"{checkpoint.location}/offsets/0", f'{entry}\n{{"logOffset":3}}')
-    order = [Place("rides", "kafka:t"), Place("rides", "kafka:t", "beats")]
-    checkpoint.files.write(f"{checkpoint.house}/order.json", json.dumps({"sources": [vars(each) for each in order]}))
+    order = [PlannedSource("rides", "kafka:t"), PlannedSource("rides", "kafka:t", "beats")]
+    checkpoint.files.write(
+        f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(each) for each in order]})
+    )
     reads = list(next_reads(checkpoint, replace(target, kafka={}), ["something else"]))
     assert [(read.source, read.input) for read in reads] == [(0, "rides"), (1, "heartbeats of rides")]
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from headrace.audit.flow_audit import FlowAudit, Step, Tally
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
-from headrace.runtime.error_mapping import mapped
+from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import AuditFailed, BatchCommitted, Event, EventBus, FlowStarted, LateUnexplained
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Auditor:
                     audit.error = None
                 except Exception as error:
                     # The batches are committed. They stay unaudited; the next batch, or the next start, files them.
-                    audit.error = mapped(flow, error)
+                    audit.error = map_error(flow, error)
                     self._bus.publish(AuditFailed(flow, audit.error))
                 for gap in audit.newly_unexplained():
                     self._bus.publish(LateUnexplained(flow, gap.batch_id, gap.dropped, gap.why))
@@ -99,5 +99,5 @@ def _step(event: FlowStarted | BatchCommitted) -> Step | None:
             # Batches of earlier runs, which may have ended before they were audited.
             return None if event.last_batch is None else Step(event.last_batch, bad=True, late=True)
         case BatchCommitted():
-            bad, late = not event.counted or any(event.bad.values()), event.dropped > 0
-            return Step(event.batch_id, bad=bad, late=late, dropped=event.dropped_by)
+            bad, late = not event.counted or any(event.invalid.values()), event.dropped > 0
+            return Step(event.batch_id, bad=bad, late=late, dropped=event.dropped_by_operator)

@@ -16,11 +16,11 @@ from headrace.audit.late import LateAudit, Unexplained
 from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
-from headrace.flow.source import Begun, OfFiles, Source, Watched
+from headrace.flow.source import CanLoseRows, HasStartOffset, ReadsFiles, Source
 from headrace.flow.target import Target
-from headrace.ingest.parse import judged, with_reason
+from headrace.ingest.parse import invalid_rows, validate
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.lost_offsets import Kind, Lost, LostOffsets
+from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.log import last_recorded
@@ -72,7 +72,7 @@ class Tally:
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
     unexplained: list[Unexplained] = field(default_factory=list)
-    unaudited: list[Lost] = field(default_factory=list)
+    unaudited: list[LostRange] = field(default_factory=list)
     error: HeadraceError | None = None
 
 
@@ -85,9 +85,9 @@ class FlowAudit:
         # Nobody prunes these tables by their columns' ranges, and collecting them costs a pass.
         self._session.conf.set("spark.databricks.delta.stats.collect", "false")
         self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, application))
-        self._note = f"{self._checkpoint.house}/audited.json"
+        self._note = f"{self._checkpoint.metadata_dir}/audited.json"
         self._lost = LostOffsets(self._checkpoint)
-        self._unaudited: list[Lost] = []
+        self._unaudited: list[LostRange] = []
         self._late = LateAudit(self._session, target, flow, self._checkpoint, self._scan)
         self._unexplained: list[Unexplained] = []
         self._news: list[Unexplained] = []
@@ -117,7 +117,7 @@ class FlowAudit:
 
     def catch_up(self) -> None:
         """Audit every committed batch. Called while no query of the flow runs."""
-        self.take([Step(batch, bad=True, late=True) for batch in self._checkpoint.committed()[-1:]])
+        self.take([Step(batch, bad=True, late=True) for batch in self._checkpoint.committed_batches()[-1:]])
 
     def tally(self) -> Tally:
         """Count what this process filed, from the tables themselves."""
@@ -136,7 +136,7 @@ class FlowAudit:
 
     def _first_readable(self, done: int) -> int:
         """Return the first batch to audit. It begins where the one before ended, and Spark forgets old entries."""
-        oldest = next(iter(self._checkpoint.planned()), 0)
+        oldest = next(iter(self._checkpoint.planned_batches()), 0)
         return max(done + 1, oldest + 1 if oldest else 0)
 
     def _audited(self) -> int:
@@ -223,7 +223,7 @@ class FlowAudit:
                 if (scan := self._scan(number, name)) is not None
             ]
             if scans:
-                bad = with_reason(judged(reduce(DataFrame.unionByName, scans), given), given)
+                bad = invalid_rows(validate(reduce(DataFrame.unionByName, scans), given), given)
                 parts.append(
                     bad.select(
                         F.lit(name).alias("input"),
@@ -244,25 +244,25 @@ class FlowAudit:
         index = source_index(self._checkpoint, self._flow, name)
         if index is None:
             return None
-        offsets = self._checkpoint.range(batch_id, index)
+        offsets = self._checkpoint.offset_range(batch_id, index)
         source = self._flow.named_inputs[name].source
-        if offsets is None and self._checkpoint.lacks_beginning(batch_id, index):
+        if offsets is None and self._checkpoint.lacks_start_offset(batch_id, index):
             offsets = self._from_beginning(batch_id, index, source)
         if offsets is None:
             return None
-        if isinstance(source, Watched) and source.data_loss_reason is not None:
+        if isinstance(source, CanLoseRows) and source.data_loss_reason is not None:
             # Such a source leaves out what is gone by now. That is no reason to stop, and none to be silent.
-            gone = source.watch(self._target).gone(*offsets)
-            found = [Lost.of(each, name, source, "", Kind.NOT_AUDITED) for each in gone]
+            gone = source.watch(self._target).missing_offsets(*offsets)
+            found = [LostRange.of(each, name, source, "", LossKind.NOT_AUDITED) for each in gone]
             self._unaudited.extend(self._lost.add(batch_id, found))
-        if isinstance(source, OfFiles):
-            return source.rows_of(self._session, self._target, self._checkpoint.source_files(index, *offsets))
+        if isinstance(source, ReadsFiles):
+            return source.read_files(self._session, self._target, self._checkpoint.source_files(index, *offsets))
         return source.batch(self._session, self._target, *offsets)
 
     def _from_beginning(self, batch_id: int, index: int, source: Source) -> tuple[str, str] | None:
         """Return the range of a batch that the checkpoint knows the end of only; None when it is empty."""
-        end = self._checkpoint.entry(batch_id).offsets[index]
-        first = source.beginning(end) if isinstance(source, Begun) and end is not None else None
+        end = self._checkpoint.offset_entry(batch_id).offsets[index]
+        first = source.start_offset(end) if isinstance(source, HasStartOffset) and end is not None else None
         if first is None or end is None:
             raise source_not_replayable(source.name, f"The checkpoint does not say where batch {batch_id} begins.")
         return None if first == end else (first, end)

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import DataError
 from headrace.flow.inputs import Input
-from headrace.ingest.future_events import judged_by_clock, with_reason
+from headrace.ingest.future_events import invalid_rows, validate_by_clock
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def ahead_rows(
         if rows is None:
             continue
         columns = [F.col(f"`{each}`") for each in rows.columns if each != "batch_id"]
-        clock = F.timestamp_millis(F.lit(checkpoint.entry(number).timestamp_ms))
-        ahead = with_reason(judged_by_clock(rows, given, clock), given)
+        clock = F.timestamp_millis(F.lit(checkpoint.offset_entry(number).timestamp_ms))
+        ahead = invalid_rows(validate_by_clock(rows, given, clock), given)
         parts.append(
             ahead.select(
                 F.lit(name).alias("input"),

@@ -23,10 +23,17 @@ from headrace.errors import DataError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.ingest.future_events import in_time, judged_by_clock
-from headrace.ingest.parse import good, judged
+from headrace.ingest.future_events import drop_invalid, validate_by_clock
+from headrace.ingest.parse import valid_rows, validate
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.spark_plan.late_filters import AT, LateFilter, LatePlan, as_input, late_plan, place
+from headrace.spark_plan.late_filters import (
+    ORIGIN,
+    LateFilter,
+    LatePlan,
+    find_late_filters,
+    mark_input,
+    record_position,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +87,7 @@ class LateAudit:
     def _shape(self) -> LatePlan:
         """The places where rows are dropped, found with frames that hold no rows."""
         frames = {name: self._empty(name, given) for name, given in self._flow.named_inputs.items()}
-        return late_plan(self._flow.apply(frames), self._flow.mode)
+        return find_late_filters(self._flow.apply(frames), self._flow.mode)
 
     def rows(self, dropped: Mapping[int, tuple[int, ...] | None]) -> tuple[list[DataFrame], list[Unexplained]]:
         """Return the late rows of batches, a frame per batch and filter, and what cannot be read again."""
@@ -94,8 +101,8 @@ class LateAudit:
                     raise
                 gaps.append(Unexplained(number, "", None if counts is None else sum(counts), error.why))
                 continue
-            watermark_ms = self._checkpoint.entry(number - 1).watermark_ms
-            for found in late_plan(self._flow.apply(frames), self._flow.mode).filters:
+            watermark_ms = self._checkpoint.offset_entry(number - 1).watermark_ms
+            for found in find_late_filters(self._flow.apply(frames), self._flow.mode).filters:
                 if found.rows is not None and self._count(found, counts) != 0:
                     parts.append(late(found, watermark_ms).withColumn("batch_id", F.lit(number).cast("long")))
         return parts, gaps
@@ -146,17 +153,17 @@ class LateAudit:
         if scan is None:
             return self._empty(name, given)
         if given.columns is None:
-            clock = F.timestamp_millis(F.lit(self._checkpoint.entry(batch_id).timestamp_ms))
-            rows = in_time(judged_by_clock(scan, given, clock), given) if given.rules else scan
-            return as_input(rows, name, given, scan.columns)
-        return as_input(good(judged(scan, given), given, place()), name, given, given.columns.names)
+            clock = F.timestamp_millis(F.lit(self._checkpoint.offset_entry(batch_id).timestamp_ms))
+            rows = drop_invalid(validate_by_clock(scan, given, clock), given) if given.rules else scan
+            return mark_input(rows, name, given, scan.columns)
+        return mark_input(valid_rows(validate(scan, given), given, record_position()), name, given, given.columns.names)
 
     def _empty(self, name: str, given: Input) -> DataFrame:
         if name not in self._schemas:
             schema = given.columns or given.source.stream(self._session, self._target).schema
             self._schemas[name] = schema
         schema = self._schemas[name]
-        return as_input(self._session.createDataFrame([], schema), name, given, schema.names)
+        return mark_input(self._session.createDataFrame([], schema), name, given, schema.names)
 
 
 def late(found: LateFilter, watermark_ms: int) -> DataFrame:
@@ -167,14 +174,14 @@ def late(found: LateFilter, watermark_ms: int) -> DataFrame:
     rows = found.rows.toDF(*(f"_{number}" for number in range(len(names))))
     columns = {number: F.col(f"_{number}") for number in range(len(names))}
     compared = columns[found.column]
-    at = next((columns[number] for number, name in enumerate(names) if name == AT), None)
+    at = next((columns[number] for number, name in enumerate(names) if name == ORIGIN), None)
     watermark = F.timestamp_millis(F.lit(watermark_ms))
     bound = compared.getField("end") if found.window else compared
     event_time = _event_time(at, None if found.window else compared)
     shown = [
         column.alias(names[number])
         for number, column in columns.items()
-        if names[number] != AT and not (found.window and number == found.column)
+        if names[number] != ORIGIN and not (found.window and number == found.column)
     ]
     origin = [_origin(at, name).alias(name) for name in _FROM]
     return rows.where(bound <= watermark).select(

@@ -93,4 +93,4 @@ class _Smoothed:
 
 
 def _path(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.house}/throughput.json"
+    return f"{checkpoint.metadata_dir}/throughput.json"

@@ -77,11 +77,13 @@ def mirror(settings: CdcSettings) -> Flow:
     changed = Input(
         KafkaSource(TopicPattern(capture.topics)),
         schema=ENVELOPE,
-        keep=_RECORD_COLUMNS,
+        metadata_columns=_RECORD_COLUMNS,
         null_values="skip",
         max_bytes=_ANY_SIZE,
     )
-    ends = Input(KafkaSource(TopicPattern(re.escape(capture.transactions))), schema=TRANSACTION, keep=_RECORD_COLUMNS)
+    ends = Input(
+        KafkaSource(TopicPattern(re.escape(capture.transactions))), schema=TRANSACTION, metadata_columns=_RECORD_COLUMNS
+    )
     return Flow(
         name=settings.name or f"cdc_{capture.prefix}",
         inputs={"changes": changed, "transactions": ends} if settings.atomic_transactions else changed,

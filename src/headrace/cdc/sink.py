@@ -27,7 +27,7 @@ from headrace.cdc.capture.watch import CaptureWatch
 from headrace.errors import DataError, FlowError, HeadraceError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, Held
+from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Target
 from headrace.sinks.batch.concurrency import in_background, run_concurrently
 from headrace.sinks.batch.persist import persisted
@@ -104,9 +104,9 @@ class DeltaCdc:
         """Return the folder of the tables: one process may write it, on a local disk."""
         return target.table(self.path)
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the batches that are published."""
-        return DeltaTableSink(f"{self.path}/{PUBLISHED}").held(spark, flow, step, target)
+        return DeltaTableSink(f"{self.path}/{PUBLISHED}").committed_batches(spark, flow, step, target)
 
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be written."""

@@ -11,9 +11,9 @@ from rich.text import Text
 from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
 from headrace.errors import ConfigError
-from headrace.flow.checks.check import by_severity, check
+from headrace.flow.checks.check import check, sort_by_severity
 from headrace.flow.checks.finding import Finding, Severity
-from headrace.flow.checks.operators import Plan, Unplanned
+from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.target import Target
 from headrace.operate.preflight.measure import measured
 from headrace.operate.preflight.plans import plans, slot_findings
@@ -40,16 +40,16 @@ def check_command(
     opened_project = Project.open(project)
     chosen = opened_project.flows(flows or ())
     there = _target(project, target)
-    looked_at: dict[str, Plan | Unplanned] = {}
+    looked_at: dict[str, QueryPlan | UnknownPlan] = {}
     if not quick:
         # A flow that cannot run anyway is not planned: its transform would fail for the same reason, said worse.
         plain = [flow for flow in chosen if all(found.severity is not Severity.ERROR for found in check([flow]))]
         looked_at = plans(plain, there, log=opened_project.home / "logs" / "check.log")
     findings = check(chosen, measured(chosen, there) if there is not None else {}, looked_at)
     if there is not None:
-        findings = by_severity([*findings, *slot_findings(chosen, there), *state_findings(chosen, there)])
+        findings = sort_by_severity([*findings, *slot_findings(chosen, there), *state_findings(chosen, there)])
     wrong = [found for found in findings if found.severity is Severity.ERROR]
-    planned = [name for name, plan in looked_at.items() if isinstance(plan, Plan)]
+    planned = [name for name, plan in looked_at.items() if isinstance(plan, QueryPlan)]
     if json:
         emit(
             {

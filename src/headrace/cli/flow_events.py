@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.output import err
-from headrace.flow.size import said_bytes
+from headrace.flow.size import format_bytes
 from headrace.operate.run import FlowFigures
 from headrace.runtime.events import (
     AuditFailed,
@@ -25,7 +25,7 @@ from headrace.runtime.events import (
     SettingPinned,
     StateNearBudget,
 )
-from headrace.runtime.state.size import total
+from headrace.runtime.state.size import total_state
 
 # A table that another flow has yet to make.
 _WAITS = "HR-572"
@@ -36,21 +36,25 @@ def told(event: Event) -> None:
     """Print one event."""
     match event:
         case BatchSizeChosen():
-            most = f" batches of '{event.input}' have at most {event.bound.records:,} records. {event.bound.reason}"
+            most = f" batches of '{event.input}' have at most {event.batch_size.records:,} records. {event.batch_size.reason}"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (most, "dim")))
         case FlowStarted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
         case BatchCommitted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " ", _figures(event)))
         case RowsQuarantined():
-            rows = f" batch {event.batch_id}: {event.aside.rows:,} rows set aside by {event.aside.sink}"
+            rows = f" batch {event.batch_id}: {event.dead_letters.rows:,} rows set aside by {event.dead_letters.sink}"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (rows, "yellow")))
-            err.print(Text.assemble(("  why  ", "dim"), event.aside.why, "\n", ("  data ", "dim"), event.aside.place))
+            err.print(
+                Text.assemble(
+                    ("  why  ", "dim"), event.dead_letters.why, "\n", ("  data ", "dim"), event.dead_letters.place
+                )
+            )
         case OffsetsLost():
             for each in event.lost:
                 err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {each}", "yellow")))
         case SettingPinned():
-            frozen = f" goes on with {event.kept} {event.setting}, as its checkpoint has; {event.declared} would be new"
+            frozen = f" goes on with {event.checkpoint_value} {event.setting}, as its checkpoint has; {event.declared} would be new"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (frozen, "yellow")))
         case StateNearBudget():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {_near_budget(event)}", "yellow")))
@@ -79,8 +83,8 @@ def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
         "bad": [f"{sum(each.bad.values()):,}" for each in flows.values()],
         "set aside": [f"{each.set_aside:,}" for each in flows.values()],
         "lost ranges": [f"{len(each.lost):,}" for each in flows.values()],
-        "state rows": [f"{total(each.state, 'rows'):,}" for each in flows.values()],
-        "state": [said_bytes(_state_bytes(each)) for each in flows.values()],
+        "state rows": [f"{total_state(each.state, 'rows'):,}" for each in flows.values()],
+        "state": [format_bytes(_state_bytes(each)) for each in flows.values()],
     }
     # A line has 80 characters on many a terminal: what is rare is shown where there is some.
     shown = {name: cells for name, cells in columns.items() if name not in _RARE or set(cells) != {"0"}}
@@ -108,12 +112,12 @@ def watermark_lines(flows: Mapping[str, FlowFigures]) -> Iterator[str]:
 
 
 def _state_bytes(figures: FlowFigures) -> int:
-    return max(total(figures.state, "bytes"), sum(each.memory for each in figures.state))
+    return max(total_state(figures.state, "bytes"), sum(each.memory for each in figures.state))
 
 
 def _near_budget(event: StateNearBudget) -> str:
     rows = event.measure == "rows"
-    used, limit = (f"{n:,}" if rows else said_bytes(n) for n in (event.used, event.limit))
+    used, limit = (f"{n:,}" if rows else format_bytes(n) for n in (event.used, event.limit))
     words = f"batch {event.batch_id}: state has {used} of a budget of {limit}{' rows' if rows else ''}"
     if event.seconds_left is not None:
         words += f"; at the present growth it is reached in about {_said_time(event.seconds_left)}"
@@ -129,10 +133,10 @@ def _said_time(seconds: float) -> str:
 
 def _figures(event: BatchCommitted) -> str:
     words = [f"batch {event.batch_id}: {event.rows_in:,} in, {event.rows_out:,} out, {event.duration_ms / 1000:.1f} s"]
-    bad = sum(event.bad.values())
+    bad = sum(event.invalid.values())
     if bad:
         words.append(f"{bad:,} bad")
-    broken = {name: rows for of in event.broken.values() for name, rows in of.items() if rows}
+    broken = {name: rows for of in event.violations.values() for name, rows in of.items() if rows}
     words.extend(f"{rows:,} against {name}" for name, rows in broken.items())
     if event.dropped:
         words.append("late rows dropped")

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.errors import ConfigError, nearest
+from headrace.errors import ConfigError, did_you_mean
 from headrace.flow.secret import Secret, revealed
 
 Settings = Mapping[str, str | Secret]
@@ -76,7 +76,7 @@ def require_settings(kafka: Settings, place: str = "kafka") -> None:
     for name, value in kafka.items():
         where = f"{place}.{name}"
         if name not in _ALLOWED:
-            instead = f" Write {_ALTERNATIVES[name]}." if name in _ALTERNATIVES else nearest(name, _ALLOWED)
+            instead = f" Write {_ALTERNATIVES[name]}." if name in _ALTERNATIVES else did_you_mean(name, _ALLOWED)
             why = f"It is not among the settings that Headrace passes on to Kafka clients.{instead}"
             raise invalid_settings(f"The setting {where} is refused.", why)
         if name in _SECRET and not isinstance(value, Secret):

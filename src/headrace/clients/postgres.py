@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from headrace.errors import ConfigError, HeadraceError, PartUnavailable, nearest
+from headrace.errors import ConfigError, HeadraceError, PartUnavailable, did_you_mean
 from headrace.flow.target import Database, Target
 
 _SCHEME = "jdbc:postgresql:"
@@ -55,7 +55,7 @@ def database_of(target: Target, name: str) -> Database:
         names = ", ".join(target.databases) or "none"
         raise ConfigError(
             f"Target '{target.name}' does not say where the database '{name}' is.",
-            why=f"The databases it names: {names}.{nearest(name, target.databases)} One whose url is `local` or "
+            why=f"The databases it names: {names}.{did_you_mean(name, target.databases)} One whose url is `local` or "
             "`local:mariadb` counts only while that part runs.",
             state="Nothing was started.",
             remedy=f"Run `headrace up --with postgres`, or `--with mariadb`; or set databases.{name} of the target in "

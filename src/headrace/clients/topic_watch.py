@@ -15,7 +15,7 @@ from confluent_kafka.admin._topic import TopicDescription
 
 from headrace.clients.kafka import connect_admin
 from headrace.errors import PartUnavailable
-from headrace.flow.source import Gone
+from headrace.flow.source import MissingOffsets
 from headrace.flow.target import Target
 
 # A broker answers in milliseconds, during a leader election in seconds. After this timeout the flow is restarted.
@@ -62,7 +62,7 @@ class TopicWatch:
                 return {name: topic_id for name, topic_id in ids.items() if topic_id != _NO_ID}
             time.sleep(_RETRY_SECONDS)
 
-    def gone(self, start: str, end: str) -> tuple[Gone, ...]:
+    def missing_offsets(self, start: str, end: str) -> tuple[MissingOffsets, ...]:
         """Return the ranges between `start` and `end` that the broker no longer has."""
         first, last = json.loads(start), json.loads(end)
         partitions = _partitions(first) | _partitions(last)
@@ -73,19 +73,21 @@ class TopicWatch:
         )
         return tuple(partition for partition in lost_ranges if partition is not None)
 
-    def rest(self, topic: str, start: str) -> tuple[Gone, ...]:
+    def remaining_offsets(self, topic: str, start: str) -> tuple[MissingOffsets, ...]:
         """Return the ranges of a topic from `start` on."""
         first = json.loads(start).get(topic, {})
-        return tuple(Gone(topic, int(number), offset, None) for number, offset in sorted(first.items()))
+        return tuple(MissingOffsets(topic, int(number), offset, None) for number, offset in sorted(first.items()))
 
-    def passed_over(self, topic: str, start: str, end: str) -> tuple[Gone, ...]:
+    def skipped_offsets(self, topic: str, start: str, end: str) -> tuple[MissingOffsets, ...]:
         """Return the ranges of a recreated topic before the offsets at which a flow resumes."""
         first, last = json.loads(start), json.loads(end)
         partitions = {partition for partition in _partitions(first) & _partitions(last) if partition[0] == topic}
         earliest = self._earliest(partitions)
         ranges = (
             # If the topic is shorter than the old one, Spark resumes at its first observed end.
-            Gone(*partition, earliest.get(partition, 0), min(_at(first, partition) or 0, _at(last, partition) or 0))
+            MissingOffsets(
+                *partition, earliest.get(partition, 0), min(_at(first, partition) or 0, _at(last, partition) or 0)
+            )
             for partition in sorted(partitions)
         )
         return tuple(partition for partition in ranges if partition.end is not None and partition.end > partition.first)
@@ -187,10 +189,10 @@ def _at(offsets: Offsets, partition: tuple[str, int]) -> int | None:
     return offsets.get(topic, {}).get(str(number))
 
 
-def _lost_range(partition: tuple[str, int], first: int, end: int | None, earliest: int | None) -> Gone | None:
+def _lost_range(partition: tuple[str, int], first: int, end: int | None, earliest: int | None) -> MissingOffsets | None:
     """Return the lost range of one partition, or None. `first` is 0 for a partition that is missing at the start."""
     if end is None or end < first:
-        return Gone(*partition, first, None)
+        return MissingOffsets(*partition, first, None)
     if earliest is None:
         earliest = end
-    return Gone(*partition, first, min(earliest, end)) if min(earliest, end) > first else None
+    return MissingOffsets(*partition, first, min(earliest, end)) if min(earliest, end) > first else None

@@ -16,7 +16,7 @@ from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.feeder import Sent, generate
 from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, only, past
 from headrace.demos.protocol import Scene
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.enrichment import flows as pattern
@@ -55,7 +55,7 @@ def compare(
     if "products" in by_name:
         _compare_products(found, spark, target, by_name["products"], settings)
     purchases = by_name["purchases"]
-    batches = [batch[ONLY] for batch in boundaries(spark, target, purchases)]
+    batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, purchases)]
     seen = versions_seen(spark, target, settings)
     versions = {number: _catalogue(spark, target, settings, number) for number in set(seen) if number >= 0}
     outcome = model.replay(consumed(target, settings.topic), batches, seen[: len(batches)], versions)
@@ -78,7 +78,7 @@ def _compare_products(
     found: Comparison, spark: SparkSession, target: Target, flow: Flow, settings: pattern.EnrichmentSettings
 ) -> None:
     log = {(each.partition, each.offset): each for each in consumed(target, settings.products_topic)}
-    batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
+    batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
     read = [record for batch in batches for record in batch_records(log, batch)]
     names = ("product_id", "name", "category", "price")
     expected = [

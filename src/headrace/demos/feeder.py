@@ -31,7 +31,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from headrace import patterns
 from headrace.clients.kafka import require_topics
 from headrace.clients.kafka_settings import librdkafka_settings
-from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailable, nearest
+from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailable, did_you_mean
 from headrace.flow.target import Target
 
 _ACKNOWLEDGED_WITHIN_MS = 10_000
@@ -119,7 +119,7 @@ def find_generator(pattern: str) -> Callable[..., Generator]:
         )
     if pattern not in known:
         raise ConfigError(
-            f"No pattern '{pattern}' generates data.{nearest(pattern, known)}",
+            f"No pattern '{pattern}' generates data.{did_you_mean(pattern, known)}",
             why=f"The patterns that do are: {', '.join(sorted(known))}.",
             state="Nothing was sent.",
             remedy=f"Run `headrace generate {min(known, default='PATTERN')}`.",

@@ -20,7 +20,7 @@ from headrace.demos.feeder import Sent, generate
 from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
 from headrace.demos.protocol import Scene
 from headrace.flow.duration import Duration
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target
 from headrace.patterns.iot import flows as pattern
 from headrace.patterns.iot import model
@@ -44,7 +44,7 @@ def compare(
     found = Comparison()
     cut: dict[str, Sequence[BatchOffsets]] = {}
     for flow in flows:
-        batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
+        batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
         cut[flow.name] = batches
         if flow.name == "device_metrics":
             outcome = replay(records, batches, metrics_model(settings))

@@ -17,7 +17,7 @@ from headrace.demos.feeder import Sent, generate
 from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, only, past
 from headrace.demos.protocol import Scene
 from headrace.flow.duration import Duration
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.medallion import flows as pattern
@@ -74,7 +74,7 @@ def compare(
 
 
 def _expected_bronze(spark: SparkSession, target: Target, flow: Flow, settings: pattern.MedallionSettings) -> list[Row]:
-    spans = [batch[ONLY] for batch in boundaries(spark, target, flow)]
+    spans = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
     read = {(number, at) for span in spans for number, (first, end) in span.items() for at in range(first, end)}
     messages = read_topic(target, settings.topic)
     return [_as_row(each) for each in messages if (each.partition(), each.offset()) in read]
@@ -105,13 +105,13 @@ def _read(spark: SparkSession, target: Target, flow: Flow) -> DataFrame | None:
     """Return what a flow has read of its table, up to the last batch that it committed."""
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     committed, index, source = (
-        checkpoint.committed(),
-        source_index(checkpoint, flow, ONLY),
-        flow.named_inputs[ONLY].source,
+        checkpoint.committed_batches(),
+        source_index(checkpoint, flow, SINGLE_INPUT),
+        flow.named_inputs[SINGLE_INPUT].source,
     )
     assert isinstance(source, DeltaSource)  # noqa: S101 - silver and gold read tables
-    end = checkpoint.entry(committed[-1]).offsets[index] if committed and index is not None else None
-    first = None if end is None else source.beginning(end)
+    end = checkpoint.offset_entry(committed[-1]).offsets[index] if committed and index is not None else None
+    first = None if end is None else source.start_offset(end)
     return None if end is None or first is None else source.batch(spark, target, first, end)
 
 
@@ -164,7 +164,7 @@ class MedallionDemo:
         found, silver = compare(spark, scene.target, self.flows(), self.settings)
         figures = scene.figures["silver"]
         checkpoint = Checkpoint.of("silver", scene.target, file_store(scene.target.checkpoints, spark))
-        if figures.batches == len(checkpoint.committed()):
+        if figures.batches == len(checkpoint.committed_batches()):
             # The first run on this checkpoint: all that was ever counted.
             found.add("rules of silver", _counts(silver.broken), _counts(figures.rules))
         told = ", ".join(f"{name} {rows:,}" for name, rows in figures.rules.items())

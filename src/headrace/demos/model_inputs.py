@@ -46,8 +46,11 @@ def boundaries(spark: SparkSession | None, target: Target, flow: Flow) -> list[d
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     places = {name: source_index(checkpoint, flow, name) for name in flow.named_inputs}
     return [
-        {name: {} if place is None else _span(checkpoint.range(batch_id, place)) for name, place in places.items()}
-        for batch_id in checkpoint.committed()
+        {
+            name: {} if place is None else _span(checkpoint.offset_range(batch_id, place))
+            for name, place in places.items()
+        }
+        for batch_id in checkpoint.committed_batches()
     ]
 
 

@@ -14,7 +14,7 @@ from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic
 from headrace.demos.feeder import Sent, generate
 from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
 from headrace.demos.protocol import Scene
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.rides import flows as pattern
@@ -49,7 +49,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
     records, models = consumed(target, settings.topic), _models(settings)
     found = Comparison()
     for flow in flows:
-        batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
+        batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
         outcome = replay(records, batches, models[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
         _compare_sinks(found, _Where(spark, target, settings), flow.name, rows)

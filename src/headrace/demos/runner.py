@@ -30,10 +30,10 @@ from headrace.demos.feeder import Sent
 from headrace.demos.page import live_page
 from headrace.demos.protocol import Demo, DemoSettings, Scene, Verdict
 from headrace.demos.wait import Arrivals
-from headrace.errors import ConfigError, HeadraceError, nearest
+from headrace.errors import ConfigError, HeadraceError, did_you_mean
 from headrace.flow.target import KafkaConnect, Target
 from headrace.operate.run import Application, FlowFigures, open_application
-from headrace.runtime.error_mapping import mapped
+from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import Event
 from headrace.stack import mariadb, postgres
 from headrace.stack.connect import secrets
@@ -108,7 +108,7 @@ def find_demo(name: str) -> Demo:
     known = find_demos()
     if name not in known:
         raise ConfigError(
-            f"There is no demo '{name}'.{nearest(name, known)}",
+            f"There is no demo '{name}'.{did_you_mean(name, known)}",
             why=f"The demos are: {', '.join(sorted(known))}.",
             state="Nothing was started.",
             remedy="`headrace demo --list` names them.",
@@ -202,7 +202,7 @@ class _Feed:
         try:
             self._sent = self._demo.feed(self._scene, self._stop)
         except Exception as error:
-            self._error = mapped("feed", error)
+            self._error = map_error("feed", error)
             self._stop_all.set()
 
 
@@ -261,7 +261,7 @@ class _Course:
                 self.watch.step("letting the flows come to the end of what was fed")
             left = arrivals.wait(awaited, _ARRIVAL_SECONDS, self.stop, self._over)
         except Exception as error:
-            self._error = mapped("demo", error)
+            self._error = map_error("demo", error)
             return
         for flow in left if not self.stop.is_set() else ():
             self.watch.step(f"{flow} did not come to the end of what was fed")
@@ -271,6 +271,6 @@ class _Course:
             try:
                 lines = self.demo.status(self.scene, self.spark)
             except Exception as error:  # a look that fails, at a part that is stopped say, ends nothing
-                lines = [str(mapped("status", error).what)]
+                lines = [str(map_error("status", error).what)]
             if lines and not self._over.is_set():
                 show(lines)

@@ -19,7 +19,7 @@ from headrace.demos.feeder import Sent, generate
 from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
 from headrace.demos.protocol import Scene
 from headrace.flow.duration import Duration
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.sales import flows as pattern
@@ -100,7 +100,7 @@ def replayed(
     """Run the model over the batches that a flow has committed, if need be with another delay of the watermark."""
     known = modelled(flow.name, settings)
     known = known if delay_ms is None else replace(known, delay_ms=delay_ms)
-    batches = [batch[ONLY] for batch in boundaries(spark, target, flow)]
+    batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
     return replay(consumed(target, settings.topic), batches, known)
 
 

@@ -1,4 +1,4 @@
-"""Lengths of time, written the way Spark and people write them: `10 minutes`, `90s`, `1 hour 30 minutes`."""
+"""Durations in the format of Spark's intervals: `10 minutes`, `90s`, `1 hour 30 minutes`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, order=True)
 class Duration:
-    """A length of time in whole milliseconds, never negative."""
+    """A duration in whole milliseconds, never negative."""
 
     ms: int
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read `10 minutes`, `90s` or `1 hour 30 minutes`. Months and years are refused: they have no fixed length."""
+        """Parse `10 minutes`, `90s` or `1 hour 30 minutes`. Months and years are refused: their length varies."""
         total, position = 0.0, 0
         while position < len(text):
             part = _PART.match(text, position)
@@ -52,9 +52,9 @@ class Duration:
 
     @property
     def seconds(self) -> float:
-        """The same length in seconds."""
+        """The duration in seconds."""
         return self.ms / 1_000
 
     def spark(self) -> str:
-        """The same length as Spark's interval parser reads it."""
+        """The duration as a Spark interval string."""
         return f"{self.ms} milliseconds"

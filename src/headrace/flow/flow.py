@@ -1,4 +1,4 @@
-"""The declaration of a flow: a frozen value. Making or importing one touches nothing."""
+"""The declaration of a flow: a frozen value. Creating or importing one has no side effects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from headrace.errors import FlowError, nearest
+from headrace.errors import FlowError, did_you_mean
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, OutputMode, RocksDB, State, Trigger
 from headrace.flow.sink import Sink
@@ -15,19 +15,19 @@ from headrace.flow.sink import Sink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# The name of the only input of a flow that declares just one.
-ONLY = "rows"
+# The name of the input of a flow that declares a single one.
+SINGLE_INPUT = "rows"
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Rows from inputs, through a pure transform, into a sink, under declared levers.
+    """A streaming job: inputs, a pure DataFrame transform, a sink, and its settings.
 
     `transform` takes one DataFrame, or one per named input as keyword arguments, and returns a DataFrame. It is
-    called once per start of the flow with streaming frames, by `headrace check` with streaming frames of nothing, and
-    by tests, repairs and nightly runs with batch frames: it must not read, write or keep anything.
+    called once per start of the flow with streaming DataFrames, by `headrace check` with empty streaming DataFrames,
+    and by tests, repairs and nightly runs with batch DataFrames. It must not read, write or cache anything.
 
-    `name` is the identity of the flow: its checkpoint, its figures and its quarantine are found by it.
+    `name` identifies the flow: its checkpoint, metrics and quarantine table are named after it.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Flow:
     description: str = ""
 
     def __post_init__(self) -> None:
-        named = {ONLY: self.inputs} if isinstance(self.inputs, Input) else dict(self.inputs)
-        object.__setattr__(self, "inputs", MappingProxyType(named))
+        inputs = {SINGLE_INPUT: self.inputs} if isinstance(self.inputs, Input) else dict(self.inputs)
+        object.__setattr__(self, "inputs", MappingProxyType(inputs))
         modes = [mode.value for mode in OutputMode]
         if self.output_mode not in modes:
             raise FlowError(
                 f"Flow '{self.name}' asks for output mode '{self.output_mode}'.",
-                why=f"The modes are {', '.join(modes)}.{nearest(str(self.output_mode), modes)}",
+                why=f"The modes are {', '.join(modes)}.{did_you_mean(str(self.output_mode), modes)}",
                 state="Nothing was started.",
                 remedy="Set output_mode to one of them.",
                 code="HR-202",
@@ -54,7 +54,7 @@ class Flow:
 
     @property
     def mode(self) -> OutputMode:
-        """The output mode as a value of its own kind."""
+        """The output mode as an `OutputMode`."""
         return OutputMode(self.output_mode)
 
     @property
@@ -64,7 +64,7 @@ class Flow:
         return self.inputs
 
     def apply(self, frames: Mapping[str, DataFrame]) -> DataFrame:
-        """Run the transform over one frame per input."""
-        if set(frames) == {ONLY}:
-            return self.transform(frames[ONLY])
+        """Run the transform on one DataFrame per input."""
+        if set(frames) == {SINGLE_INPUT}:
+            return self.transform(frames[SINGLE_INPUT])
         return self.transform(**frames)

@@ -1,4 +1,4 @@
-"""What a sink promises when a driver is killed and its batch is run again."""
+"""Delivery guarantees: what a sink contains after a crash and the retry of the in-flight batch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import StrEnum
 
 
 class Guarantee(StrEnum):
-    """The promise. The sink's docstring states the conditions under which it holds."""
+    """The delivery guarantee of a sink. The docstring of each sink states the conditions."""
 
     EXACTLY_ONCE = "exactly-once"
-    """A batch that is run again leaves the sink as if it had run once."""
+    """A retried batch leaves the sink as if the batch had run once."""
     AT_LEAST_ONCE = "at-least-once"
-    """No row is lost; a batch that is run again may write its rows twice."""
+    """No row is lost. A retried batch may write its rows twice."""
     BEST_EFFORT = "best-effort"
-    """For eyes only: rows may be missing or doubled after a crash."""
+    """For viewing only: rows may be missing or duplicated after a crash."""

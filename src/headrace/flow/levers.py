@@ -1,14 +1,13 @@
-"""The levers that decide whether a flow is correct, cheap and safe to restart, each a frozen value.
+"""The settings that decide how a flow runs: trigger, watermark, state store and output mode, as frozen values.
 
 | lever       | values                                                          | decides                          |
 |-------------|-----------------------------------------------------------------|----------------------------------|
 | Trigger     | Every, AvailableNow, AsFastAsPossible, Continuous, RealTime     | freshness against cost per batch |
 | Watermark   | Watermark(column, delay)                                        | when a row is too late           |
-| State       | InMemory, RocksDB                                               | where open windows live          |
-| OutputMode  | append, update, complete                                        | which rows a batch hands on      |
+| State       | InMemory, RocksDB                                               | where state is stored            |
+| OutputMode  | append, update, complete                                        | which rows a batch writes        |
 
-Times are texts such as `10 minutes`; they are read when the value is made, so a typo fails at the line
-that holds it.
+Durations are strings such as `10 minutes`. They are parsed when the value is created, so a typo fails at its own line.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from headrace.flow.duration import Duration
 from headrace.flow.size import Size
 from headrace.flow.state_budget import StateBudget
 
-# Less would be spent on the write buffers of a handful of stores alone, and every read would go to the disk.
-_LEAST_MEMORY = Size.parse("16 MB")
+# With less, the write buffers of a few stores use all of it and every read goes to the disk.
+_MIN_MEMORY = Size.parse("16 MB")
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ class Every:
 
     @property
     def duration(self) -> Duration:
-        """The interval as a length of time."""
+        """The interval as a `Duration`."""
         return Duration.parse(self.interval)
 
 
 @dataclass(frozen=True)
 class AvailableNow:
-    """Read what is there when the flow starts, in bounded batches, then stop."""
+    """Read everything that is available at the start, in bounded batches, then stop."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Once(AvailableNow):
     """The old name of AvailableNow, which it is treated as. Spark's own `once` reads everything in a single batch."""
 
     def __post_init__(self) -> None:
-        # Past the generated __init__, at the line that declares the flow.
+        # Points past the generated __init__, to the line that declares the flow.
         warnings.warn(
             "Once is deprecated: write AvailableNow(), which does the same.", DeprecationWarning, stacklevel=3
         )
@@ -66,10 +65,10 @@ class AsFastAsPossible:
 class Continuous:
     """Spark's continuous processing: columns and filters only, Kafka to Kafka, at-least-once.
 
-    A row passes in milliseconds. How far the flow has come is noted at every interval; after a crash the rows since
-    then are sent again. Each partition that is read holds a task slot for as long as the flow runs.
+    Latency is milliseconds. Progress is committed at every interval; after a crash the rows since then are sent again.
+    Each source partition occupies a task slot while the flow runs.
 
-    With `until_done` the flow ends when all that was there at its start is sent.
+    With `until_done` the flow ends after sending everything that was available at its start.
     """
 
     checkpoint_interval: str = "1 second"
@@ -80,7 +79,7 @@ class Continuous:
 
     @property
     def duration(self) -> Duration:
-        """The interval as a length of time."""
+        """The interval as a `Duration`."""
         return Duration.parse(self.checkpoint_interval)
 
 
@@ -88,9 +87,8 @@ class Continuous:
 class RealTime:
     """Spark's real-time mode: without state and without Python, Kafka to Kafka, in update mode, at-least-once.
 
-    A row passes in milliseconds. Progress is noted when a batch of this length ends, five seconds at the least; after a
-    crash the rows of the batch are sent again. Each partition that is read holds a task slot for as long as the flow
-    runs.
+    Latency is milliseconds. Progress is committed when a batch of this length ends (at least five seconds); after a
+    crash the rows of the batch are sent again. Each source partition occupies a task slot while the flow runs.
     """
 
     batch: str = "1 minute"
@@ -100,7 +98,7 @@ class RealTime:
 
     @property
     def duration(self) -> Duration:
-        """The length of a batch."""
+        """The batch length as a `Duration`."""
         return Duration.parse(self.batch)
 
 
@@ -109,50 +107,49 @@ Trigger = Every | AvailableNow | AsFastAsPossible | Continuous | RealTime
 
 @dataclass(frozen=True)
 class Watermark:
-    """How late a row may be, measured in event time against the newest row seen.
+    """How late a row may be, in event time behind the newest row.
 
-    `ahead` guards the other side: a row whose event time is later than its broker's clock by more
-    than this is quarantined. Without the guard one row from the year 2099 would move the watermark
-    there, and every row after it would be dropped as late. A source without a broker's timestamp is
-    compared with the clock of the batch that reads it.
+    `max_future` limits event times in the future: a row whose event time is later than the broker's
+    timestamp by more than this is quarantined. Without the limit one row from the year 2099 would move
+    the watermark there, and every row after it would be dropped as late. For a source without broker
+    timestamps the limit is relative to the time of the batch.
 
-    `idle` closes the last windows of an input that goes quiet: when everything was read and nothing
-    has come for this long, event time moves on with the clock, this far behind it. A row that comes
-    after a pause counts as late when it is older than `idle` and `delay` together. None waits for
-    the next row, however long it takes.
+    `idle_timeout` closes the last windows of an idle input: when everything was read and no row has
+    arrived for this long, event time follows the clock, this far behind it. A row after a pause is late
+    when it is older than `idle_timeout` and `delay` together. None waits for the next row.
     """
 
     column: str
     delay: str
-    ahead: str = "1 hour"
-    idle: str | None = None
+    max_future: str = "1 hour"
+    idle_timeout: str | None = None
 
     def __post_init__(self) -> None:
         Duration.parse(self.delay)
-        Duration.parse(self.ahead)
-        if self.idle is not None and not Duration.parse(self.idle).ms:
+        Duration.parse(self.max_future)
+        if self.idle_timeout is not None and not Duration.parse(self.idle_timeout).ms:
             raise FlowError(
-                f"The watermark on '{self.column}' takes an input for quiet at once.",
-                why="With an `idle` of zero each pause between two rows would move event time on to the clock.",
+                f"Watermark on '{self.column}' has an idle_timeout of zero.",
+                why="Every gap between two rows would count as idle and move event time to the clock.",
                 state="Nothing was started.",
-                remedy="Set idle to more than the usual pause between two rows, such as '5 minutes'.",
+                remedy="Set idle_timeout to more than the usual gap between two rows, such as '5 minutes'.",
                 code="HR-227",
             )
 
     @property
     def duration(self) -> Duration:
-        """The delay as a length of time."""
+        """The delay as a `Duration`."""
         return Duration.parse(self.delay)
 
     @property
-    def ahead_duration(self) -> Duration:
-        """The guard as a length of time."""
-        return Duration.parse(self.ahead)
+    def max_future_duration(self) -> Duration:
+        """`max_future` as a `Duration`."""
+        return Duration.parse(self.max_future)
 
     @property
-    def idle_duration(self) -> Duration | None:
-        """How long an input has to be quiet before event time moves on without it."""
-        return None if self.idle is None else Duration.parse(self.idle)
+    def idle_timeout_duration(self) -> Duration | None:
+        """`idle_timeout` as a `Duration`, or None."""
+        return None if self.idle_timeout is None else Duration.parse(self.idle_timeout)
 
 
 @dataclass(frozen=True)
@@ -169,12 +166,12 @@ class RocksDB:
 
     | field              | meaning                                                                             |
     |--------------------|-------------------------------------------------------------------------------------|
-    | shuffle_partitions | frozen into the checkpoint by the first batch. None takes it from the machine: one   |
-    |                    | per core that the flow can use, instead of Spark's 200                              |
+    | shuffle_partitions | pinned in the checkpoint by the first batch. None: one per core that the flow can    |
+    |                    | use, instead of Spark's 200                                                         |
     | memory             | the most that RocksDB takes on an executor, such as `512 MB`, shared by all stores   |
     |                    | of all flows there. None: a quarter of the machine, on a cluster half of the         |
     |                    | executors' memory overhead                                                          |
-    | budget             | the most state that the flow may keep                                               |
+    | budget             | limit on the size of the state                                                      |
     """
 
     shuffle_partitions: int | None = None
@@ -182,12 +179,12 @@ class RocksDB:
     budget: StateBudget | None = None
 
     def __post_init__(self) -> None:
-        if self.memory is not None and Size.parse(self.memory) < _LEAST_MEMORY:
+        if self.memory is not None and Size.parse(self.memory) < _MIN_MEMORY:
             raise FlowError(
-                f"RocksDB is given {self.memory}.",
-                why=f"It needs {_LEAST_MEMORY} at least; with less every read goes to the disk.",
+                f"RocksDB memory is set to {self.memory}.",
+                why=f"It needs {_MIN_MEMORY} at least; with less every read goes to the disk.",
                 state="Nothing was started.",
-                remedy="Give it more, such as '512 MB', or leave `memory` out.",
+                remedy="Set memory to more, such as '512 MB', or leave it out.",
                 code="HR-227",
             )
 
@@ -196,7 +193,7 @@ State = InMemory | RocksDB
 
 
 class OutputMode(StrEnum):
-    """Which rows of the result a batch hands to the sink."""
+    """Which rows of the result a batch writes to the sink."""
 
     APPEND = "append"
     """Rows that can no longer change. With windows: after the watermark has passed their end."""

@@ -1,4 +1,4 @@
-"""Rules on the rows of an input: what has to be true of each, and what happens to a row of which it is not.
+"""Data quality rules for an input: the condition each row must meet, and what to do with rows that fail it.
 
 Input(
     KafkaSource("web-orders"),
@@ -16,29 +16,29 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from headrace.errors import FlowError, nearest
+from headrace.errors import FlowError, did_you_mean
 
 Action = Literal["warn", "drop", "quarantine", "fail"]
 _ACTIONS = get_args(Action)
-# It is a part of counters' names and of reasons.
+# The name is part of metric names and quarantine reasons.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One condition that every good row of an input has to meet, in Spark SQL over the columns of the input.
+    """A condition that every valid row of an input must meet, in Spark SQL over the columns of the input.
 
-    A condition that comes to null is not met: where null is right, write `amount IS NULL OR amount > 0`.
+    A condition that evaluates to null is not met. To accept null, write `amount IS NULL OR amount > 0`.
 
     | action     | a row that does not meet it                                                                   |
     |------------|-----------------------------------------------------------------------------------------------|
-    | warn       | is counted, and goes on                                                                       |
-    | drop       | is counted, and left out                                                                      |
-    | quarantine | is counted, left out, and filed with the reason `rule:NAME`                                   |
-    | fail       | stops the flow (HR-571) before anything of its batch is written                               |
+    | warn       | is counted, and passed on                                                                     |
+    | drop       | is counted, and dropped                                                                       |
+    | quarantine | is counted, dropped, and quarantined with the reason `rule:NAME`                              |
+    | fail       | stops the flow (HR-571) before any row of its batch is written                                |
 
-    Rows that are bad already are not asked. A row that breaks several rules is counted by each of them, and filed under
-    the first one that files. What is left out never moves the watermark.
+    Rules do not apply to rows that are already invalid. A row that violates several rules is counted by each of them,
+    and quarantined under the first rule with that action. Dropped rows never advance the watermark.
     """
 
     name: str
@@ -47,32 +47,34 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise _refused(
+            raise _rule_error(
                 f"A rule is called '{self.name}'.",
                 "Its name is a part of counters and reasons: small letters, digits and underscores, a letter first.",
                 "Give it such a name.",
             )
         if self.action not in _ACTIONS:
-            raise _refused(
+            raise _rule_error(
                 f"Rule '{self.name}' has the action '{self.action}'.",
-                f"The actions are {', '.join(_ACTIONS)}.{nearest(str(self.action), _ACTIONS)}",
+                f"The actions are {', '.join(_ACTIONS)}.{did_you_mean(str(self.action), _ACTIONS)}",
                 "Set one of them.",
             )
         if not self.condition.strip():
-            raise _refused(f"Rule '{self.name}' has no condition.", "No row could break it.", "Write one, or leave it.")
+            raise _rule_error(
+                f"Rule '{self.name}' has no condition.", "No row could break it.", "Write one, or leave it."
+            )
 
 
-def require_own_names(rules: tuple[Rule, ...]) -> None:
-    """Raise HR-570 when two rules of an input have one name: their counts could not be told apart."""
+def require_unique_names(rules: tuple[Rule, ...]) -> None:
+    """Raise HR-570 when two rules of an input share a name."""
     names = [rule.name for rule in rules]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise _refused(
-            f"Two rules of an input are called '{twice}'.",
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise _rule_error(
+            f"Two rules of an input are called '{duplicate}'.",
             "Rows are counted and filed by the name of the rule.",
             "Give each rule a name of its own.",
         )
 
 
-def _refused(what: str, why: str, remedy: str) -> FlowError:
+def _rule_error(what: str, why: str, remedy: str) -> FlowError:
     return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-570")

@@ -1,4 +1,4 @@
-"""What a sink has to do for the runtime, and what it is told about a batch."""
+"""The sink protocols: what a sink implements, and what it knows about a batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SetAside:
-    """Rows of a batch that a sink could not deliver and has kept: how many, why, and where they are now."""
+class DeadLetters:
+    """Rows of a batch that a sink could not deliver and has stored elsewhere: how many, why, and where."""
 
     sink: str
     rows: int
@@ -26,8 +26,8 @@ class SetAside:
     place: str
 
 
-def _unheard(_said: SetAside) -> None:
-    """Stand in where nobody listens."""
+def _ignore(_dead_letters: DeadLetters) -> None:
+    """Do nothing: the default callback."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Batch:
     |---------|--------------------------------------------------------------------------------------------------------|
     | step    | which sink of a fan-out writes                                                                         |
     | offsets | the sha256 of the batch's entry in the offset log: two attempts that differ in it read different rows  |
-    | fence   | the token of the lease under which the attempt runs; a later driver has a higher one                   |
+    | fence   | the fencing token of the lease; a later driver has a higher one                                        |
     | mode    | the output mode of the flow: in complete mode the rows are the whole result                            |
-    | tell    | says to whoever watches the flow that rows were set aside                                              |
+    | on_dead_letters | callback for rows that the sink could not deliver and has stored elsewhere                     |
     """
 
     flow: str
@@ -54,27 +54,27 @@ class Batch:
     offsets: str = ""
     fence: int = 0
     mode: OutputMode = OutputMode.APPEND
-    tell: Callable[[SetAside], None] = field(default=_unheard, compare=False, repr=False)
+    on_dead_letters: Callable[[DeadLetters], None] = field(default=_ignore, compare=False, repr=False)
 
     @property
     def app_id(self) -> str:
-        """The identity under which an exactly-once sink records that this batch is in."""
+        """The key under which an exactly-once sink records that it has committed this batch."""
         return f"{self.query_id}:{self.flow}:{self.step}"
 
     def __getstate__(self) -> dict[str, object]:
-        # A task on an executor gets the batch, and not those who listen on the driver.
-        return {**vars(self), "tell": _unheard}
+        # A task on an executor gets the batch without the driver's callback.
+        return {**vars(self), "on_dead_letters": _ignore}
 
 
 @dataclass(frozen=True)
-class Held:
-    """What one place holds of one flow: the account that a checkpoint is compared with before the flow runs.
+class CommittedBatches:
+    """The batches of one flow that a sink has committed. They are compared with the checkpoint before the flow starts.
 
     | field    | meaning                                                                                            |
     |----------|----------------------------------------------------------------------------------------------------|
-    | place    | the place as a message names it, such as `the Delta table /lake/gold/drivers`                      |
-    | identity | told apart from a place of the same name that was deleted and made again; None when it is not there |
-    | last     | the last batch that is in, per query id                                                            |
+    | place    | the table, topic or folder as a message names it, such as `the Delta table /lake/gold/drivers`     |
+    | identity | changes when the table, topic or folder is deleted and created again; None if it does not exist     |
+    | last     | the last committed batch, per query id                                                             |
     """
 
     place: str
@@ -83,17 +83,17 @@ class Held:
 
 
 @runtime_checkable
-class Accountable(Protocol):
-    """A sink that can say which batches it holds. Every exactly-once sink can."""
+class TracksBatches(Protocol):
+    """A sink that records which batches it has committed. Every exactly-once sink does."""
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
-        """Return what the sink holds of a flow. Changes nothing; called before a query starts, and by tools."""
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
+        """Return the committed batches of a flow. Read-only; called before a query starts, and by tools."""
         ...
 
 
 @runtime_checkable
-class IntoTopic(Protocol):
-    """A sink whose rows end in a topic of Kafka."""
+class WritesTopic(Protocol):
+    """A sink that writes to a Kafka topic."""
 
     @property
     def topic(self) -> str:
@@ -102,8 +102,8 @@ class IntoTopic(Protocol):
 
 
 @runtime_checkable
-class InFolder(Protocol):
-    """A sink that commits by renaming files in a folder: on a local disk one process may write it."""
+class WritesFolder(Protocol):
+    """A sink that commits by renaming files in a folder. On a local disk only one process may write to it."""
 
     def folder(self, target: Target) -> str:
         """Return the full location of the folder."""
@@ -111,46 +111,48 @@ class InFolder(Protocol):
 
 
 @runtime_checkable
-class Waiting(Protocol):
-    """A sink in which rows wait for something that comes by another way than the flow's inputs."""
+class HasPendingRows(Protocol):
+    """A sink that holds back rows until data arrives that is not an input of the flow."""
 
     def is_due(self, session: SparkSession, target: Target) -> bool:
-        """Whether a batch would do something for them even if it brought no rows.
+        """Whether a batch without new rows would release pending rows.
 
-        Changes nothing. Called between batches while an input whose watermark has an `idle` is quiet, on the thread of
-        Spark's listener: a batch may be under way. After a yes the runtime makes a batch without rows.
+        Read-only. Called between batches while an input with an `idle_timeout` is idle, on the thread of Spark's
+        listener: a batch may be in flight. If it returns True, the runtime starts a batch without rows.
         """
         ...
 
 
-class SinkWatch(Protocol):
-    """Watches what fills the topics behind a sink, for one run of a flow."""
+class CaptureWatch(Protocol):
+    """Watches the capture that fills the topics of a sink, for one run of a flow."""
 
     def begin(self) -> None:
-        """Look once. Called before the query starts; raises where changes are lost."""
+        """Check once. Called before the query starts; raises if changes are lost."""
         ...
 
-    def start(self, end: Callable[[HeadraceError], None]) -> None:
-        """Keep looking, on a thread of its own; `end` is called there, once, when changes are lost."""
+    def start(self, on_loss: Callable[[HeadraceError], None]) -> None:
+        """Check regularly on a separate thread, which calls `on_loss` once if changes are lost."""
         ...
 
     def close(self) -> None:
-        """Stop looking. Returns at once: a look under way has no effect any more."""
+        """Stop checking. Returns immediately; a check in progress has no effect."""
         ...
 
 
 @runtime_checkable
 class WatchesCapture(Protocol):
-    """A sink for the changes of a captured database, which can fail while its topics just seem quiet."""
+    """A sink for changes of a captured database. The capture can fail while its topics only seem idle."""
 
-    def watch_capture(self, flow: str, target: Target, hear: Callable[[str, HeadraceError], None]) -> SinkWatch:
-        """Return the watch of the capture. `hear` gets the capture's name and each trouble that loses nothing."""
+    def watch_capture(
+        self, flow: str, target: Target, on_problem: Callable[[str, HeadraceError], None]
+    ) -> CaptureWatch:
+        """Return the watch. It calls `on_problem` with the capture's name and each problem that loses no changes."""
         ...
 
 
 @dataclass(frozen=True)
 class NativeWrite:
-    """How Spark writes rows by itself: the rows in the form that the format wants, its name and its options."""
+    """The arguments of Spark's own writer: rows in the layout of the format, the format and its options."""
 
     rows: DataFrame
     format: str
@@ -158,44 +160,44 @@ class NativeWrite:
 
 
 @runtime_checkable
-class Native(Protocol):
-    """A sink that Spark can also write by itself, row by row, for the triggers that have no batches."""
+class SupportsNativeWrite(Protocol):
+    """A sink that Spark's own writer can also write to, row by row, for triggers without micro-batches."""
 
-    def native(self, rows: DataFrame, target: Target) -> NativeWrite:
-        """Return how the rows are written. Called once per start of a flow; writes nothing."""
+    def native_write(self, rows: DataFrame, target: Target) -> NativeWrite:
+        """Return the arguments for Spark's writer. Called once per start of a flow; writes nothing."""
         ...
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where the rows of each batch go.
+    """The destination of the rows of each batch.
 
     `write` is called once per attempt, on the driver, never concurrently for one flow. An attempt may follow
-    one that died half-way, with the same batch id and the same rows: the guarantee says what then happens.
-    It consumes `rows` exactly once: a second action would run the batch, and its state, again.
+    one that failed half-way, with the same batch id and the same rows: the guarantee states the result.
+    It consumes `rows` exactly once: a second action would compute the batch, and its state, again.
     """
 
     @property
     def guarantee(self) -> Guarantee:
-        """The promise; an attribute of the class for every sink but those that wrap others."""
+        """The delivery guarantee; a class attribute except for sinks that wrap other sinks."""
         ...
 
     @property
     def output_modes(self) -> frozenset[OutputMode]:
-        """The modes that the sink can take."""
+        """The output modes that the sink supports."""
         ...
 
     @property
     def name(self) -> str:
-        """A short name for messages and figures, such as `delta:gold/driver_metrics`."""
+        """A short name for messages and metrics, such as `delta:gold/driver_metrics`."""
         ...
 
     def preflight(self, target: Target) -> None:
-        """Prove that the sink can be written. Called once, before Spark starts; raises a HeadraceError."""
+        """Verify that the sink can be written. Called once, before Spark starts; raises a HeadraceError."""
         ...
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Make what the first write needs. Called once per start of a flow, before the query."""
+        """Create what the first write needs. Called once per start of a flow, before the query."""
         ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
@@ -203,13 +205,13 @@ class Sink(Protocol):
         ...
 
 
-def leaves(sink: Sink, step: str = "0") -> Iterator[tuple[str, Sink]]:
-    """Yield the sinks that rows end in, each with its step: a fan-out's `sinks` in order, a condition's `sink`."""
-    within: tuple[Sink, ...] = getattr(sink, "sinks", ())
-    behind: Sink | None = getattr(sink, "sink", None)
-    for number, each in enumerate(within):
-        yield from leaves(each, f"{step}.{number}")
-    if behind is not None:
-        yield from leaves(behind, step)
-    elif not within:
+def leaf_sinks(sink: Sink, step: str = "0") -> Iterator[tuple[str, Sink]]:
+    """Yield the sinks that store rows, with their steps: the `sinks` of a fan-out in order, the `sink` of a filter."""
+    branches: tuple[Sink, ...] = getattr(sink, "sinks", ())
+    wrapped: Sink | None = getattr(sink, "sink", None)
+    for number, branch in enumerate(branches):
+        yield from leaf_sinks(branch, f"{step}.{number}")
+    if wrapped is not None:
+        yield from leaf_sinks(wrapped, step)
+    elif not branches:
         yield step, sink

@@ -1,4 +1,4 @@
-"""Amounts of memory and disk, written the way people write them: `512 MB`, `2 GB`."""
+"""Sizes of memory and disk in the format `512 MB`, `2 GB`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Read `512 MB` or `1.5GB`. A bare number is refused: nobody can tell whether it means bytes or megabytes."""
-        found = _TEXT.fullmatch(text)
-        unit = found[2].lower() if found else ""
-        size = round(float(found[1]) * _BYTES_PER_UNIT[unit]) if found and unit in _BYTES_PER_UNIT else 0
+        """Parse `512 MB` or `1.5GB`. A number without a unit is refused because it is ambiguous."""
+        match = _TEXT.fullmatch(text)
+        unit = match[2].lower() if match else ""
+        size = round(float(match[1]) * _BYTES_PER_UNIT[unit]) if match and unit in _BYTES_PER_UNIT else 0
         if size < 1:
             raise FlowError(
                 f"'{text}' is not an amount of memory or disk.",
@@ -36,15 +36,15 @@ class Size:
 
     @property
     def megabytes(self) -> int:
-        """The same in whole megabytes, rounded down, as Spark's settings take it."""
+        """The size in whole megabytes, rounded down, as Spark's settings expect it."""
         return self.bytes // 1024**2
 
     def __str__(self) -> str:
-        return said_bytes(self.bytes)
+        return format_bytes(self.bytes)
 
 
-def said_bytes(number: float) -> str:
-    """Return a number of bytes as a person reads it: `1.5 GB`."""
+def format_bytes(number: float) -> str:
+    """Return a number of bytes in a readable unit: `1.5 GB`."""
     for unit in ("B", "KB", "MB", "GB"):
         if abs(number) < 1024:
             return f"{number:,.0f} {unit}" if unit == "B" or number >= 100 else f"{number:,.1f} {unit}"

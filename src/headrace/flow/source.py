@@ -1,4 +1,4 @@
-"""What a source has to do for the runtime."""
+"""The source protocols: what a source implements for the runtime."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Source(Protocol):
-    """Rows from outside, as a stream and, for audits and replays, as an exact range of it.
+    """A source of rows: as a stream and, for audits and replays, as an exact offset range.
 
-    A source is a frozen value. It opens nothing before one of its methods is called.
+    A source is a frozen value. It opens no connection before a method is called.
     """
 
     @property
@@ -28,31 +28,31 @@ class Source(Protocol):
 
     @property
     def carries_payload(self) -> bool:
-        """Whether rows arrive as bytes in a `value` column that a schema has to be applied to."""
+        """Whether rows arrive as bytes in a `value` column that needs a schema."""
         ...
 
     def preflight(self, target: Target) -> None:
-        """Prove that the source can be read. Called once, before Spark starts; raises a HeadraceError."""
+        """Verify that the source can be read. Called once, before Spark starts; raises a HeadraceError."""
         ...
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
-        """Return the endless frame. Called once per start of a flow."""
+        """Return the streaming DataFrame. Called once per start of a flow."""
         ...
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
-        """Return exactly the rows between two offsets of the checkpoint's log, `end` excluded.
+        """Return exactly the rows between two offsets of the offset log, `end` excluded.
 
-        Called by the auditor and by replays, never on the path of a batch. `start` and `end` are the
+        Called by the auditor and by replays, never while a batch is written. `start` and `end` are the
         JSON that Spark wrote into the offset log for this source.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Gone:
+class MissingOffsets:
     """Offsets of one partition that a flow can no longer read: from `first` to before `end`.
 
-    Without an end nobody can say how far they went: the partition itself is gone, or was set back.
+    `end` is None if the end is unknown: the partition was deleted, or its end offset went backwards.
     """
 
     topic: str
@@ -64,131 +64,131 @@ class Gone:
         return f"{self.topic}-{self.partition} [{self.first}, {'end unknown' if self.end is None else self.end})"
 
 
-class Watch(Protocol):
-    """One source under watch while a flow reads it, over a connection that is kept. Used by one thread at a time.
+class SourceWatch(Protocol):
+    """Watches one source for lost rows while a flow reads it, over one connection. Used by one thread at a time.
 
-    Every method asks anew and changes nothing. A part that does not answer is a PartUnavailable.
+    Every method queries the broker and changes nothing. Raises PartUnavailable if the broker does not answer.
     """
 
     def identities(self) -> Mapping[str, str]:
-        """Return the id of every topic that the source reads now, without those that are not there."""
+        """Return the topic id of every existing topic that the source reads now."""
         ...
 
-    def gone(self, start: str, end: str) -> tuple[Gone, ...]:
-        """Return what is not there any more of a range between two offsets of the checkpoint's log."""
+    def missing_offsets(self, start: str, end: str) -> tuple[MissingOffsets, ...]:
+        """Return the offsets of a range of the offset log that no longer exist."""
         ...
 
-    def rest(self, topic: str, start: str) -> tuple[Gone, ...]:
-        """Return everything of a topic from an offset of the checkpoint's log on."""
+    def remaining_offsets(self, topic: str, start: str) -> tuple[MissingOffsets, ...]:
+        """Return all offsets of a topic from an offset of the offset log on."""
         ...
 
-    def passed_over(self, topic: str, start: str, end: str) -> tuple[Gone, ...]:
-        """Return what is never read of a topic that was made again, when a flow goes on in it at its old offsets."""
+    def skipped_offsets(self, topic: str, start: str, end: str) -> tuple[MissingOffsets, ...]:
+        """Return the offsets of a recreated topic that a flow skips if it continues at the old offsets."""
         ...
 
 
 @runtime_checkable
-class Watched(Protocol):
-    """A source whose rows can be gone before they are read, or be replaced by others under the same name.
+class CanLoseRows(Protocol):
+    """A source whose rows can be deleted before they are read, or whose topics can be recreated.
 
-    The runtime watches it: before the query starts, before each batch is written, and where loss is accepted after it.
+    The runtime checks it before the query starts, before each batch is written and, if loss is accepted, after it.
     """
 
     @property
     def name(self) -> str:
-        """The name of the source, as messages say it."""
+        """The name of the source in messages."""
         ...
 
     @property
     def data_loss_reason(self) -> str | None:
-        """Why the flow may go on without rows that are gone, in words; None stops it."""
+        """Why the flow may continue without lost rows; None stops it."""
         ...
 
     @property
     def accepted_topic_ids(self) -> tuple[str, ...]:
-        """The ids of topics that were made again and may be read in place of those that the checkpoint is about."""
+        """The ids of recreated topics that may be read in place of the topics of the checkpoint."""
         ...
 
-    def watch(self, target: Target) -> Watch:
+    def watch(self, target: Target) -> SourceWatch:
         """Return the watch. Called once per start of a flow, on the thread that starts it."""
         ...
 
 
 @runtime_checkable
-class Positioned(Protocol):
-    """A source whose declaration says where a flow begins that has no checkpoint yet."""
+class ValidatesStart(Protocol):
+    """A source that declares a start position for flows without a checkpoint, and can verify it."""
 
     def require_start(self, target: Target) -> None:
-        """Prove that the flow can begin there. Called before a flow without a checkpoint; raises a HeadraceError."""
+        """Verify that the flow can start there. Called for a flow without a checkpoint; raises a HeadraceError."""
         ...
 
 
 @runtime_checkable
-class Begun(Protocol):
-    """A source whose declaration says where a flow began, when its checkpoint does not."""
+class HasStartOffset(Protocol):
+    """A source that knows the start offset of a flow if the checkpoint does not."""
 
-    def beginning(self, end: str) -> str | None:
-        """Return the offset that a flow began at, given any later one of the offset log, or None when nobody knows."""
+    def start_offset(self, end: str) -> str | None:
+        """Return the offset at which a flow started, from any later entry of the offset log; None if unknown."""
         ...
 
 
 @runtime_checkable
-class ReadOnce(Protocol):
-    """A source that can never give rows of an old batch again."""
+class NotReplayable(Protocol):
+    """A source that cannot read the rows of an earlier batch again."""
 
     @property
-    def read_once(self) -> str:
-        """Why it cannot, as one sentence."""
+    def not_replayable_reason(self) -> str:
+        """The reason, as one sentence."""
         ...
 
 
 @runtime_checkable
-class OfTopics(Protocol):
-    """A source of topics."""
+class ReadsTopics(Protocol):
+    """A source that reads Kafka topics."""
 
     def reads(self, topic: str) -> bool:
-        """Whether rows of the topic arrive, or would if it were there. Asks nobody."""
+        """Whether the source reads the topic, or would if it existed. Makes no request."""
         ...
 
 
 @runtime_checkable
-class OfFiles(Protocol):
-    """A source whose offsets only count: which files it read is in a log of its own in the checkpoint."""
+class ReadsFiles(Protocol):
+    """A source of files. Its offsets are counters; the files are in the source's own log in the checkpoint."""
 
-    def rows_of(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
-        """Return the rows of files that a flow has read. Called by the auditor; raises when one of them is gone."""
+    def read_files(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
+        """Return the rows of files that a flow has read. Called by the auditor; raises if a file is missing."""
         ...
 
 
 @runtime_checkable
-class Unbatched(Protocol):
-    """A source that can also be read row by row, for the triggers that have no batches."""
+class SupportsContinuous(Protocol):
+    """A source that can also be read row by row, for triggers without micro-batches."""
 
-    def unbatched(self, start: str | None = None) -> Source:
-        """Return the same source without bounds of a batch; with `start` it begins at these offsets.
+    def for_continuous(self, start: str | None = None) -> Source:
+        """Return the source without batch bounds; with `start` it starts at these offsets.
 
         `start` is JSON as Spark writes it into the offset log. Called once per start of a flow.
         """
         ...
 
-    def begins(self, target: Target) -> str:
-        """Return where a flow without a checkpoint would begin now, as offsets of the offset log. Asks the broker."""
+    def initial_offsets(self, target: Target) -> str:
+        """Return the offsets at which a flow without a checkpoint would start now. Asks the broker."""
         ...
 
-    def ends(self, target: Target) -> str:
-        """Return where the rows that are there now end, as offsets of the offset log. Asks the broker."""
+    def latest_offsets(self, target: Target) -> str:
+        """Return the current end offsets, as in the offset log. Asks the broker."""
         ...
 
-    def tasks(self, target: Target) -> int:
-        """Return how many partitions are read, each of which holds a task slot. Asks the broker."""
+    def partition_count(self, target: Target) -> int:
+        """Return how many partitions are read. Each occupies a task slot. Asks the broker."""
         ...
 
 
 @dataclass(frozen=True)
 class AutoBatchSize:
-    """Let a bound fit the machine: as many records as memory holds and as are done within the freshness target.
+    """A batch size that Headrace chooses when the flow starts, from memory and a freshness target.
 
-    `freshness` is how old results may become while the flow catches up: no batch should take longer.
+    `freshness` is the longest that a batch should take while the flow catches up.
     """
 
     freshness: str = "1 minute"
@@ -198,20 +198,20 @@ class AutoBatchSize:
 
     @property
     def duration(self) -> Duration:
-        """The freshness target as a length of time."""
+        """The freshness target as a `Duration`."""
         return Duration.parse(self.freshness)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A field of a source that bounds a batch.
+    """A field of a source that limits the size of a batch.
 
     | field | meaning                                              |
     |-------|------------------------------------------------------|
     | name  | the field, such as `max_offsets_per_trigger`         |
     | unit  | what it counts: records, files or bytes              |
-    | value | what it is set to, `AutoBatchSize` by the machine, or None     |
-    | usual | what to set it to where nothing is known             |
+    | value | its value, `AutoBatchSize`, or None                  |
+    | usual | the value to suggest without measurements            |
     """
 
     name: str
@@ -222,34 +222,34 @@ class Bound:
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A source that could read everything that is there in one batch, and so needs one of its bounds to be set."""
+    """A source that would read everything in one batch unless one of its bounds is set."""
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """The fields that bound a batch; the first one is suggested where nothing is known."""
+        """The fields that limit a batch; the first one is suggested by default."""
         ...
 
-    def arrivals(self, target: Target) -> Mapping[str, float]:
-        """Return what arrived lately in numbers per second, by unit; empty where it cannot be said within seconds.
+    def arrival_rates(self, target: Target) -> Mapping[str, float]:
+        """Return the recent arrival rate per second, by unit; empty if it cannot be measured within seconds.
 
-        Called by `headrace check`, from a thread of its own. Never raises and changes nothing.
+        Called by `headrace check`, on a separate thread. Never raises and changes nothing.
         """
         ...
 
 
 @runtime_checkable
-class Fitting(Protocol):
-    """A source whose bound can be left to the machine. It is fitted once per run of an application."""
+class HasAutoBatchSize(Protocol):
+    """A source that supports `AutoBatchSize`. The size is chosen once per run of an application."""
 
     @property
-    def fit(self) -> AutoBatchSize | None:
-        """How the bound is to fit, or None when it is a number."""
+    def auto_batch_size(self) -> AutoBatchSize | None:
+        """The declared `AutoBatchSize`, or None if the bound is a number."""
         ...
 
     def record_bytes(self, target: Target) -> float | None:
-        """Return the mean size of the newest records, or None when it cannot be said within seconds. Never raises."""
+        """Return the mean size of the newest records; None if it cannot be measured within seconds. Never raises."""
         ...
 
-    def bounded(self, records: int) -> Source:
-        """Return the same source with a number for its bound."""
+    def with_batch_size(self, records: int) -> Source:
+        """Return the source with this number of records as its bound."""
         ...

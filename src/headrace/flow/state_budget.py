@@ -1,4 +1,4 @@
-"""How much state a flow may keep."""
+"""The limit on the state of a flow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from headrace.flow.size import Size
 
 @dataclass(frozen=True)
 class StateBudget:
-    """The most state that a flow may keep, over all of its stateful operators. At least one of the two is set.
+    """The limit on the state of a flow, over all of its stateful operators. Set at least one of the two fields.
 
     | field | example     | counts                                                                                 |
     |-------|-------------|----------------------------------------------------------------------------------------|
-    | rows  | 5_000_000   | rows in the stores: open windows and groups, ids that are remembered, rows that wait    |
-    |       |             | for the other side of a join                                                            |
-    | bytes | "2 GB"      | in memory: the heap that the stores take. RocksDB: their tables on the executors'       |
-    |       |             | disks; its memory has a bound of its own                                                |
+    | rows  | 5_000_000   | rows in the state stores: open windows and groups, keys of deduplication, buffered rows |
+    |       |             | of joins                                                                                |
+    | bytes | "2 GB"      | InMemory: the heap that the stores use. RocksDB: their SST files on the executors'      |
+    |       |             | disks; RocksDB memory has its own limit                                                 |
 
-    The runtime warns when four fifths are used, or when the present growth uses the rest within an hour. A batch that
-    leaves more than the budget is committed, and the flow stops behind it. It is not started again before the budget is
-    raised.
+    The runtime warns at four fifths of the limit, or when the current growth reaches it within an hour. A batch that
+    exceeds the budget is committed, then the flow stops. It does not start again until the budget is raised.
     """
 
     rows: int | None = None
@@ -32,8 +31,8 @@ class StateBudget:
             Size.parse(self.bytes)
         if (self.rows is None and self.bytes is None) or (self.rows is not None and self.rows < 1):
             raise FlowError(
-                "A state budget bounds nothing.",
-                why="It needs a number of rows above zero, an amount of bytes, or both.",
+                "A state budget has no limit.",
+                why="It needs a number of rows above zero, a size, or both.",
                 state="Nothing was started.",
                 remedy="Write it like StateBudget(rows=5_000_000) or StateBudget(bytes='2 GB').",
                 code="HR-227",
@@ -41,6 +40,6 @@ class StateBudget:
 
     @property
     def limits(self) -> dict[str, int]:
-        """The limits that are set, by what they count: `rows`, `bytes`."""
-        found = {} if self.rows is None else {"rows": self.rows}
-        return found if self.bytes is None else found | {"bytes": Size.parse(self.bytes).bytes}
+        """The limits that are set, by measure: `rows`, `bytes`."""
+        limits = {} if self.rows is None else {"rows": self.rows}
+        return limits if self.bytes is None else limits | {"bytes": Size.parse(self.bytes).bytes}

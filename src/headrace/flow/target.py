@@ -1,4 +1,4 @@
-"""Where flows run: the machine-dependent half that a declaration leaves out."""
+"""Targets: where flows run, and how to reach their storage and services."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Service:
     |---------|---------------------------------------------------------------------------------------------------|
     | url     | where it is; https, unless it is private                                                          |
     | headers | are sent with every request; values may be secrets                                                |
-    | private | whether it may be in a private network; otherwise only public addresses are sent to               |
+    | private | whether it may be in a private network; otherwise only public addresses are allowed               |
     | ca      | a file with the certificates to trust, when they are not the machine's                            |
     """
 
@@ -68,15 +68,15 @@ class Service:
 
 @dataclass(frozen=True)
 class Lease:
-    """What keeps a second driver away from a checkpoint, and with it from the local tables that its flow writes.
+    """The lease that allows one driver per checkpoint, and per local table that its flow writes.
 
     | field   | default  | meaning                                                                                  |
     |---------|----------|------------------------------------------------------------------------------------------|
     | kind    | by place | `lock`: a lock of the operating system, for a disk of one machine                        |
     |         |          | `record`: numbered records, for storage that several machines reach, a mounted one too   |
-    | seconds | 30       | how long the holder of a record has to be silent before another driver takes over        |
+    | seconds | 30       | how long the holder of a record must be silent before another driver takes over          |
 
-    Without a kind a local folder is locked, and other storage holds records.
+    The default is `lock` for a local folder and `record` for other storage.
     """
 
     kind: Literal["lock", "record"] | None = None
@@ -85,7 +85,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Target:
-    """One place to run flows: a Spark master, roots for tables and checkpoints, and how to reach the parts.
+    """An environment that runs flows: a Spark master, roots for tables and checkpoints, and connections.
 
     | field       | example                        | meaning                                                    |
     |-------------|--------------------------------|------------------------------------------------------------|
@@ -94,11 +94,11 @@ class Target:
     | lake        | /data/lake, s3a://bucket/lake  | root of tables; any URI that Hadoop's filesystems know     |
     | checkpoints | /data/checkpoints              | root of checkpoints; one folder per flow                   |
     | kafka       | bootstrap.servers, SASL ...    | options of Kafka clients; values may be secrets            |
-    | databases   | {"shop": Database(...)}        | databases by the names that flows know them under          |
+    | databases   | {"shop": Database(...)}        | databases by the names that flows use                      |
     | spark       | spark.executor.memory ...      | settings of the Spark application                          |
     | services    | crm: https://crm.example.org   | receivers of rows over HTTP, by name                       |
-    | lease       | Lease("record", 30)            | what keeps a second driver away from a checkpoint          |
-    | connect     | KafkaConnect("http://...")     | what runs captures; None where none is named and none runs |
+    | lease       | Lease("record", 30)            | allows one driver per checkpoint                           |
+    | connect     | KafkaConnect("http://...")     | Kafka Connect, which runs captures; None if there is none  |
     """
 
     name: str
@@ -113,9 +113,9 @@ class Target:
     connect: KafkaConnect | None = None
 
     def table(self, path: str) -> str:
-        """Return the full location of a table: as it is when absolute, else below the lake."""
+        """Return the full path of a table: unchanged if absolute, else below the lake."""
         return path if path.startswith("/") or _URI.match(path) else f"{self.lake.rstrip('/')}/{path}"
 
     def flow_folder(self, flow: str) -> str:
-        """Return the folder that holds everything about the progress of one flow."""
+        """Return the checkpoint folder of a flow."""
         return f"{self.checkpoints.rstrip('/')}/{flow}"

@@ -1,1 +1,1 @@
-"""What happens to rows between a source and a transform: parsed, validated, filtered, put under a watermark."""
+"""What happens to rows between a source and a transform: parse, validate, filter, apply the watermark."""

@@ -1,7 +1,7 @@
-"""The judge of rows of sources that have columns of their own: the guard against event times in the future, and rules.
+"""Validates rows of sources with their own columns: event times in the future, and data quality rules.
 
-Event times are compared with the clock of the batch. Spark writes it into the offset log before the batch runs, so a
-batch that is run again judges as it did before, and an audit can judge the same rows once more.
+Event times are compared with the timestamp of the batch. Spark writes it into the offset log before the batch runs, so
+a retried batch validates identically, and an audit can validate the same rows again.
 """
 
 from __future__ import annotations
@@ -11,40 +11,46 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.ingest import rules
-from headrace.ingest.parse import BAD
+from headrace.ingest.parse import INVALID
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from headrace.flow.inputs import Input
 
-# The reason that the quarantine gives, as for records of Kafka.
-IN_FUTURE = "event_time_in_future"
+# The reason in the quarantine table, the same as for Kafka records.
+FUTURE_REASON = "event_time_in_future"
 
 
-def judged_by_clock(rows: DataFrame, given: Input, clock: Column) -> DataFrame:
-    """Add whether a row's event time is past the clock by more than the watermark's `ahead`, and which rules it breaks.
+def validate_by_clock(rows: DataFrame, input_: Input, clock: Column) -> DataFrame:
+    """Add whether a row's event time is later than the clock by more than `max_future`, and which rules it violates.
 
-    A row that breaks a rule which files it is bad, too.
+    A row that violates a rule with the action `quarantine` is invalid, too.
     """
-    ruled = rows.withColumn(BAD, _is_ahead(given, clock)).withColumns(rules.verdicts(given.rules, F.col(BAD)))
-    return ruled.withColumn(BAD, F.col(BAD) | rules.broken(given.rules, "quarantine")) if given.rules else ruled
+    validated = rows.withColumn(INVALID, _is_in_future(input_, clock)).withColumns(
+        rules.violation_columns(input_.rules, F.col(INVALID))
+    )
+    return (
+        validated.withColumn(INVALID, F.col(INVALID) | rules.violates(input_.rules, "quarantine"))
+        if input_.rules
+        else validated
+    )
 
 
-def in_time(rows: DataFrame, given: Input) -> DataFrame:
-    """Return the rows that were judged to be good, as they came."""
-    kept = rows.where(~F.col(BAD) & ~rules.broken(given.rules, "drop"))
-    return kept.drop(BAD, *rules.columns(given.rules))
+def drop_invalid(rows: DataFrame, input_: Input) -> DataFrame:
+    """Return the valid rows with the columns of the source."""
+    valid = rows.where(~F.col(INVALID) & ~rules.violates(input_.rules, "drop"))
+    return valid.drop(INVALID, *rules.violation_names(input_.rules))
 
 
-def with_reason(rows: DataFrame, given: Input) -> DataFrame:
-    """Return the rows that were judged bad, with the `reason` for each."""
-    return rows.where(F.col(BAD)).withColumn("reason", rules.with_rule(given.rules, F.lit(IN_FUTURE)))
+def invalid_rows(rows: DataFrame, input_: Input) -> DataFrame:
+    """Return the invalid rows, each with its `reason`."""
+    return rows.where(F.col(INVALID)).withColumn("reason", rules.violated_rule(input_.rules, F.lit(FUTURE_REASON)))
 
 
-def _is_ahead(given: Input, clock: Column) -> Column:
-    if given.watermark is None:
+def _is_in_future(input_: Input, clock: Column) -> Column:
+    if input_.watermark is None:
         return F.lit(False)
-    guard = F.make_dt_interval(secs=F.lit(given.watermark.ahead_duration.seconds))
-    ahead = F.col(f"`{given.watermark.column}`").cast("timestamp") > clock + guard
-    return F.coalesce(ahead, F.lit(False))
+    max_future = F.make_dt_interval(secs=F.lit(input_.watermark.max_future_duration.seconds))
+    is_in_future = F.col(f"`{input_.watermark.column}`").cast("timestamp") > clock + max_future
+    return F.coalesce(is_in_future, F.lit(False))

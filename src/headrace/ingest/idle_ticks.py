@@ -1,4 +1,4 @@
-"""Beats among the rows of an input: they move the watermark, and nobody behind it sees them."""
+"""Idle ticks: synthetic rows that advance the watermark of an idle input and never reach the transform."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
     from headrace.flow.levers import Watermark
 
-_BEAT = "_headrace_beat"
+_TICK = "_headrace_beat"
 
-# Before any event.
-_NEVER = datetime(1, 1, 1)  # noqa: DTZ001 - Spark reads it in the session's zone, and a day more or less is the same
+# Earlier than any event.
+_MIN_TIME = datetime(1, 1, 1)  # noqa: DTZ001 - Spark reads it in the session's zone, and a day more or less is the same
 
 
-def with_beats(rows: DataFrame, watermark: Watermark, beats: DataFrame) -> DataFrame:
-    """Return the rows of an input under their watermark, which beats move too. `beats` has one column, of event times.
+def with_idle_ticks(rows: DataFrame, watermark: Watermark, ticks: DataFrame) -> DataFrame:
+    """Apply the watermark to the rows of an input and to idle ticks. `ticks` has one column, of event times.
 
-    All other columns of a beat are null, so columns that never were null may be by their type; by their values they
-    are not.
+    All other columns of a tick are null, so the columns become nullable in the schema. The rows that are returned
+    contain no such nulls.
     """
     delay, column = watermark.duration.spark(), watermark.column
-    time = F.col(beats.columns[0]).cast(rows.schema[column].dataType)
-    beating = beats.select(time.alias(column), F.lit(True).alias(_BEAT))
-    both = rows.withColumn(_BEAT, F.lit(False)).unionByName(beating, allowMissingColumns=True)
-    marked = both.withWatermark(column, delay)
-    # Spark moves a filter below the watermark unless it reads the watermark's column; there it would take the beats out
-    # before they have moved anything. So this filter reads the column, to no effect.
-    return marked.where(~F.col(_BEAT) | (F.col(f"`{column}`") < F.lit(_NEVER))).drop(_BEAT)
+    time = F.col(ticks.columns[0]).cast(rows.schema[column].dataType)
+    tick_rows = ticks.select(time.alias(column), F.lit(True).alias(_TICK))
+    combined = rows.withColumn(_TICK, F.lit(False)).unionByName(tick_rows, allowMissingColumns=True)
+    watermarked = combined.withWatermark(column, delay)
+    # Spark pushes a filter below the watermark unless it reads the watermark column. There it would remove the ticks
+    # before they advance the watermark. So this filter reads the column, without effect.
+    return watermarked.where(~F.col(_TICK) | (F.col(f"`{column}`") < F.lit(_MIN_TIME))).drop(_TICK)

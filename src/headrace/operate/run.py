@@ -14,18 +14,18 @@ from headrace.audit.late import Unexplained
 from headrace.audit.throughput import Throughput
 from headrace.clients.storage import FileStore, file_store, is_local
 from headrace.errors import HeadraceError
-from headrace.flow.checks.check import require_clean
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.checks.check import require_no_errors
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow, Continuous
-from headrace.flow.source import Positioned
+from headrace.flow.source import ValidatesStart
 from headrace.flow.target import Target
 from headrace.operate.preflight.batch_size import fitted_flows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.lost_offsets import Lost
+from headrace.runtime.checkpoint.lost_offsets import LostRange
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import BatchCommitted, BatchSizeChosen, Event, EventBus, OffsetsLost, RowsQuarantined
 from headrace.runtime.session import open_session
-from headrace.runtime.state.size import OperatorState, gone
+from headrace.runtime.state.size import OperatorState, count_removed_rows
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
 from headrace.stack.jars import JarCache
@@ -59,7 +59,7 @@ class FlowFigures:
     late: int = 0
     late_unexplained: list[Unexplained] = field(default_factory=list)
     set_aside: int = 0
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostRange] = field(default_factory=list)
     state: Sequence[OperatorState] = ()
     evicted: int = 0
     watermark: str | None = None
@@ -108,7 +108,7 @@ def until_done_of(flow: Flow) -> Flow:
 
 def preflight(flows: Sequence[Flow], target: Target) -> None:
     """Raise on the first thing that would stop a flow, before Spark is started and anything is written."""
-    require_clean(flows)
+    require_no_errors(flows)
     require_writable(target.checkpoints)
     require_writable(target.lake)
     for flow in flows:
@@ -122,9 +122,9 @@ def preflight(flows: Sequence[Flow], target: Target) -> None:
 def require_starts(flows: Sequence[Flow], target: Target, checkpoints: FileStore) -> None:
     """Raise for a flow without a checkpoint that cannot begin where its sources say; the others go on anyway."""
     for flow in flows:
-        if not Checkpoint.of(flow.name, target, checkpoints).planned():
+        if not Checkpoint.of(flow.name, target, checkpoints).planned_batches():
             for given in flow.named_inputs.values():
-                if isinstance(given.source, Positioned):
+                if isinstance(given.source, ValidatesStart):
                     given.source.require_start(target)
 
 
@@ -173,20 +173,20 @@ class Application:
             figures.rows_in += event.rows_in
             figures.rows_out += event.rows_out
             figures.batches += 1
-            figures.evicted += gone(figures.state, event.state)
+            figures.evicted += count_removed_rows(figures.state, event.state)
             figures.state = event.state
             figures.watermark = event.watermark or figures.watermark
             for name, delay in figures.delays.items():
-                if name in event.newest:
-                    reached = event.newest[name] - delay
+                if name in event.newest_event_times:
+                    reached = event.newest_event_times[name] - delay
                     figures.watermarks[name] = max(reached, figures.watermarks.get(name, reached))
-            self._counted[event.flow] += sum(event.bad.values())
-            for given, broken in event.broken.items():
+            self._counted[event.flow] += sum(event.invalid.values())
+            for given, broken in event.violations.items():
                 for rule, rows in broken.items():
-                    name = rule if given == ONLY else f"{given}.{rule}"
+                    name = rule if given == SINGLE_INPUT else f"{given}.{rule}"
                     figures.rules[name] = figures.rules.get(name, 0) + rows
         elif isinstance(event, RowsQuarantined):
-            self._figures[event.flow].set_aside += event.aside.rows
+            self._figures[event.flow].set_aside += event.dead_letters.rows
         elif isinstance(event, OffsetsLost):
             self._figures[event.flow].lost.extend(event.lost)
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from headrace.clients.kafka_settings import require_settings
 from headrace.clients.storage import is_local
-from headrace.errors import ConfigError, nearest
+from headrace.errors import ConfigError, did_you_mean
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
 from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
@@ -51,7 +51,7 @@ class Project:
         if name not in known:
             raise ConfigError(
                 f"There is no target '{name}'.",
-                why=f"headrace.yml has the targets {', '.join(known)}.{nearest(name, known)}",
+                why=f"headrace.yml has the targets {', '.join(known)}.{did_you_mean(name, known)}",
                 state="Nothing was started.",
                 remedy="Name one of them with --target.",
                 code="HR-105",
@@ -107,7 +107,7 @@ class Project:
             if name not in known:
                 raise ConfigError(
                     f"There is no flow '{name}'.",
-                    why=f"The project has {', '.join(known) or 'none'}.{nearest(name, known)}",
+                    why=f"The project has {', '.join(known) or 'none'}.{did_you_mean(name, known)}",
                     state="Nothing was started.",
                     remedy="`headrace check` lists the flows.",
                     code="HR-106",

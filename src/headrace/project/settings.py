@@ -34,7 +34,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headrace.errors import ConfigError, nearest
+from headrace.errors import ConfigError, did_you_mean
 
 FILE = "headrace.yml"
 
@@ -197,7 +197,7 @@ def _sentence(problem: object) -> str:
             }
             named = place[2] if len(place) > 3 else ""
             known = inner.get(named, TargetSettings).model_fields
-        return f"The key '{where}' is unknown.{nearest(place[-1], known)}"
+        return f"The key '{where}' is unknown.{did_you_mean(place[-1], known)}"
     if problem["type"] == "missing":
         return f"The key '{where}' is missing."
     message = str(problem["msg"]).removeprefix("Value error, ")

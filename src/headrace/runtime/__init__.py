@@ -1,1 +1,1 @@
-"""The machine that drives flows: sessions, queries, checkpoints, the supervisor."""
+"""Runs flows: sessions, queries, checkpoints, guards and the supervisor."""

@@ -1,15 +1,14 @@
-"""What a flow needs that runs without micro-batches, under `Continuous` or `RealTime`.
+"""Support for the triggers without micro-batches, `Continuous` and `RealTime`.
 
-Spark then writes the rows by itself, so nothing of the house stands between the rows of a batch and the sink. What is
-known of such a flow comes from outside of its rows:
+Spark then writes the rows itself, so Headrace sees no batches. Information about such a flow has other sources:
 
 |                    | RealTime                          | Continuous                                              |
 |--------------------|-----------------------------------|---------------------------------------------------------|
-| progress           | Spark reports each batch          | Spark reports nothing: the commit log is looked at      |
-| bad rows           | counted in the query, filed after | not counted: every epoch is read again and its bad ones |
-|                    | the batch                         | are filed                                               |
-| where it began     | Spark notes it                    | noted here before the first start                       |
-| a topic made again | ids are compared after each batch | ids are compared after each epoch                       |
+| progress           | Spark reports each batch          | Spark reports nothing: the commit log is polled         |
+| invalid rows       | counted in the query, quarantined | not counted: every epoch is read again and its invalid  |
+|                    | after the batch                   | rows are quarantined                                    |
+| start offsets      | recorded by Spark                 | recorded here before the first start                    |
+| recreated topics   | ids are compared after each batch | ids are compared after each epoch                       |
 """
 
 from __future__ import annotations
@@ -25,161 +24,167 @@ from py4j.protocol import Py4JError
 from headrace.errors import FlowError, HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RealTime
-from headrace.flow.source import Source, Unbatched
+from headrace.flow.source import Source, SupportsContinuous
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How often the commit log is looked at: twice per epoch, but no oftener than this and no more seldom than that.
-_LOOK_SECONDS = (0.25, 5.0)
+# The commit log is polled twice per epoch, within these bounds.
+_POLL_SECONDS = (0.25, 5.0)
 
-# A slot that these flows leave to everything else: micro-batch flows, and the audit of bad rows.
-_LEFT = 1
+# A slot that these flows leave free: for micro-batch flows, and the audit of invalid rows.
+_RESERVED_SLOTS = 1
 
 
-def is_unbatched(flow: Flow) -> bool:
+def is_continuous(flow: Flow) -> bool:
     """Whether a flow runs without micro-batches."""
     return isinstance(flow.trigger, Continuous | RealTime)
 
 
-def tasks(flow: Flow, target: Target) -> int:
-    """Return how many task slots a flow holds for as long as it runs; 0 with micro-batches. Asks the broker."""
-    if not is_unbatched(flow):
+def count_tasks(flow: Flow, target: Target) -> int:
+    """Return how many task slots a flow occupies while it runs; 0 with micro-batches. Asks the broker."""
+    if not is_continuous(flow):
         return 0
-    sources = [given.source for given in flow.named_inputs.values()]
-    return sum(source.tasks(target) for source in sources if isinstance(source, Unbatched))
+    sources = [input_.source for input_ in flow.named_inputs.values()]
+    return sum(source.partition_count(target) for source in sources if isinstance(source, SupportsContinuous))
 
 
-def require_slots(application: SparkSession, target: Target, flows: Sequence[Flow]) -> None:
-    """Raise HR-222 unless every partition that the flows read without batches gets a slot, and one is left over.
+def require_task_slots(application: SparkSession, target: Target, flows: Sequence[Flow]) -> None:
+    """Raise HR-222 unless every partition that the flows read without batches has a slot, and one slot is free.
 
-    Spark does not look: it reads as many partitions as it has slots, and the records of the others wait unseen.
+    Spark does not check: it reads as many partitions as it has slots, and the other partitions wait.
     """
     slots = application.sparkContext.defaultParallelism
-    held = {flow.name: tasks(flow, target) for flow in flows if is_unbatched(flow)}
-    if sum(held.values()) + _LEFT > slots:
-        each = ", ".join(f"'{name}' {count}" for name, count in held.items())
+    occupied = {flow.name: count_tasks(flow, target) for flow in flows if is_continuous(flow)}
+    if sum(occupied.values()) + _RESERVED_SLOTS > slots:
+        flow_slots = ", ".join(f"'{name}' {count}" for name, count in occupied.items())
         raise FlowError(
-            f"{sum(held.values())} partitions are read without batches, and Spark has {slots} task slots.",
-            why=f"Each of them holds a slot for as long as the flow runs ({each}), and {_LEFT} has to be left for "
-            "everything else. Records of the others would wait unseen.",
+            f"{sum(occupied.values())} partitions are read without batches, and Spark has {slots} task slots.",
+            why=f"Each of them holds a slot for as long as the flow runs ({flow_slots}), and {_RESERVED_SLOTS} has to "
+            "be left for everything else. Records of the others would wait unseen.",
             state="Nothing was started and nothing was written.",
-            remedy=f"Give the target {sum(held.values()) + _LEFT} cores or more, run the flows in applications of "
-            "their own, or use a trigger with batches.",
+            remedy=f"Give the target {sum(occupied.values()) + _RESERVED_SLOTS} cores or more, run the flows in "
+            "separate applications, or use a trigger with batches.",
             code="HR-222",
         )
 
 
-def require_continuable(flow: Flow, checkpoint: Checkpoint) -> None:
-    """Raise HR-223 for a flow with batches on a checkpoint of continuous processing, which Spark cannot go on from."""
-    begun = checkpoint.planned()
-    if isinstance(flow.trigger, Continuous) or not begun:
+def require_batch_checkpoint(flow: Flow, checkpoint: Checkpoint) -> None:
+    """Raise HR-223 for a flow with batches on a checkpoint of continuous processing, which Spark cannot resume."""
+    planned = checkpoint.planned_batches()
+    if isinstance(flow.trigger, Continuous) or not planned:
         return
-    last = checkpoint.entry(begun[-1])
+    last = checkpoint.offset_entry(planned[-1])
     if last.continuous:
-        there = "; ".join(offsets for offsets in last.offsets if offsets)
+        offsets = "; ".join(source for source in last.offsets if source)
         raise FlowError(
-            f"Flow '{flow.name}' cannot go on in batches: continuous processing wrote its checkpoint.",
-            why="It notes no watermark with its offsets, and Spark's batches do not start without one.",
-            state=f"Nothing was started. All records before these offsets are sent: {there}.",
+            f"Flow '{flow.name}' cannot continue in batches: continuous processing wrote its checkpoint.",
+            why="It records no watermark with its offsets, and Spark's batches need one.",
+            state=f"Nothing was started. All records before these offsets are sent: {offsets}.",
             remedy="Set trigger=Continuous() again; or start the flow under a new name, with "
             "starting=StartOffsets(...) at these offsets.",
             code="HR-223",
         )
 
 
-def source_of(flow: Flow, name: str, checkpoint: Checkpoint) -> Source:
-    """Return what an input is read from: without bounds where there are no batches, from where the flow began."""
+def input_source(flow: Flow, name: str, checkpoint: Checkpoint) -> Source:
+    """Return the source of an input; for triggers without batches, without bounds and at the start offsets."""
     source = flow.named_inputs[name].source
-    if not is_unbatched(flow) or not isinstance(source, Unbatched):
+    if not is_continuous(flow) or not isinstance(source, SupportsContinuous):
         return source
-    began = checkpoint.began() if isinstance(flow.trigger, Continuous) and not checkpoint.planned() else ()
-    return source.unbatched(began[list(flow.named_inputs).index(name)] if began else None)
+    start = (
+        checkpoint.continuous_start()
+        if isinstance(flow.trigger, Continuous) and not checkpoint.planned_batches()
+        else ()
+    )
+    return source.for_continuous(start[list(flow.named_inputs).index(name)] if start else None)
 
 
-def note_beginning(flow: Flow, target: Target, checkpoint: Checkpoint) -> None:
-    """Before the first start of a continuous flow, note the offsets that it begins at.
+def record_start_offsets(flow: Flow, target: Target, checkpoint: Checkpoint) -> None:
+    """Record the start offsets of a continuous flow before its first start.
 
-    Spark writes them down with the first epoch only. A crash before it would begin anew at another end of the topic,
-    and the audit of the first epoch would not know its range.
+    Spark records them with the first epoch only. After a crash before it the flow would start at later offsets, and the
+    audit of the first epoch would not know its range.
     """
-    if isinstance(flow.trigger, Continuous) and not checkpoint.planned() and not checkpoint.began():
-        sources = [given.source for given in flow.named_inputs.values()]
-        checkpoint.note_began([source.begins(target) for source in sources if isinstance(source, Unbatched)])
+    if isinstance(flow.trigger, Continuous) and not checkpoint.planned_batches() and not checkpoint.continuous_start():
+        sources = [input_.source for input_ in flow.named_inputs.values()]
+        checkpoint.record_continuous_start(
+            [source.initial_offsets(target) for source in sources if isinstance(source, SupportsContinuous)]
+        )
 
 
-def ends(flow: Flow, target: Target) -> tuple[str, ...]:
-    """Return where the topics of each input end now."""
-    sources = (given.source for given in flow.named_inputs.values())
-    return tuple(source.ends(target) for source in sources if isinstance(source, Unbatched))
+def latest_offsets(flow: Flow, target: Target) -> tuple[str, ...]:
+    """Return the current end offsets of each input."""
+    sources = (input_.source for input_ in flow.named_inputs.values())
+    return tuple(source.latest_offsets(target) for source in sources if isinstance(source, SupportsContinuous))
 
 
-class Epochs:
-    """Looks at the commit log of a continuous flow, on a thread of its own, until it is closed.
+class EpochWatcher:
+    """Polls the commit log of a continuous flow on a separate thread until it is closed.
 
-    `hear` is called for every epoch that is committed, in their order, with the number of records that it read.
+    Calls `on_epoch` for every committed epoch, in order, with the number of records that it read.
     """
 
     def __init__(
-        self, flow: Flow, checkpoint: Checkpoint, hear: Callable[[int, int], None], until: Sequence[str] = ()
+        self, flow: Flow, checkpoint: Checkpoint, on_epoch: Callable[[int, int], None], until: Sequence[str] = ()
     ) -> None:
-        assert isinstance(flow.trigger, Continuous)  # noqa: S101 - made for such a flow only
-        self._checkpoint, self._hear, self._until = checkpoint, hear, until
-        shortest, longest = _LOOK_SECONDS
+        assert isinstance(flow.trigger, Continuous)  # noqa: S101 - created for such a flow only
+        self._checkpoint, self._on_epoch, self._until = checkpoint, on_epoch, until
+        shortest, longest = _POLL_SECONDS
         self._pause = min(max(flow.trigger.duration.seconds / 2, shortest), longest)
-        self._last = max(checkpoint.committed(), default=-1)
+        self._last = max(checkpoint.committed_batches(), default=-1)
         self._closed = threading.Event()
         self._name = f"epochs-{flow.name}"
         self._thread: threading.Thread | None = None
 
-    def start(self, done: Callable[[], None]) -> None:
-        """Begin to look, when the query has started. What was committed before is not told.
+    def start(self, on_done: Callable[[], None]) -> None:
+        """Start polling, when the query has started. Earlier epochs are not reported.
 
-        `done` is called once, when the epochs have come to the offsets in `until`.
+        Calls `on_done` once, when the epochs have reached the offsets in `until`.
         """
-        self._thread = threading.Thread(target=self._watch, args=(done,), name=self._name, daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(on_done,), name=self._name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Tell of the last epochs and end. Called once, when the query has ended."""
+        """Report the last epochs and stop. Called once, when the query has ended."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
-        self._look()
+        self._poll()
 
-    def _watch(self, done: Callable[[], None]) -> None:
+    def _watch(self, on_done: Callable[[], None]) -> None:
         with suppress(OSError, Py4JError):
-            # Spark has given the checkpoint its id by now.
-            self._checkpoint.note_began(self._checkpoint.began())
+            # By now the checkpoint has its query id.
+            self._checkpoint.record_continuous_start(self._checkpoint.continuous_start())
         while not self._closed.wait(self._pause):
-            # Storage that does not answer for a moment is asked again with the next look.
+            # If the storage does not answer, the next poll asks again.
             with suppress(OSError, Py4JError, HeadraceError):
-                self._look()
+                self._poll()
                 if self._until and self._is_done():
                     self._until = ()
-                    done()
+                    on_done()
 
-    def _look(self) -> None:
-        for epoch in self._checkpoint.committed():
+    def _poll(self) -> None:
+        for epoch in self._checkpoint.committed_batches():
             if epoch > self._last:
-                self._hear(epoch, self._records(epoch))
+                self._on_epoch(epoch, self._records(epoch))
                 self._last = epoch
 
     def _records(self, epoch: int) -> int:
-        found = self._checkpoint.range(epoch, 0)
-        return _distance(*found) if found else 0
+        offsets = self._checkpoint.offset_range(epoch, 0)
+        return _distance(*offsets) if offsets else 0
 
     def _is_done(self) -> bool:
         if self._last < 0:
             return False
-        reached = self._checkpoint.entry(self._last).offsets
-        return all(_distance(here or "{}", end) <= 0 for here, end in zip(reached, self._until, strict=True))
+        reached = self._checkpoint.offset_entry(self._last).offsets
+        return all(_distance(offset or "{}", end) <= 0 for offset, end in zip(reached, self._until, strict=True))
 
 
 def _distance(start: str, end: str) -> int:
-    """Return how many offsets lie between two ends of a topic; partitions that are only in the first do not count."""
+    """Return the number of offsets between two positions; partitions that are only in the first do not count."""
     first, last = json.loads(start), json.loads(end)
     return sum(
         max(0, offset - first.get(topic, {}).get(number, 0))

@@ -1,15 +1,15 @@
-"""The counters that ride in a query, and how they are read from what Spark tells of a batch.
+"""Counters in the query (observed metrics), and the conversion of Spark's progress into an event.
 
-| counter             | stands                     | counts                                                      |
+| counter             | position                   | counts                                                      |
 |---------------------|----------------------------|-------------------------------------------------------------|
-| headrace_in_INPUT   | behind the judge           | the rows of an input, the bad ones, those that break a rule |
-| headrace_time_INPUT | behind its watermark       | the newest event time                                       |
-| headrace_out        | behind the transform       | the rows that go to the sink                                |
+| headrace_in_INPUT   | after validation           | rows of an input, invalid rows, rows that violate each rule |
+| headrace_time_INPUT | after the watermark        | the newest event time                                       |
+| headrace_out        | after the transform        | rows for the sink                                           |
 
-The second one is there for another reason, too. The optimizer moves filters of the transform below a watermark, where
-only their rows would move it, and no heartbeat. It moves nothing past a counter.
+The second counter has another purpose, too. The optimizer pushes filters of the transform below a watermark, where they
+would remove idle ticks before these advance it. It pushes nothing past a counter.
 
-Continuous processing refuses counters: its flows have none.
+Continuous processing does not support counters, so its flows have none.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pyspark.sql import functions as F
 
 from headrace.flow.rules import Rule
 from headrace.ingest import rules
-from headrace.ingest.parse import BAD
+from headrace.ingest.parse import INVALID
 from headrace.runtime.events import BatchCommitted
 from headrace.runtime.state.size import operator_states
-from headrace.spark_plan.source_order import Place
+from headrace.spark_plan.source_order import PlannedSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,43 +36,47 @@ _IN, _TIME, _OUT = "headrace_in_", "headrace_time_", "headrace_out"
 _RULE = "rule_"
 
 
-def count_judged(rows: DataFrame, name: str, given: Sequence[Rule] = ()) -> DataFrame:
-    """Count the rows of an input, the bad ones among them and those that break each rule, in passing."""
-    judged = (F.count(F.lit(1)).alias("rows"), F.count_if(F.col(BAD)).alias("bad"))
-    return rows.observe(f"{_IN}{name}", *judged, *rules.counts(given, _RULE))
+def count_validated(rows: DataFrame, name: str, input_rules: Sequence[Rule] = ()) -> DataFrame:
+    """Count the rows of an input, the invalid rows and the violations of each rule."""
+    counts = (F.count(F.lit(1)).alias("rows"), F.count_if(F.col(INVALID)).alias("bad"))
+    return rows.observe(f"{_IN}{name}", *counts, *rules.count_violations(input_rules, _RULE))
 
 
-def note_time(rows: DataFrame, name: str, column: str) -> DataFrame:
-    """Note the newest event time of an input, in passing, and keep filters behind its watermark.
+def track_event_time(rows: DataFrame, name: str, column: str) -> DataFrame:
+    """Track the newest event time of an input, and keep filters above its watermark.
 
-    As a number: a time is told as text or as a moment, by the way it takes to Python.
+    The value is a number: a timestamp reaches Python as a string or as a datetime, depending on the path.
     """
     return rows.observe(f"{_TIME}{name}", F.unix_micros(F.max(column).cast("timestamp")).alias("newest"))
 
 
 def count_results(rows: DataFrame) -> DataFrame:
-    """Count what goes to the sink, in passing."""
+    """Count the rows for the sink."""
     return rows.observe(_OUT, F.count(F.lit(1)).alias("rows"))
 
 
-def as_event(flow: str, progress: StreamingQueryProgress, order: Sequence[Place]) -> BatchCommitted:
-    """Return what Spark tells of a batch that was committed. `order` says which of its sources are beats."""
+def batch_committed(flow: str, progress: StreamingQueryProgress, order: Sequence[PlannedSource]) -> BatchCommitted:
+    """Convert Spark's progress of a committed batch into an event. `order` tells which sources are idle ticks."""
     observed = {name: row.asDict() for name, row in progress.observedMetrics.items()}
     dropped = tuple(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
     return BatchCommitted(
         flow=flow,
         batch_id=progress.batchId,
-        rows_in=sum(each.numInputRows for at, each in zip(order, progress.sources, strict=False) if at.role == "rows"),
+        rows_in=sum(
+            source.numInputRows
+            for planned, source in zip(order, progress.sources, strict=False)
+            if planned.role == "rows"
+        ),
         rows_out=int(observed.get(_OUT, {}).get("rows", 0)),
-        bad={name.removeprefix(_IN): int(row["bad"]) for name, row in observed.items() if name.startswith(_IN)},
-        broken={name.removeprefix(_IN): _broken(row) for name, row in observed.items() if name.startswith(_IN)},
+        invalid={name.removeprefix(_IN): int(row["bad"]) for name, row in observed.items() if name.startswith(_IN)},
+        violations={name.removeprefix(_IN): _violations(row) for name, row in observed.items() if name.startswith(_IN)},
         dropped=sum(dropped),
         duration_ms=int(progress.durationMs.get("triggerExecution", 0)),
         watermark=progress.eventTime.get("watermark"),
         state=operator_states(progress.stateOperators),
         progress={"json": progress.json},
-        dropped_by=dropped,
-        newest={
+        dropped_by_operator=dropped,
+        newest_event_times={
             name.removeprefix(_TIME): _EPOCH + timedelta(microseconds=int(row["newest"]))
             for name, row in observed.items()
             if name.startswith(_TIME) and row["newest"] is not None
@@ -80,6 +84,6 @@ def as_event(flow: str, progress: StreamingQueryProgress, order: Sequence[Place]
     )
 
 
-def _broken(observed: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many rows broke each rule."""
+def _violations(observed: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of violations per rule."""
     return {name.removeprefix(_RULE): int(rows) for name, rows in observed.items() if name.startswith(_RULE)}

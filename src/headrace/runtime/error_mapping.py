@@ -1,8 +1,7 @@
-"""Exceptions of Spark, Kafka and Delta, mapped into the error tree at the boundary.
+"""Maps exceptions of Spark, Kafka and Delta into the error tree.
 
-Spark hands a failed query over as text: the classes and messages of the whole chain of causes. The table below is read
-from top to bottom, and the first phrase that occurs in the text decides. What no row knows is terminal, because a
-restart that nobody understands hides the fault.
+Spark reports a failed query as text: the classes and messages of the whole chain of causes. The first row of the table
+below with a phrase that occurs in the text decides. An unknown error is terminal, because restarts would hide it.
 """
 
 from __future__ import annotations
@@ -14,52 +13,50 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from headrace.errors import ConfigError, DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
-from headrace.ingest.rules import STOPPED
+from headrace.ingest.rules import VIOLATION_MARKER
 
-_STATE_KEPT = (
-    "The sinks hold every batch up to the last commit; the failed batch will be run again from the same offsets."
-)
+_STATE = "The sinks contain every batch up to the last commit; the failed batch will be retried from the same offsets."
 _ROOT_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
-# What Python code on a worker died of: the line below the indented ones.
+# The exception of Python code on a worker: the line below the indented ones.
 _PYTHON_CAUSE = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
-# What Headrace itself refuses there: a value that custom state cannot keep.
-_REFUSED_THERE = re.compile(r"^headrace\.errors\.FlowError: \[(HR-2\d\d)\] (.+)$")
-_LONGEST_CAUSE = 400
+# An error that Headrace raises on a worker: a value that custom state cannot store.
+_WORKER_ERROR = re.compile(r"^headrace\.errors\.FlowError: \[(HR-2\d\d)\] (.+)$")
+_MAX_CAUSE_LENGTH = 400
 
 
 @dataclass(frozen=True)
-class _Known:
+class _ErrorMapping:
     phrases: tuple[str, ...]
-    kind: type[HeadraceError]
+    error_class: type[HeadraceError]
     code: str
     what: str
     remedy: str
 
 
-_KNOWN = (
-    _Known(
-        (STOPPED,),
+_ERROR_MAPPINGS = (
+    _ErrorMapping(
+        (VIOLATION_MARKER,),
         DataError,
         "HR-571",
         "A row breaks a rule that stops the flow.",
         "Correct the row at its source, or give the rule another action, and start the flow again: it begins with the "
         "batch that holds the row.",
     ),
-    _Known(
+    _ErrorMapping(
         ("KAFKA_DATA_LOSS", "Some data may have been lost", "OffsetOutOfRangeException"),
         DataError,
         "HR-502",
         "Kafka no longer has offsets that the flow has not read.",
-        "Look at the topic's retention. To go on without the lost rows, start the flow under a new name.",
+        "Look at the topic's retention. To continue without the lost rows, start the flow under a new name.",
     ),
-    _Known(
+    _ErrorMapping(
         ("UnknownTopicOrPartitionException", "UnknownTopicIdException"),
         DataError,
         "HR-501",
         "A topic is not there.",
         "Create it with `headrace topics create NAME`, or correct the name in the flow.",
     ),
-    _Known(
+    _ErrorMapping(
         (
             "SaslAuthenticationException",
             "SslAuthenticationException",
@@ -73,28 +70,28 @@ _KNOWN = (
         "Kafka does not let the flow's client in.",
         "Correct the sasl and ssl settings under `kafka:` of the target in headrace.yml, and start the flow again.",
     ),
-    _Known(
+    _ErrorMapping(
         ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE"),
         DataError,
         "HR-512",
         "Rows of the Delta table that the flow reads were updated or deleted.",
         "Read the table with `DeltaChangesSource`, or start the flow under a new name to read the table as it is now.",
     ),
-    _Known(
+    _ErrorMapping(
         ("DELTA_MISSING_CHANGE_DATA",),
         DataError,
         "HR-513",
         "A version of the Delta table that the flow reads has no change feed.",
         "Set `delta.enableChangeDataFeed` on the table, and start at a version that was written after that.",
     ),
-    _Known(
+    _ErrorMapping(
         ("MALFORMED_RECORD_IN_PARSING", "MALFORMED_CSV_RECORD"),
         DataError,
         "HR-514",
         "A line of a file cannot be read as its schema says.",
         "Correct the file in place and start the flow again, or declare the schema as the files are.",
     ),
-    _Known(
+    _ErrorMapping(
         (
             "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
             "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
@@ -111,28 +108,28 @@ _KNOWN = (
         "The state in the checkpoint was written by another query.",
         "Restore the previous transform, or start the flow under a new name.",
     ),
-    _Known(
+    _ErrorMapping(
         ("CONCURRENT_STREAM_LOG_UPDATE", "ConcurrentTransactionException"),
         RecoveryError,
         "HR-304",
         "Another driver writes under the same checkpoint.",
         "Stop the other driver.",
     ),
-    _Known(
+    _ErrorMapping(
         ("Incomplete log file", "STREAMING_CHECKPOINT_MISSING_METADATA_FILE", "Error reading streaming state file"),
         RecoveryError,
         "HR-301",
         "The checkpoint is damaged.",
         "Restore the checkpoint from a backup, or start the flow under a new name.",
     ),
-    _Known(
+    _ErrorMapping(
         ("No space left on device", "Disk quota exceeded"),
         PartUnavailable,
         "HR-602",
         "The disk is full.",
-        "Free space; the flow goes on by itself.",
+        "Free space; the flow then continues automatically.",
     ),
-    _Known(
+    _ErrorMapping(
         (
             "org.apache.kafka.common.errors.TimeoutException",
             "org.apache.kafka.common.errors.DisconnectException",
@@ -147,9 +144,9 @@ _KNOWN = (
         PartUnavailable,
         "HR-601",
         "Kafka does not answer.",
-        "Start the broker; the flow continues automatically.",
+        "Start the broker; the flow then continues automatically.",
     ),
-    _Known(
+    _ErrorMapping(
         (
             "ExecutorLostFailure",
             "FetchFailedException",
@@ -161,24 +158,24 @@ _KNOWN = (
         PartUnavailable,
         "HR-603",
         "A part of the cluster was lost, or another writer was faster.",
-        "Nothing: the flow goes on by itself.",
+        "Nothing: the flow then continues automatically.",
     ),
-    _Known(
+    _ErrorMapping(
         ("Python worker exited unexpectedly",),
         PartUnavailable,
         "HR-603",
         "A Python worker died.",
-        "Nothing: the flow goes on by itself. If it repeats, give the machine more memory, or look for native code in "
-        "the transform that crashes.",
+        "Nothing: the flow then continues automatically. If it repeats, give the machine more memory, or "
+        "look for native code in the transform that crashes.",
     ),
-    _Known(
+    _ErrorMapping(
         ("PythonException", "PYTHON_EXCEPTION"),
         FlowError,
         "HR-206",
         "Python code of the flow raised an error.",
-        "Correct the code and start the flow again; it goes on where it stopped.",
+        "Correct the code and start the flow again; it resumes where it stopped.",
     ),
-    _Known(
+    _ErrorMapping(
         (
             "AnalysisException",
             "UNSUPPORTED_STREAMING",
@@ -194,58 +191,58 @@ _KNOWN = (
 )
 
 
-def mapped(flow: str, error: BaseException | str) -> HeadraceError:
-    """Return a failure of a flow as an error of the tree. Called by the supervisor, once per failure."""
+def map_error(flow: str, error: BaseException | str) -> HeadraceError:
+    """Convert a failure of a flow into an error of the tree. Called by the supervisor, once per failure."""
     if isinstance(error, HeadraceError):
         return error
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     in_python = _PYTHON_CAUSE.findall(text)
-    refused = _REFUSED_THERE.match(in_python[-1]) if in_python else None
-    if refused is not None:
+    worker_error = _WORKER_ERROR.match(in_python[-1]) if in_python else None
+    if worker_error is not None:
         return FlowError(
             f"Flow '{flow}': Python code of the flow did what cannot be done.",
-            why=_capped(refused[2]),
-            state=_STATE_KEPT,
-            remedy="Correct the code and start the flow again; it goes on where it stopped.",
-            code=refused[1],
+            why=_truncate(worker_error[2]),
+            state=_STATE,
+            remedy="Correct the code and start the flow again; it resumes where it stopped.",
+            code=worker_error[1],
         )
-    for known in _KNOWN:
-        if any(phrase in text for phrase in known.phrases):
-            return known.kind(
-                f"Flow '{flow}': {known.what}",
+    for mapping in _ERROR_MAPPINGS:
+        if any(phrase in text for phrase in mapping.phrases):
+            return mapping.error_class(
+                f"Flow '{flow}': {mapping.what}",
                 why=_cause(text),
-                state=_STATE_KEPT,
-                remedy=known.remedy,
-                code=known.code,
+                state=_STATE,
+                remedy=mapping.remedy,
+                code=mapping.code,
             )
     if isinstance(error, Exception) and not isinstance(error, PySparkException | Py4JError):
         return FlowError(
             f"Flow '{flow}': Python code of the flow or its sink raised an error.",
             why=_cause(text),
-            state=_STATE_KEPT,
-            remedy="Correct the code and start the flow again; it goes on where it stopped.",
+            state=_STATE,
+            remedy="Correct the code and start the flow again; it resumes where it stopped.",
             code="HR-206",
         )
     return FlowError(
         f"Flow '{flow}' failed.",
         why=_cause(text),
-        state=_STATE_KEPT,
+        state=_STATE,
         remedy="Correct the cause and start the flow again. Spark's own log, spark.log, has the details.",
         code="HR-299",
     )
 
 
 def _cause(text: str) -> str:
-    """Return the innermost cause, capped: a whole stack trace says less."""
+    """Return the innermost cause, truncated: it says more than a whole stack trace."""
     causes, in_python = _ROOT_CAUSE.findall(text), _PYTHON_CAUSE.findall(text)
-    line = causes[-1] if causes else next((each for each in text.splitlines() if each.strip()), "no message")
+    line = causes[-1] if causes else next((part for part in text.splitlines() if part.strip()), "no message")
     if line.endswith("Traceback (most recent call last):") and in_python:
         line = in_python[-1]
-    return _capped(line)
+    return _truncate(line)
 
 
-def _capped(line: str) -> str:
+def _truncate(line: str) -> str:
     line = line.strip()
-    return (line if len(line) <= _LONGEST_CAUSE else line[:_LONGEST_CAUSE] + "...") + (
+    return (line if len(line) <= _MAX_CAUSE_LENGTH else line[:_MAX_CAUSE_LENGTH] + "...") + (
         "" if line.endswith(".") else "."
     )

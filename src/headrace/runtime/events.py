@@ -1,4 +1,4 @@
-"""What happens to flows while they run, as values. The only way in which the rest of the house hears of the runtime."""
+"""The events of running flows. Other packages learn about the runtime only through them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from headrace.errors import HeadraceError
-from headrace.flow.checks.backpressure import Fitted
-from headrace.flow.sink import SetAside
-from headrace.runtime.checkpoint.lost_offsets import Lost
+from headrace.flow.checks.backpressure import BatchSize
+from headrace.flow.sink import DeadLetters
+from headrace.runtime.checkpoint.lost_offsets import LostRange
 from headrace.runtime.state.size import OperatorState
 
 
 @dataclass(frozen=True)
 class BatchSizeChosen:
-    """The bound of an input was left to the machine, and this is what it came to. Before the flow is first started."""
+    """Headrace chose the batch size of an input (`AutoBatchSize`). Published before the flow first starts."""
 
     flow: str
     input: str
-    bound: Fitted
+    batch_size: BatchSize
 
 
 @dataclass(frozen=True)
 class FlowStarted:
-    """A query runs. `query_id` is the identity of its checkpoint.
+    """A query has started. `query_id` is the identity of its checkpoint.
 
-    `last_batch` is the newest batch that was committed before this start, None if there is none.
+    `last_batch` is the last batch committed before this start, or None.
     """
 
     flow: str
@@ -37,69 +37,73 @@ class FlowStarted:
 
 @dataclass(frozen=True)
 class BatchCommitted:
-    """A batch is in its sinks and in the commit log.
+    """A batch is committed: in its sinks and in the commit log.
 
-    `rows_in` does not count heartbeats. `bad` counts the rows that were left out as bad, per input. `dropped` is
-    Spark's own count of rows that came too late, taken after partial aggregation: zero means none, any other number
-    only says that there were some. `dropped_by` is the same per operator with state, from the result to the sources.
-    `state` is what each stateful operator keeps after the batch. `newest` is the newest event time of each input that
-    has a watermark, where the batch had rows of it. `broken` counts the rows that broke each rule, per input, whatever
-    the rule does with them.
+    | field                | meaning                                                                               |
+    |----------------------|---------------------------------------------------------------------------------------|
+    | rows_in              | input rows, without idle ticks                                                        |
+    | invalid              | invalid rows per input                                                                |
+    | dropped              | Spark's count of late rows, after partial aggregation: zero means none, any other     |
+    |                      | number only means that there were some                                                |
+    | dropped_by_operator  | the same per stateful operator, from the result to the sources                        |
+    | state                | the state of each stateful operator after the batch                                   |
+    | newest_event_times   | the newest event time per input with a watermark, if the batch had rows of it         |
+    | violations           | rows that violate each rule, per input, whatever the action of the rule               |
 
-    An epoch of continuous processing is told as a batch, where it read something. It is not `counted`: `rows_in` is the
-    distance of its offsets, `rows_out` is 0, and whether it had bad rows is known only by reading it again.
+    A non-empty epoch of continuous processing is published as a batch with `counted=False`: `rows_in` is the number of
+    offsets, `rows_out` is 0, and only reading the epoch again shows whether it had invalid rows.
     """
 
     flow: str
     batch_id: int
     rows_in: int
     rows_out: int
-    bad: Mapping[str, int]
+    invalid: Mapping[str, int]
     dropped: int
     duration_ms: int
     watermark: str | None
     state: Sequence[OperatorState] = ()
     progress: Mapping[str, object] = field(repr=False, default_factory=dict)
     counted: bool = True
-    dropped_by: tuple[int, ...] = ()
-    newest: Mapping[str, datetime] = field(default_factory=dict)
-    broken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    dropped_by_operator: tuple[int, ...] = ()
+    newest_event_times: Mapping[str, datetime] = field(default_factory=dict)
+    violations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RowsQuarantined:
-    """A sink could not deliver rows of a batch and has kept them. An attempt that fails later tells of them again."""
+    """A sink could not deliver rows of a batch and stored them elsewhere. A retried batch reports them again."""
 
     flow: str
     batch_id: int
-    aside: SetAside
+    dead_letters: DeadLetters
 
 
 @dataclass(frozen=True)
 class OffsetsLost:
-    """A batch goes on without offsets that are gone, as its source accepts. It is recorded, and not yet committed."""
+    """A batch continues without lost offsets, as its source allows. The batch is not committed yet."""
 
     flow: str
     batch_id: int
-    lost: Sequence[Lost]
+    lost: Sequence[LostRange]
 
 
 @dataclass(frozen=True)
 class SettingPinned:
-    """A flow goes on with a setting of its checkpoint, which is not what is declared or what the machine has."""
+    """A flow keeps a setting from its checkpoint that differs from the declared value."""
 
     flow: str
     setting: str
     declared: str
-    kept: str
+    checkpoint_value: str
 
 
 @dataclass(frozen=True)
 class StateNearBudget:
-    """The state of a flow comes near its budget, or will within an hour. Told once, until it has been clearly below.
+    """The state of a flow is near its budget, or will be within an hour. Published once until it is clearly below.
 
-    `measure` is `rows` or `bytes`. `seconds_left` says when the present growth reaches the limit; None when the state
-    does not grow. `operator` is the one that keeps the most.
+    `measure` is `rows` or `bytes`. `seconds_left` is the time until the current growth reaches the limit, None without
+    growth. `operator` is the operator with the largest state.
     """
 
     flow: str
@@ -113,9 +117,9 @@ class StateNearBudget:
 
 @dataclass(frozen=True)
 class CaptureUnhealthy:
-    """A capture that a flow reads is not well, and the flow goes on. Told once, until it is well or something else.
+    """A capture that a flow reads is unhealthy; the flow continues. Published once per problem.
 
-    `capture` is its prefix.
+    `capture` is the topic prefix of the capture.
     """
 
     flow: str
@@ -125,7 +129,7 @@ class CaptureUnhealthy:
 
 @dataclass(frozen=True)
 class FlowFailed:
-    """A query ended with an error. `retry_in` is None when it will not be started again."""
+    """A query ended with an error. `retry_in` is None if it will not restart."""
 
     flow: str
     error: HeadraceError
@@ -134,14 +138,14 @@ class FlowFailed:
 
 @dataclass(frozen=True)
 class FlowStopped:
-    """A flow came to its end: drained, or all of its available input read."""
+    """A flow has ended: drained, or all available input read."""
 
     flow: str
 
 
 @dataclass(frozen=True)
 class AuditFailed:
-    """Bad and late rows of a flow could not be filed. Its batches are committed; the next audit files them."""
+    """Invalid and late rows of a flow could not be recorded. Its batches are committed; the next audit records them."""
 
     flow: str
     error: HeadraceError
@@ -149,7 +153,7 @@ class AuditFailed:
 
 @dataclass(frozen=True)
 class LateUnexplained:
-    """Late rows of a batch were dropped that the late ledger does not hold. `dropped` is None where nobody knows."""
+    """Late rows of a batch were dropped that are not in the late ledger. `dropped` is None if the number is unknown."""
 
     flow: str
     batch_id: int
@@ -174,18 +178,18 @@ Event = (
 
 
 class EventBus:
-    """Hands every event to every subscriber, in order, on the thread that published it."""
+    """Delivers every event to every subscriber, in order, on the thread that published it."""
 
     def __init__(self) -> None:
         self._subscribers: list[Callable[[Event], None]] = []
         self._lock = threading.Lock()
 
-    def subscribe(self, hear: Callable[[Event], None]) -> None:
-        """Hear every event from now on. `hear` must return quickly and must not raise."""
-        self._subscribers.append(hear)
+    def subscribe(self, on_event: Callable[[Event], None]) -> None:
+        """Call `on_event` for every event from now on. It must return quickly and must not raise."""
+        self._subscribers.append(on_event)
 
     def publish(self, event: Event) -> None:
-        """Tell every subscriber. Called by the runtime only."""
+        """Deliver an event to every subscriber. Called by the runtime only."""
         with self._lock:
-            for hear in self._subscribers:
-                hear(event)
+            for on_event in self._subscribers:
+                on_event(event)

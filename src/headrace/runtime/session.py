@@ -1,7 +1,7 @@
-"""The Spark session: the only place that builds one.
+"""Builds Spark sessions: the only module that does.
 
-`open_session` builds the application's session from a target. `flow_session` gives each flow a session of its own on
-the same context, because a streaming query takes its settings (shuffle partitions, state store) from its session.
+`open_session` builds the session of the application from a target. `flow_session` creates a session per flow on the
+same context, because a streaming query takes its settings (shuffle partitions, state store) from its session.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headrace.flow.levers import Continuous, RocksDB
 from headrace.flow.target import Target
 from headrace.ingest.flat_json import flat_json_jar
 from headrace.runtime.checkpoint.pinned_settings import PARTITIONS, PROVIDER
-from headrace.runtime.state.memory import BOUND
-from headrace.spark_plan.jvm_names import remember_names
+from headrace.runtime.state.memory import MEMORY_LIMIT
+from headrace.spark_plan.jvm_names import cache_class_names
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
 
@@ -41,8 +41,8 @@ _LOCAL_DISK = {
 # Spark looks at `spark.jars` by the file system of `file:`, so that one has to be there before them.
 _CLASS_PATH = "spark.driver.extraClassPath"
 
-# How often Spark tells of a quiet trigger: its own default, and what costs nothing yet.
-_USUAL_MS, _MOST_OFTEN_MS = 10_000, 200
+# How often Spark reports a trigger without data: its default, and the shortest interval without noticeable cost.
+_DEFAULT_IDLE_REPORT_MS, _MIN_IDLE_REPORT_MS = 10_000, 200
 
 _REDACTION = "spark.redaction.regex"
 _APPLICATION = {
@@ -84,7 +84,7 @@ def open_session(
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    _keep_py4j_quiet(log)
+    _redirect_py4j_log(log)
     builder = SparkSession.builder.appName(app_name).master(target.master)
     settings = dict(_APPLICATION)
     if target.master.startswith("local"):
@@ -95,17 +95,17 @@ def open_session(
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "2g",
             "spark.sql.warehouse.dir": f"{target.lake.rstrip('/')}/_warehouse",
-            "spark.driver.extraJavaOptions": _log_settings(),
+            "spark.driver.extraJavaOptions": _log_options(),
         }
-    if cores_of(target.master) is not None:
+    if local_cores(target.master) is not None:
         settings |= _LOCAL_DISK
-        own = [str(local_disk_jar()), target.spark.get(_CLASS_PATH, "")]
-        target = replace(target, spark={**target.spark, _CLASS_PATH: os.pathsep.join(filter(None, own))})
+        jars_on_class_path = [str(local_disk_jar()), target.spark.get(_CLASS_PATH, "")]
+        target = replace(target, spark={**target.spark, _CLASS_PATH: os.pathsep.join(filter(None, jars_on_class_path))})
     settings["spark.jars"] = ",".join(str(jar) for jar in (*jars, flat_json_jar()))
     for key, value in with_redaction(settings | dict(target.spark)).items():
         builder = builder.config(key, value)
     try:
-        with _stderr_into(log), _own_interrupt_handler():
+        with _redirect_stderr(log), _keep_interrupt_handler():
             spark = builder.getOrCreate()
     except Exception as error:
         raise ConfigError(
@@ -116,7 +116,7 @@ def open_session(
             code="HR-112",
         ) from error
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
-    remember_names(spark)
+    cache_class_names(spark)
     return spark
 
 
@@ -127,18 +127,18 @@ def local_disk_jar() -> Path:
 
 @contextmanager
 def planning_session(jars: Sequence[Path], *, log: Path | None = None) -> Iterator[SparkSession]:
-    """Open a small session on this machine in which plans are made and nothing runs, and stop it afterwards.
+    """Open a small local session for query plans, and stop it afterwards.
 
-    Where a session is there already, that one is used and goes on.
+    If a session is active already, use that one and leave it open.
     """
-    found = SparkSession.getActiveSession()
-    if found is not None:
-        yield found
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
         return
     with TemporaryDirectory(prefix="headrace-plan-") as folder:
-        # One core, and no more memory than a plan needs.
-        small = Target("planning", folder, folder, master="local[1]", spark={"spark.driver.memory": "512m"})
-        spark = open_session(small, jars, app_name="headrace-plan", log=log)
+        # One core, and little memory: plans need no more.
+        planning_target = Target("planning", folder, folder, master="local[1]", spark={"spark.driver.memory": "512m"})
+        spark = open_session(planning_target, jars, app_name="headrace-plan", log=log)
         try:
             yield spark
         finally:
@@ -146,15 +146,15 @@ def planning_session(jars: Sequence[Path], *, log: Path | None = None) -> Iterat
 
 
 def with_redaction(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings with Headrace's pattern for secrets in force; a target's own pattern adds to it."""
-    ours, theirs = _APPLICATION[_REDACTION], settings[_REDACTION]
-    return {**settings, _REDACTION: ours if theirs == ours else f"{ours}|(?:{theirs})"}
+    """Return the settings with Headrace's redaction pattern; a pattern of the target is added to it."""
+    default, configured = _APPLICATION[_REDACTION], settings[_REDACTION]
+    return {**settings, _REDACTION: default if configured == default else f"{default}|(?:{configured})"}
 
 
 def flow_session(application: SparkSession, flow: Flow, memory_mb: int | None = None) -> SparkSession:
-    """Return a session of its own for a flow. Called once per start of the flow.
+    """Return a new session for a flow. Called once per start of the flow.
 
-    `memory_mb` bounds RocksDB; None leaves it as Spark has it, for sessions that keep no state.
+    `memory_mb` limits RocksDB; None keeps Spark's default, for sessions without state.
     """
     session = application.newSession()
     cores = application.sparkContext.defaultParallelism
@@ -163,8 +163,8 @@ def flow_session(application: SparkSession, flow: Flow, memory_mb: int | None = 
     return session
 
 
-def cores_of(master: str) -> int | None:
-    """Return the cores that flows have under a local master, or None for a cluster, which only Spark can ask."""
+def local_cores(master: str) -> int | None:
+    """Return the number of cores of a local master, or None for a cluster."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,.*)?\])?", master)
     if local is None:
         return None
@@ -174,10 +174,10 @@ def cores_of(master: str) -> int | None:
 
 
 def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[str, str]:
-    """Return the settings that a flow's levers stand for.
+    """Return the Spark settings for the declaration of a flow.
 
     Spark's default of 200 shuffle partitions makes a window on two cores eight times slower; one per core is the
-    most that can run at once. The number is frozen into the checkpoint by the first batch.
+    most that can run at once. The first batch pins the number in the checkpoint.
     """
     settings = {
         "spark.sql.session.timeZone": "UTC",
@@ -186,12 +186,12 @@ def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[
         "spark.sql.streaming.multipleWatermarkPolicy": "min",
         "spark.sql.streaming.statefulOperator.checkCorrectness.enabled": "true",
         "spark.databricks.delta.snapshotPartitions": "2",
-        # Of two operators with state that are fed alike, the second would be fed from the first one's exchange. Spark
-        # then does not find its watermark: it takes late rows in, and its state is never evicted.
+        # Two stateful operators with equal inputs would share an exchange. Spark then does not find the watermark of
+        # the second: it accepts late rows, and its state is never evicted.
         "spark.sql.exchange.reuse": "false",
     }
     if isinstance(flow.trigger, Continuous):
-        # An entry a second, and the audit reads epochs again by them: ten minutes' worth, should it fall behind.
+        # One entry per second, and the audit needs them: ten minutes, in case it falls behind.
         settings["spark.sql.streaming.minBatchesToRetain"] = "600"
     if isinstance(flow.state, RocksDB):
         settings |= {
@@ -200,25 +200,27 @@ def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         }
         if memory_mb is not None:
-            # Without a bound each store has a cache and buffers of its own, outside of the heap that Spark counts.
+            # Without a limit each store has its own cache and buffers, outside of the heap that Spark counts.
             settings |= {
                 "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
-                BOUND: str(memory_mb),
+                MEMORY_LIMIT: str(memory_mb),
             }
     else:
         settings[PROVIDER] = f"{_STATE_STORES}.HDFSBackedStateStoreProvider"
-    idles = [given.watermark.idle_duration for given in flow.named_inputs.values() if given.watermark is not None]
-    shortest = min((idle.ms for idle in idles if idle is not None), default=None)
+    idle_timeouts = [
+        input_.watermark.idle_timeout_duration for input_ in flow.named_inputs.values() if input_.watermark is not None
+    ]
+    shortest = min((timeout.ms for timeout in idle_timeouts if timeout is not None), default=None)
     if shortest is not None:
-        # Spark tells of a quiet trigger every ten seconds, which is too seldom for an input that is quiet after five.
-        every = min(max(shortest // 4, _MOST_OFTEN_MS), _USUAL_MS)
-        settings["spark.sql.streaming.noDataProgressEventInterval"] = str(every)
+        # Spark reports triggers without data every ten seconds, too seldom for an idle_timeout of five.
+        interval = min(max(shortest // 4, _MIN_IDLE_REPORT_MS), _DEFAULT_IDLE_REPORT_MS)
+        settings["spark.sql.streaming.noDataProgressEventInterval"] = str(interval)
     return settings
 
 
 @contextmanager
-def _stderr_into(log: Path | None) -> Iterator[None]:
-    """Start child processes with their standard error in a file: the JVM keeps what it was born with."""
+def _redirect_stderr(log: Path | None) -> Iterator[None]:
+    """Redirect standard error of child processes to a file: the JVM keeps the one that it starts with."""
     if log is None:
         yield
         return
@@ -235,8 +237,8 @@ def _stderr_into(log: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _own_interrupt_handler() -> Iterator[None]:
-    """Keep PySpark from taking Ctrl-C over: its handler cancels the jobs of batches that are about to commit."""
+def _keep_interrupt_handler() -> Iterator[None]:
+    """Keep the handler of Ctrl-C: PySpark's own handler cancels the jobs of in-flight batches."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -247,8 +249,8 @@ def _own_interrupt_handler() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def _keep_py4j_quiet(log: Path | None) -> None:
-    """Send py4j's own words into the log. The supervisor tells of a failed batch without a stack trace."""
+def _redirect_py4j_log(log: Path | None) -> None:
+    """Send py4j's messages to the log. The supervisor reports a failed batch without a stack trace."""
     logger = logging.getLogger("py4j")
     if not logger.handlers:
         if log is not None:
@@ -256,6 +258,6 @@ def _keep_py4j_quiet(log: Path | None) -> None:
         logger.addHandler(logging.NullHandler() if log is None else logging.FileHandler(log, delay=True))
 
 
-def _log_settings() -> str:
+def _log_options() -> str:
     log4j = Path(__file__).with_name("log4j2.properties")
     return f"-Dlog4j2.configurationFile=file:{log4j} -Djava.net.preferIPv4Stack=true"

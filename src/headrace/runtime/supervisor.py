@@ -1,13 +1,12 @@
-"""Runs several flows in one application, until each has come to its end.
+"""Runs the flows of an application until each has ended.
 
-A flow has a thread of its own here. Its query is started under the lease of its checkpoint. What ends it decides what
-follows:
+Each flow has its own thread, which holds the lease of the checkpoint. The end of the query decides what follows:
 
 | the query ended with | then                                                          |
 |----------------------|---------------------------------------------------------------|
-| nothing              | the flow is done                                              |
-| a transient error    | it is started again after a delay that doubles each time      |
-| a terminal error     | the flow stays down; the others go on                         |
+| no error             | the flow has ended                                            |
+| a transient error    | the flow restarts after a delay that doubles each time        |
+| a terminal error     | the flow stays down; the others continue                      |
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import sole_writer
-from headrace.runtime.checkpoint.lease import Holding, lease
+from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
+from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.clock import Clock, now_ms
-from headrace.runtime.continuous import is_unbatched, require_slots
-from headrace.runtime.error_mapping import mapped
+from headrace.runtime.continuous import is_continuous, require_task_slots
+from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.query import RunningQuery
 from headrace.runtime.state.memory import state_memory
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to wait before a flow is started again.
+    """The delays before a failed flow restarts.
 
     | field    | default | reason                                                                    |
     |----------|---------|---------------------------------------------------------------------------|
@@ -61,7 +60,7 @@ class Backoff:
 
 
 class Supervisor:
-    """Drives flows. Make it, call `run` once from one thread; `drain` may be called from any thread."""
+    """Runs flows. Call `run` once from one thread; `drain` may be called from any thread."""
 
     def __init__(
         self,
@@ -71,12 +70,12 @@ class Supervisor:
         bus: EventBus,
         *,
         backoff: Backoff | None = None,
-        patience: float = 60.0,
+        drain_seconds: float = 60.0,
         clock: Clock = now_ms,
     ) -> None:
         self._application, self._target, self._flows, self._bus = application, target, flows, bus
         self._backoff = backoff or Backoff()
-        self._patience, self._clock = patience, clock
+        self._drain_seconds, self._clock = drain_seconds, clock
         self._memory_mb = state_memory(flows, application)
         self._draining = threading.Event()
         self._running: dict[str, RunningQuery] = {}
@@ -85,7 +84,9 @@ class Supervisor:
 
     def run(self) -> Mapping[str, HeadraceError]:
         """Run every flow to its end. Returns the error that each failed flow ended with."""
-        threads = [threading.Thread(target=self._drive, args=(flow,), name=f"flow-{flow.name}") for flow in self._flows]
+        threads = [
+            threading.Thread(target=self._supervise, args=(flow,), name=f"flow-{flow.name}") for flow in self._flows
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -93,29 +94,29 @@ class Supervisor:
         return dict(self._errors)
 
     def drain(self) -> None:
-        """Let every batch under way commit, then stop all flows. Returns at once; `run` returns when it is done."""
+        """Commit the in-flight batches, then stop all flows. Returns immediately; `run` returns at the end."""
         self._draining.set()
         with self._lock:
             running = list(self._running.values())
         for query in running:
-            threading.Thread(target=query.drain, args=(self._patience,), daemon=True).start()
+            threading.Thread(target=query.drain, args=(self._drain_seconds,), daemon=True).start()
 
-    def _drive(self, flow: Flow) -> None:
+    def _supervise(self, flow: Flow) -> None:
         checkpoint = Checkpoint.of(flow.name, self._target, file_store(self._target.checkpoints, self._application))
         try:
-            with lease(checkpoint, self._target.lease) as holding, sole_writer(flow, self._target):
-                self._run_until_done(flow, checkpoint, holding)
+            with acquire_lease(checkpoint, self._target.lease) as lease, lock_sink_folders(flow, self._target):
+                self._run_until_done(flow, checkpoint, lease)
         except HeadraceError as error:
             self._errors[flow.name] = error
             self._bus.publish(FlowFailed(flow.name, error, retry_in=None))
         except Exception as error:
-            self._errors[flow.name] = mapped(flow.name, error)
+            self._errors[flow.name] = map_error(flow.name, error)
             self._bus.publish(FlowFailed(flow.name, self._errors[flow.name], retry_in=None))
 
-    def _run_until_done(self, flow: Flow, checkpoint: Checkpoint, holding: Holding) -> None:
+    def _run_until_done(self, flow: Flow, checkpoint: Checkpoint, lease: ActiveLease) -> None:
         failures = 0
 
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             nonlocal failures
             if isinstance(event, BatchCommitted):
                 failures = 0
@@ -124,7 +125,7 @@ class Supervisor:
         while not self._draining.is_set():
             try:
                 query = RunningQuery(
-                    flow, self._target, checkpoint, holding, hear, clock=self._clock, memory_mb=self._memory_mb
+                    flow, self._target, checkpoint, lease, on_event, clock=self._clock, memory_mb=self._memory_mb
                 )
                 self._run_once(flow, checkpoint, query)
             except Transient as error:
@@ -139,16 +140,16 @@ class Supervisor:
         self._bus.publish(FlowStopped(flow.name))
 
     def _run_once(self, flow: Flow, checkpoint: Checkpoint, query: RunningQuery) -> None:
-        if is_unbatched(flow):
-            require_slots(self._application, self._target, self._flows)
-        committed = checkpoint.committed()
+        if is_continuous(flow):
+            require_task_slots(self._application, self._target, self._flows)
+        committed = checkpoint.committed_batches()
         query.start(self._application)
         with self._lock:
             self._running[flow.name] = query
         try:
             self._bus.publish(FlowStarted(flow.name, checkpoint.query_id() or "", max(committed, default=None)))
             if self._draining.is_set():
-                query.drain(self._patience)
+                query.drain(self._drain_seconds)
             query.wait()
         finally:
             with self._lock:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from headrace.clients.storage import file_store
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, Held
+from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Target
 from headrace.sinks.batch.ledger import LedgerEntry, next_entry
 from headrace.sinks.batch.persist import persisted
@@ -148,14 +148,16 @@ class CustomExactlyOnceSink(_Custom):
             if entry is None:
                 transaction.abort()
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the batches that the store records for a flow, in a transaction that is rolled back."""
         transaction = self.begin(target)
         try:
             last = self._last(transaction, _key(target, flow, step))
         finally:
             transaction.abort()
-        return Held(self._place, *((None, {}) if last is None else (last.ledger, {last.query_id: last.batch_id})))
+        return CommittedBatches(
+            self._place, *((None, {}) if last is None else (last.ledger, {last.query_id: last.batch_id}))
+        )
 
     @property
     def _place(self) -> str:

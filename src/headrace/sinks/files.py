@@ -21,10 +21,10 @@ from headrace.clients.file_sink_log import (
     last_batch,
 )
 from headrace.clients.storage import FileStore, file_store
-from headrace.errors import DataError, FlowError, RecoveryError, nearest
+from headrace.errors import DataError, FlowError, RecoveryError, did_you_mean
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, Held
+from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Target
 from headrace.sinks.batch.ledger import LedgerEntry, next_entry
 from headrace.sinks.file_schema import HOUR_PARTITIONS, require_writable_columns, unwritable_rows, with_hour_partitions
@@ -77,7 +77,7 @@ class FileSink:
         if self.format not in formats:
             raise _invalid_sink(
                 f"{self.name} is not a format of files that can be written.",
-                f"The formats are {', '.join(formats)}.{nearest(self.format, formats)}",
+                f"The formats are {', '.join(formats)}.{did_you_mean(self.format, formats)}",
                 "Set format to one of them.",
             )
         taken = [name for name in self.partition_by if name in (*HOUR_PARTITIONS, self.hourly)] if self.hourly else []
@@ -176,13 +176,13 @@ class FileSink:
         # Spark puts partition columns last.
         return rows.select(*(F.col(f"`{name}`") for name in empty.columns))
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the query id and the last committed batch of the folder."""
         folder = target.table(self.path)
         files = file_store(folder, spark)
         owner, last = folder_metadata(files, folder), last_batch(files, folder)
         batches = {} if owner is None or last is None else {owner.query_id: last}
-        return Held(f"the folder {folder}", None if owner is None else owner.identity, batches)
+        return CommittedBatches(f"the folder {folder}", None if owner is None else owner.identity, batches)
 
     @property
     def _partitions(self) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from headrace.clients.http import HttpReceiver, HttpResponse, resolve_address, service_url
-from headrace.errors import ConfigError, DataError, FlowError, nearest
+from headrace.errors import ConfigError, DataError, FlowError, did_you_mean
 from headrace.flow.duration import Duration
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, SetAside
+from headrace.flow.sink import Batch, DeadLetters
 from headrace.flow.target import Service, Target
 from headrace.sinks.kafka.topic import as_records
 
@@ -137,7 +137,7 @@ class Rest:
             count = sum(len(chunk.values) for chunk, _answer in refused)
             first = refused[0][1]
             why = f"the service answered {first.status} ({first.text.strip()[:200] or 'without a word'})"
-            batch.tell(SetAside(self.name, count, why, dead_letters(batch.target, batch.flow)))
+            batch.on_dead_letters(DeadLetters(self.name, count, why, dead_letters(batch.target, batch.flow)))
 
     def _numbers(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("max_rows", "max_bytes", "attempts", "in_flight")}
@@ -147,7 +147,7 @@ class Rest:
             raise ConfigError(
                 f"Target '{target.name}' has no service '{self.service}'.",
                 why=f"Its services are: {', '.join(target.services) or 'none'}."
-                f"{nearest(self.service, target.services)}",
+                f"{did_you_mean(self.service, target.services)}",
                 state="Nothing was started.",
                 remedy=f"Declare services.{self.service} of the target in headrace.yml.",
                 code="HR-117",

@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from headrace.clients.file_sink_log import FileFormat, is_glob
-from headrace.errors import nearest
+from headrace.errors import did_you_mean
 from headrace.flow.source import Bound
 from headrace.flow.target import Target
 from headrace.sources.arrival_rates import file_arrival_rates
@@ -75,7 +75,7 @@ class FileSource:
         if self.format not in formats:
             raise invalid_source(
                 f"{self.name} is not a format of files that can be read.",
-                f"The formats are {', '.join(formats)}.{nearest(self.format, formats)}",
+                f"The formats are {', '.join(formats)}.{did_you_mean(self.format, formats)}",
                 "Set format to one of them.",
             )
         require_bounds(self.name, self.bounds, both=False)
@@ -101,7 +101,7 @@ class FileSource:
         """The two bounds of a batch."""
         return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
 
-    def arrivals(self, target: Target) -> dict[str, float]:
+    def arrival_rates(self, target: Target) -> dict[str, float]:
         """Return files and bytes per second of the last hour, by file modification times."""
         return file_arrival_rates(target.table(self.path))
 
@@ -120,7 +120,7 @@ class FileSource:
         # Spark adds the partition columns of folders that exist at the start. Drop those that are not declared.
         return rows if rows.columns == self.schema.names else rows.select(*(F.col(f"`{n}`") for n in self.schema.names))
 
-    def rows_of(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
+    def read_files(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
         """Return the rows of files that a flow has read, as its stream returned them."""
         location = target.table(self.path)
         reader = spark.read.format(self.format).schema(self.schema).options(**self._reading(spark, location))

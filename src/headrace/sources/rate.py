@@ -45,7 +45,7 @@ class RateSource:
         return False
 
     @property
-    def read_once(self) -> str:
+    def not_replayable_reason(self) -> str:
         """Why an old batch cannot be read again."""
         return "Its rows are generated when they are due, and not stored."
 
@@ -63,4 +63,4 @@ class RateSource:
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Raise HR-511: rows are not stored."""
-        raise source_not_replayable(self.name, self.read_once)
+        raise source_not_replayable(self.name, self.not_replayable_reason)

@@ -55,7 +55,7 @@ class SocketSource:
         return False
 
     @property
-    def read_once(self) -> str:
+    def not_replayable_reason(self) -> str:
         """Why an old batch cannot be read again."""
         return "Lines are not stored after they were sent."
 
@@ -85,4 +85,4 @@ class SocketSource:
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Raise HR-511: lines are not stored."""
-        raise source_not_replayable(self.name, self.read_once)
+        raise source_not_replayable(self.name, self.not_replayable_reason)

@@ -1,1 +1,1 @@
-"""Spark's plans, read and rebuilt: the only room that walks one. A change of Spark's plans is a change here."""
+"""Reads and rebuilds Spark's query plans: the only package that walks them."""

@@ -1,12 +1,11 @@
-"""What custom state asks of the session of its flow, read from the plan before the query is made.
+"""Session settings for custom state, chosen from the query plan before the query starts.
 
-**Encoding.** Spark's usual encoding fixes the fields of the state for the life of a checkpoint. Avro lets it gain and
-lose fields. Spark has Avro for custom state only, and refuses a query in which anything else keeps state beside it. The
-encoding is frozen into the checkpoint by the first batch: a later setting changes nothing.
+**Encoding.** Spark's default encoding fixes the fields of the state for the life of a checkpoint. Avro allows added and
+removed fields. Spark supports Avro for custom state only, and refuses a query with any other stateful operator. The
+first batch pins the encoding in the checkpoint: a later setting has no effect.
 
-**An end.** With timers or a TTL in processing time Spark asks for one more batch after every batch, for ever. A flow
-that reads what is there and stops would never stop. It gets no batches without new rows: timers that come meanwhile
-come with the next run.
+**AvailableNow.** With timers or a TTL in processing time Spark requests another batch after every batch, so an
+`AvailableNow` flow would never end. It gets no batches without new rows: due timers fire in the next run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _BATCHES_WITHOUT_ROWS = "spark.sql.streaming.noDataMicroBatches.enabled"
 _CUSTOM_STATE = "TransformWithStateInPySpark"
 
-# What keeps no state, as far as flows are made of it. A node that is not named here may keep some.
+# Plan nodes without state. A node that is not listed may have state.
 _STATELESS = {
     "CollectMetrics",
     "EventTimeWatermark",
@@ -41,18 +40,18 @@ _STATELESS = {
 }
 
 
-def prepare_custom_state(session: SparkSession, result: DataFrame, trigger: Trigger) -> None:
+def configure_custom_state(session: SparkSession, result: DataFrame, trigger: Trigger) -> None:
     """Set what the custom state of a result needs. Called once per start of a flow, before the query is made."""
     nodes = list(_nodes(result._jdf.queryExecution().analyzed()))
-    custom = [node for node in nodes if _kind(node) == _CUSTOM_STATE]
-    if custom and {_kind(node) for node in nodes} <= _STATELESS | {_CUSTOM_STATE}:
+    custom = [node for node in nodes if _node_name(node) == _CUSTOM_STATE]
+    if custom and {_node_name(node) for node in nodes} <= _STATELESS | {_CUSTOM_STATE}:
         session.conf.set(_ENCODING, "avro")
-    by_the_clock = any(node.timeMode().toString() == "ProcessingTime" for node in custom)
-    if by_the_clock and isinstance(trigger, AvailableNow):
+    uses_processing_time = any(node.timeMode().toString() == "ProcessingTime" for node in custom)
+    if uses_processing_time and isinstance(trigger, AvailableNow):
         session.conf.set(_BATCHES_WITHOUT_ROWS, "false")
 
 
-def _kind(node: JavaObject) -> str:
+def _node_name(node: JavaObject) -> str:
     return str(node.getClass().getSimpleName())
 
 

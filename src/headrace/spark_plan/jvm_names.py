@@ -1,8 +1,8 @@
-"""Names of classes in the JVM, looked up once.
+"""Caches JVM class names in py4j, so that each is resolved once.
 
-The bridge remembers no name. It asks the JVM at every use of one, part by part, and for each part that is a package the
-JVM searches some three hundred jars for a class of that name: milliseconds, at every column of a transform and at every
-figure of a batch. A view of the JVM takes attributes like any object, and an attribute that is there is not asked for.
+Py4J does not cache names. It asks the JVM at every use, part by part, and for each package part the JVM searches some
+three hundred jars for a class: milliseconds, for every column of a transform and every metric of a batch. A JVM view
+accepts attributes like any object, and an existing attribute is not looked up.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# By these PySpark itself asks: at every call of a session or a function, for the metrics of a batch, and twice for
-# every column.
-_WHOLE = (
+# Full names that PySpark looks up: for sessions, functions, metrics of a batch, and twice for every column.
+_FULL_NAMES = (
     "PythonSQLUtils",
     "PythonUtils",
     "functions",
@@ -24,8 +23,8 @@ _WHOLE = (
     "org.apache.spark.sql.api.python.PythonSQLUtils",
 )
 
-# By these Headrace asks, part by part: at every start of a flow, at every file of a checkpoint that is not local.
-_BY_PARTS = (
+# Names that Headrace looks up part by part: at every start of a flow, for every remote file of a checkpoint.
+_DOTTED_NAMES = (
     "io.delta.tables.DeltaTable",
     "io.headrace.json.FlatJson",
     "java.lang.System",
@@ -47,15 +46,15 @@ _BY_PARTS = (
 )
 
 
-def remember_names(spark: SparkSession) -> None:
-    """Look the names up. Called once per session of an application, before any flow starts."""
+def cache_class_names(spark: SparkSession) -> None:
+    """Resolve and cache the names. Called once per session of an application, before any flow starts."""
     jvm = spark._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    for name in _WHOLE:
+    for name in _FULL_NAMES:
         setattr(jvm, name, getattr(jvm, name))
-    for name in _BY_PARTS:
-        at: Any = jvm
+    for name in _DOTTED_NAMES:
+        parent: Any = jvm
         for part in name.split("."):
-            found = getattr(at, part)
-            setattr(at, part, found)
-            at = found
+            child = getattr(parent, part)
+            setattr(parent, part, child)
+            parent = child

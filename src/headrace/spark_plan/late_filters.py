@@ -1,21 +1,21 @@
-"""Where the plan of a transform drops late rows, and which rows reach those places.
+"""Finds the operators of a plan that drop late rows, and the rows that reach them.
 
-Spark marks the column of a watermark in its metadata, and hands the mark on with the column, into windows too. Each
-operator with state looks for the mark among the columns that it is given and drops the rows behind the watermark:
+Spark marks a watermark column in its metadata, and passes the mark on with the column, also into windows. Each stateful
+operator looks for the mark among its input columns and drops the rows behind the watermark:
 
-| operator                              | looks at                       | a row is late when                          |
+| operator                              | columns                        | a row is late if                            |
 |---------------------------------------|--------------------------------|---------------------------------------------|
-| aggregation (not in complete mode)    | the columns it is grouped by   | window end, or event time, <= watermark     |
-| dropDuplicates, also within watermark | every column that it is given  | event time <= watermark                     |
+| aggregation (not in complete mode)    | the grouping columns           | window end, or event time, <= watermark     |
+| dropDuplicates, also within watermark | every input column             | event time <= watermark                     |
 | join of two streams                   | each side by itself            | event time, or window end, <= watermark     |
-| custom state                          | every column that it is given  | event time, or window end, <= watermark     |
+| custom state                          | every input column             | event time, or window end, <= watermark     |
 
-The watermark is that of the batch before, for every operator that is fed by inputs only. What comes out of one operator
-is never late for the next: Spark holds the watermark of the next back until it is so. What the next one is given cannot
-be computed from one batch, since it comes out of state; should Spark count drops there, they are told as unexplained.
+The watermark is that of the previous batch, for every operator that reads inputs only. The output of one operator is
+never late for the next: Spark delays the watermark of the next accordingly. The input of the next cannot be computed
+from one batch, since it comes from state; if Spark counts drops there, they are reported as unexplained.
 
-Frames of a batch bear no marks, so `as_input` sets them as a stream would. The plan is only read and rebuilt here; the
-transform itself sees nothing but the columns that it is given in a stream.
+Batch DataFrames have no such marks, so `mark_input` sets them as a stream would. The transform itself sees only the
+columns that it has in a stream.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
     from pyspark.sql import SparkSession
 
-# What `as_input` puts beside the columns of an input: where each row comes from, and its event time.
-AT = "_headrace_at"
+# The internal column that `mark_input` adds: the origin of each row, and its event time.
+ORIGIN = "_headrace_at"
 
-# Where a record lies in Kafka, as rows bring it here: below a name that no field of a payload has.
-PLACE = "_headrace_place"
-_PLACE_FIELDS = {"topic": "string", "partition": "int", "offset": "long"}
+# The internal column with topic, partition and offset of a Kafka record.
+RECORD_POSITION = "_headrace_place"
+_POSITION_FIELDS = {"topic": "string", "partition": "int", "offset": "long"}
 
-# How `transforms.keyed` names, in the plan of a batch, the rows that a stream would give to custom state. Under event
-# time a stream drops late ones of them, and whoever looks for those has to find the place.
+# The aliases by which `transforms.keyed` marks, in the plan of a batch, the input rows of custom state. With event time
+# a stream drops late rows there.
 STATE_INPUT, TIMED_STATE_INPUT = "_headrace_state_input", "_headrace_timed_state_input"
 
-# How a plan names the frame of an input.
+# The alias prefix of an input's DataFrame.
 _INPUT = "_headrace_input_"
 
-# How Spark marks the column of a watermark, and the columns that its two window functions make.
+# Metadata keys of watermark columns, and of the columns of the two window functions.
 DELAY = "spark.watermarkDelayMs"
 _WINDOW, SESSION = "spark.timeWindow", "spark.sessionWindow"
 
 _CUSTOM = ("TransformWithState", "TransformWithStateInPySpark")
-# These drop late rows only when they time out by event time.
+# These drop late rows only with an event-time timeout.
 _CUSTOM_WITH_TIMEOUT = ("FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState")
-_KINDS = {
+_STATEFUL_NODES = {
     "Aggregate": "aggregation",
     "Distinct": "deduplication",
     "Deduplicate": "deduplication",
@@ -65,8 +65,8 @@ _KINDS = {
     **dict.fromkeys((*_CUSTOM, *_CUSTOM_WITH_TIMEOUT, STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
 }
 
-# Steps that hand on every column they are given; what a join or a union makes of a column is looked at afterwards.
-_PASSING = (
+# Nodes that output all input columns. Joins and unions are checked afterwards.
+_PASS_THROUGH = (
     "Filter",
     "SubqueryAlias",
     "Join",
@@ -82,15 +82,15 @@ _PASSING = (
 
 @dataclass(frozen=True)
 class LateFilter:
-    """One place where Spark drops late rows.
+    """An operator input where Spark drops late rows.
 
     | field    | meaning                                                                                          |
     |----------|--------------------------------------------------------------------------------------------------|
-    | number   | which operator with state it is, in the order in which Spark's progress tells of them            |
-    | operator | what it is, in words, as the ledger says it                                                      |
-    | rows     | the rows that reach it, with `AT` where it could be handed on; None when they come out of state   |
-    | column   | which of the columns holds the window or the event time that is compared                         |
-    | window   | whether that is a window                                                                         |
+    | number   | the index of the stateful operator in Spark's progress                                           |
+    | operator | its description in the late ledger                                                               |
+    | rows     | its input rows, with `ORIGIN` if available; None if they come from state                          |
+    | column   | the index of the column with the window or event time that is compared                           |
+    | window   | whether that column is a window                                                                  |
     """
 
     number: int
@@ -102,174 +102,178 @@ class LateFilter:
 
 @dataclass(frozen=True)
 class LatePlan:
-    """The places where a plan drops late rows, and how many operators with state it has."""
+    """The late filters of a plan, and its number of stateful operators."""
 
     operators: int
     filters: tuple[LateFilter, ...]
 
 
-def as_input(rows: DataFrame, name: str, given: Input, columns: Sequence[str]) -> DataFrame:
-    """Return the frame that a transform is given: `columns` of the rows, the watermark marked as in a stream.
+def mark_input(rows: DataFrame, name: str, input_: Input, columns: Sequence[str]) -> DataFrame:
+    """Return the input DataFrame for a transform: `columns` of the rows, with the watermark marked as in a stream.
 
-    Where the row comes from stays within the frame, unseen by the transform: `LatePlan` gets it out.
+    The origin of each row stays in the plan, hidden from the transform: `LatePlan` extracts it.
     """
-    watermark = given.watermark
+    watermark = input_.watermark
     event_time = F.lit(None) if watermark is None else F.col(f"`{watermark.column}`")
-    placed = PLACE in rows.columns
-    lies = [
-        (F.col(PLACE).getField(each) if placed else F.lit(None)).cast(kind).alias(each)
-        for each, kind in _PLACE_FIELDS.items()
+    has_position = RECORD_POSITION in rows.columns
+    position = [
+        (F.col(RECORD_POSITION).getField(field) if has_position else F.lit(None)).cast(data_type).alias(field)
+        for field, data_type in _POSITION_FIELDS.items()
     ]
-    at = F.struct(
+    origin = F.struct(
         F.lit(name).alias("input"),
-        *lies,
-        # Tells the rows of a batch apart where they have no offsets: a row in several windows is one row.
-        (F.concat_ws("/", *lies) if placed else F.monotonically_increasing_id().cast("string")).alias("row_id"),
+        *position,
+        # Identifies a row if there are no offsets: a row in several windows is one row.
+        (F.concat_ws("/", *position) if has_position else F.monotonically_increasing_id().cast("string")).alias(
+            "row_id"
+        ),
         event_time.cast("timestamp").alias("event_time"),
     )
 
     def marked(column: str) -> Column:
-        found = F.col(f"`{column}`")
+        value = F.col(f"`{column}`")
         if watermark is None or column != watermark.column:
-            return found
-        return found.alias(column, metadata={DELAY: round(watermark.duration.seconds * 1000)})
+            return value
+        return value.alias(column, metadata={DELAY: round(watermark.duration.seconds * 1000)})
 
-    return rows.withColumn(AT, at).select(*(marked(each) for each in columns)).alias(f"{_INPUT}{name}")
-
-
-def place() -> Column:
-    """Return where a record lies, from the columns that Kafka's source gives it, as `as_input` looks for it."""
-    return F.struct(*_PLACE_FIELDS).alias(PLACE)
+    return rows.withColumn(ORIGIN, origin).select(*(marked(column) for column in columns)).alias(f"{_INPUT}{name}")
 
 
-def late_plan(result: DataFrame, mode: OutputMode) -> LatePlan:
-    """Return where a result, of a transform over frames of `as_input`, would have dropped late rows as a stream."""
-    plan, jvm = tree.analyzed(result), tree.jvm_of(result.sparkSession)
-    # A column that nobody needs further on is not there for the operator to look at.
-    operators, needing = list(stateful(plan)), list(stateful(tree.pruned(plan, jvm)))
-    found = []
-    for number, (whole, needed) in enumerate(zip(operators, needing, strict=True)):
-        for filtered in _filters(number, whole, needed, mode):
-            if filtered.source is None:
-                found.append(filtered.told)
+def record_position() -> Column:
+    """Return the topic, partition and offset of a Kafka record, as `mark_input` expects them."""
+    return F.struct(*_POSITION_FIELDS).alias(RECORD_POSITION)
+
+
+def find_late_filters(result: DataFrame, mode: OutputMode) -> LatePlan:
+    """Return where a transform over DataFrames of `mark_input` would drop late rows in a stream."""
+    plan, jvm = tree.analyzed_plan(result), tree.jvm_of(result.sparkSession)
+    # An operator has only the columns that are needed above it.
+    operators, pruned_operators = list(stateful_nodes(plan)), list(stateful_nodes(tree.prune_columns(plan, jvm)))
+    filters = []
+    for number, (node, pruned) in enumerate(zip(operators, pruned_operators, strict=True)):
+        for candidate in _find_filters(number, node, pruned, mode):
+            if candidate.source is None:
+                filters.append(candidate.late_filter)
             else:
-                found.append(_with_rows(filtered, result.sparkSession, jvm))
-    return LatePlan(len(operators), tuple(found))
+                filters.append(_with_rows(candidate, result.sparkSession, jvm))
+    return LatePlan(len(operators), tuple(filters))
 
 
 @dataclass(frozen=True)
-class _Filtered:
-    """A place where rows are dropped, the plan of the rows, and the id of the column that is compared."""
+class _Candidate:
+    """A late filter, the plan of its input rows, and the id of the compared column."""
 
-    told: LateFilter
+    late_filter: LateFilter
     source: JavaObject | None
     expression: JavaObject
 
 
-def _filters(number: int, node: JavaObject, needed: JavaObject, mode: OutputMode) -> Iterator[_Filtered]:
-    kind = _kind(node)
-    if kind in ("GlobalLimit", STATE_INPUT) or (
-        kind in _CUSTOM_WITH_TIMEOUT and str(node.timeout()) != "EventTimeTimeout"
+def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode) -> Iterator[_Candidate]:
+    name = _node_name(node)
+    if name in ("GlobalLimit", STATE_INPUT) or (
+        name in _CUSTOM_WITH_TIMEOUT and str(node.timeout()) != "EventTimeTimeout"
     ):
         return
-    if kind == "Aggregate":
+    if name == "Aggregate":
         if mode is OutputMode.COMPLETE:
             return
-        keys = [each.toAttribute() for each in tree.each(needed.groupingExpressions()) if tree.is_named(each)]
+        keys = [key.toAttribute() for key in tree.items(pruned.groupingExpressions()) if tree.is_named(key)]
         sides = [("aggregation", keys, node.child())]
-    elif kind == "Join":
-        both = zip(("left", "right"), tree.each(node.children()), tree.each(needed.children()), strict=True)
-        sides = [(f"join, {side} side", list(tree.each(pruned.output())), whole) for side, whole, pruned in both]
+    elif name == "Join":
+        both = zip(("left", "right"), tree.items(node.children()), tree.items(pruned.children()), strict=True)
+        sides = [(f"join, {side} side", list(tree.items(needed.output())), child) for side, child, needed in both]
     else:
-        # Custom state can have a second child with the state to begin with; rows come from the first.
-        first, pruned = next(tree.each(node.children())), next(tree.each(needed.children()))
-        sides = [(_KINDS[kind], list(tree.each(pruned.output())), first)]
+        # Custom state can have a second child with the initial state; rows come from the first.
+        first, needed = next(tree.items(node.children())), next(tree.items(pruned.children()))
+        sides = [(_STATEFUL_NODES[name], list(tree.items(needed.output())), first)]
     for operator, columns, source in sides:
-        marked = next((each for each in columns if each.metadata().contains(DELAY)), None)
+        marked = next((column for column in columns if column.metadata().contains(DELAY)), None)
         if marked is not None:
             is_window = marked.dataType().typeName() == "struct"
-            told = LateFilter(number, _worded(operator, marked), None, -1, is_window)
-            from_state = next(stateful(source), None) is not None
-            yield _Filtered(told, None if from_state else source, marked.exprId())
+            late_filter = LateFilter(number, _describe(operator, marked), None, -1, is_window)
+            from_state = next(stateful_nodes(source), None) is not None
+            yield _Candidate(late_filter, None if from_state else source, marked.exprId())
 
 
-def _worded(operator: str, marked: JavaObject) -> str:
+def _describe(operator: str, marked: JavaObject) -> str:
     if operator != "aggregation":
         return operator
-    known = ((SESSION, "session window"), (_WINDOW, "window"))
-    return next((words for mark, words in known if marked.metadata().contains(mark)), operator)
+    windows = ((SESSION, "session window"), (_WINDOW, "window"))
+    return next((name for mark, name in windows if marked.metadata().contains(mark)), operator)
 
 
-def _with_rows(found: _Filtered, session: SparkSession, jvm: JVMView) -> LateFilter:
-    """Return the filter with its rows: all their columns, and where they come from if that can be had."""
-    assert found.source is not None  # noqa: S101 - asked before
-    carried = _carried(found.source, jvm)
-    plan = carried if carried is not None else found.source
-    ids = [each.exprId() for each in tree.each(plan.output())]
-    column = next(number for number, each in enumerate(ids) if each.equals(found.expression))
-    return replace(found.told, rows=tree.framed(session, plan), column=column)
+def _with_rows(candidate: _Candidate, session: SparkSession, jvm: JVMView) -> LateFilter:
+    """Return the filter with its input rows: all their columns, and their origin if available."""
+    assert candidate.source is not None  # noqa: S101 - checked by the caller
+    with_origin = _with_origin(candidate.source, jvm)
+    plan = with_origin if with_origin is not None else candidate.source
+    ids = [column.exprId() for column in tree.items(plan.output())]
+    column = next(number for number, column_id in enumerate(ids) if column_id.equals(candidate.expression))
+    return replace(candidate.late_filter, rows=tree.to_dataframe(session, plan), column=column)
 
 
-def _carried(plan: JavaObject, jvm: JVMView) -> JavaObject | None:
-    """Return the plan with `AT` in what it puts out, or None where a step cannot hand it on."""
-    kind = tree.kind(plan)
-    if kind == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
+def _with_origin(plan: JavaObject, jvm: JVMView) -> JavaObject | None:
+    """Return the plan with `ORIGIN` in its output, or None if a node cannot pass it on."""
+    name = tree.node_name(plan)
+    if name == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
         selected = plan.child()
-        return plan.withNewChildren(tree.sequence(jvm, [_wider(selected, selected.child(), jvm)]))
+        return plan.withNewChildren(tree.to_seq(jvm, [_project_origin(selected, selected.child(), jvm)]))
     children = []
-    for child in tree.each(plan.children()):
-        handed = _carried(child, jvm) if _has_input(child) else child
-        if handed is None:
+    for child in tree.items(plan.children()):
+        new_child = _with_origin(child, jvm) if _has_input(child) else child
+        if new_child is None:
             return None
-        children.append(handed)
-    if kind == "Project":
-        return _wider(plan, children[0], jvm)
-    if kind == "Expand":
-        return _expanded(plan, children[0], jvm)
-    if kind not in _PASSING:
+        children.append(new_child)
+    if name == "Project":
+        return _project_origin(plan, children[0], jvm)
+    if name == "Expand":
+        return _expand_origin(plan, children[0], jvm)
+    if name not in _PASS_THROUGH:
         return None
-    whole = plan.withNewChildren(tree.sequence(jvm, children))
-    return whole if sum(each.name() == AT for each in tree.each(whole.output())) == 1 else None
+    rebuilt = plan.withNewChildren(tree.to_seq(jvm, children))
+    return rebuilt if sum(column.name() == ORIGIN for column in tree.items(rebuilt.output())) == 1 else None
 
 
-def _wider(project: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
-    """Return a selection of columns with `AT` of its child beside them."""
-    columns = [*tree.each(project.projectList()), _at(child)]
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(tree.sequence(jvm, columns), child)
+def _project_origin(project: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
+    """Return a projection with `ORIGIN` of its child added."""
+    columns = [*tree.items(project.projectList()), _origin(child)]
+    return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(tree.to_seq(jvm, columns), child)
 
 
-def _expanded(expand: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
-    """Return the step that puts a row into each of its sliding windows, with `AT` beside the columns."""
-    at = _at(child)
-    projections = [tree.sequence(jvm, [*tree.each(one), at]) for one in tree.each(expand.projections())]
-    output = tree.sequence(jvm, [*tree.each(expand.output()), at])
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Expand(tree.sequence(jvm, projections), output, child)
+def _expand_origin(expand: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
+    """Return the Expand node of sliding windows with `ORIGIN` added."""
+    origin = _origin(child)
+    projections = [
+        tree.to_seq(jvm, [*tree.items(projection), origin]) for projection in tree.items(expand.projections())
+    ]
+    output = tree.to_seq(jvm, [*tree.items(expand.output()), origin])
+    return jvm.org.apache.spark.sql.catalyst.plans.logical.Expand(tree.to_seq(jvm, projections), output, child)
 
 
-def _at(plan: JavaObject) -> JavaObject:
-    return next(each for each in tree.each(plan.output()) if each.name() == AT)
+def _origin(plan: JavaObject) -> JavaObject:
+    return next(column for column in tree.items(plan.output()) if column.name() == ORIGIN)
 
 
-def stateful(plan: JavaObject) -> Iterator[JavaObject]:
-    """Yield the steps that keep state in a stream, from the result downwards, as Spark's progress lists them."""
-    kind = _kind(plan)
-    children = list(tree.each(plan.children()))
-    if kind == "Join":
+def stateful_nodes(plan: JavaObject) -> Iterator[JavaObject]:
+    """Yield the stateful nodes of a stream from the result down, in the order of Spark's progress."""
+    name = _node_name(plan)
+    children = list(tree.items(plan.children()))
+    if name == "Join":
         if all(_has_input(child) for child in children):
             yield plan
-    elif kind in _KINDS and _has_input(plan):
+    elif name in _STATEFUL_NODES and _has_input(plan):
         yield plan
     for child in children:
-        yield from stateful(child)
+        yield from stateful_nodes(child)
 
 
-def _kind(plan: JavaObject) -> str:
-    """Return what a step is; of `per_key` over a batch it is the name that this gives to the rows."""
-    kind = tree.kind(plan)
-    return str(plan.identifier().name()) if kind == "SubqueryAlias" else kind
+def _node_name(plan: JavaObject) -> str:
+    """Return the name of a node; for the input rows of `per_key` over a batch, their alias."""
+    name = tree.node_name(plan)
+    return str(plan.identifier().name()) if name == "SubqueryAlias" else name
 
 
 def _has_input(plan: JavaObject) -> bool:
-    if tree.kind(plan) == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
+    if tree.node_name(plan) == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
         return True
-    return any(_has_input(child) for child in tree.each(plan.children()))
+    return any(_has_input(child) for child in tree.items(plan.children()))

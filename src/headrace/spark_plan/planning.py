@@ -1,7 +1,7 @@
-"""The plan of a flow before it runs: its transform over frames that have the inputs' columns and no source behind them.
+"""Plans a flow before it runs: applies its transform to empty streaming DataFrames with the columns of the inputs.
 
-A frame of a declared schema is a streaming relation without rows, made of nothing, so no broker is asked. Of an input
-that has its columns from its source, such as a Delta table, the source itself is opened, as a start would.
+An input with a declared schema becomes a streaming relation without rows, so no broker is needed. For an input with the
+columns of its source, such as a Delta table, the source is opened, as at a start.
 """
 
 from __future__ import annotations
@@ -13,67 +13,69 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from headrace.errors import HeadraceError
-from headrace.flow.checks.operators import Plan, Unplanned
+from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.spark_plan.operators import operators, spark_refuses
+from headrace.spark_plan.operators import read_operators, spark_refusal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-# What a transform that reads tables says when they are not there: another flow may still have to make them.
-_NOT_THERE = ("NOT_FOUND", "DOES_NOT_EXIST", "NOT_EXIST", "MISSING_DELTA_TABLE", "NOT_A_DELTA_TABLE")
+# Errors of a transform that reads missing tables: another flow may create them later.
+_MISSING_TABLE = ("NOT_FOUND", "DOES_NOT_EXIST", "NOT_EXIST", "MISSING_DELTA_TABLE", "NOT_A_DELTA_TABLE")
 
-# A message of Spark's analyser names every column that there is.
-_LONGEST_REASON = 400
+# Messages of Spark's analyser list every available column.
+_MAX_REASON_LENGTH = 400
 
 
-def plan_of(session: SparkSession, flow: Flow, target: Target | None) -> Plan | Unplanned:
-    """Return what the plan of a flow holds, or why it is not known. Runs nothing and never raises.
+def plan_flow(session: SparkSession, flow: Flow, target: Target | None) -> QueryPlan | UnknownPlan:
+    """Return the query plan of a flow, or why it is unknown. Runs nothing and never raises.
 
     Without a target only inputs with a schema can be planned.
     """
     frames = {}
-    for name, given in flow.named_inputs.items():
-        known_to = f"The columns of input '{name}' are known to {given.source.name} only"
-        if given.schema is None and target is None:
-            return Unplanned(f"{known_to}, and without a target it cannot be asked")
+    for name, input_ in flow.named_inputs.items():
+        columns_from = f"The columns of input '{name}' are known to {input_.source.name} only"
+        if input_.schema is None and target is None:
+            return UnknownPlan(f"{columns_from}, and without a target it cannot be asked")
         try:
-            frames[name] = _frame(session, given, target)
+            frames[name] = _input_frame(session, input_, target)
         except (HeadraceError, PySparkException, Py4JError) as error:
-            return Unplanned(f"{known_to}: {_said(error)}")
-    for name, given in flow.named_inputs.items():
-        for rule in given.rules:
+            return UnknownPlan(f"{columns_from}: {_first_line(error)}")
+    for name, input_ in flow.named_inputs.items():
+        for rule in input_.rules:
             try:
                 frames[name].where(rule.condition)
             except PySparkException as error:
-                return Unplanned(f"Rule '{rule.name}' of input '{name}': {_said(error)}", wrong=True)
+                return UnknownPlan(
+                    f"Rule '{rule.name}' of input '{name}': {_first_line(error)}", is_transform_error=True
+                )
     try:
         result = flow.apply(frames)
-        return Plan(operators(result, len(frames), frames), spark_refuses(result, flow.mode))
+        return QueryPlan(read_operators(result, len(frames), frames), spark_refusal(result, flow.mode))
     except PySparkException as error:
-        missing = any(word in str(error.getCondition() or error) for word in _NOT_THERE)
-        return Unplanned(_said(error), wrong=not missing)
+        is_missing_table = any(word in str(error.getCondition() or error) for word in _MISSING_TABLE)
+        return UnknownPlan(_first_line(error), is_transform_error=not is_missing_table)
     except Exception as error:
         # The transform is a user's function: whatever it raises here it would raise at every start.
-        return Unplanned(f"{type(error).__name__}: {_said(error)}", wrong=True)
+        return UnknownPlan(f"{type(error).__name__}: {_first_line(error)}", is_transform_error=True)
 
 
-def _frame(session: SparkSession, given: Input, target: Target | None) -> DataFrame:
-    if given.columns is not None:
-        rows = blank(session, given.columns)
+def _input_frame(session: SparkSession, input_: Input, target: Target | None) -> DataFrame:
+    if input_.columns is not None:
+        rows = empty_stream(session, input_.columns)
     else:
-        assert target is not None  # noqa: S101 - asked by `plan_of`
-        rows = given.source.stream(session, target)
-    if given.watermark is not None:
-        rows = rows.withWatermark(given.watermark.column, given.watermark.duration.spark())
+        assert target is not None  # noqa: S101 - checked by `plan_flow`
+        rows = input_.source.stream(session, target)
+    if input_.watermark is not None:
+        rows = rows.withWatermark(input_.watermark.column, input_.watermark.duration.spark())
     return rows
 
 
-def blank(session: SparkSession, schema: StructType) -> DataFrame:
-    """Return a streaming frame with these columns, of nothing. It can be planned, and never started."""
+def empty_stream(session: SparkSession, schema: StructType) -> DataFrame:
+    """Return an empty streaming DataFrame with these columns. It can be planned, but not started."""
     jvm = session._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
     columns = jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes(
@@ -85,6 +87,6 @@ def blank(session: SparkSession, schema: StructType) -> DataFrame:
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, relation), session)
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     text = (str(error).split(";\n")[0].strip().splitlines() or [type(error).__name__])[0]
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+    return text if len(text) <= _MAX_REASON_LENGTH else f"{text[:_MAX_REASON_LENGTH]}..."

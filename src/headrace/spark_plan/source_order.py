@@ -1,7 +1,7 @@
-"""In which order Spark numbers the sources of a query.
+"""Finds the order in which Spark numbers the sources of a query.
 
-It takes them in the order in which the plan reads them: the transform decides it, not the declaration, and the beats of
-an input are a source of their own behind it.
+Spark numbers them in the order of the plan: the transform decides it, not the declaration. The idle ticks of an input
+are a separate source after it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
     from pyspark.sql import DataFrame
 
-# The nodes that Spark makes a source of: of its own interface, and of the newer one, which Kafka has.
-_KINDS = {"StreamingRelation": "dataSource", "StreamingRelationV2": "table"}
+# The plan nodes of sources (version 1 and 2, such as Kafka), with the property that identifies the source.
+_SOURCE_NODES = {"StreamingRelation": "dataSource", "StreamingRelationV2": "table"}
 
 
 @dataclass(frozen=True)
-class Place:
-    """One source of the plan: the rows of an input, or its beats."""
+class PlannedSource:
+    """One source of the plan: the rows of an input, or its idle ticks (role `beats`)."""
 
     input: str
     source: str
@@ -29,22 +29,27 @@ class Place:
     def __str__(self) -> str:
         return f"{self.source} ({self.input})" if self.role == "rows" else f"heartbeats of {self.input}"
 
-    def same(self, other: Place) -> bool:
-        """Whether it is the same source, be it that the input or the source was given another name."""
+    def is_same(self, other: PlannedSource) -> bool:
+        """Whether it is the same source, even if either the input or the source was renamed."""
         return self.role == other.role and (self.input == other.input or self.source == other.source)
 
 
-def planned_order(result: DataFrame, sources: Mapping[Place, DataFrame]) -> tuple[Place, ...]:
-    """Return the places of a plan as Spark will number them. `sources` holds each place as its source gave it."""
+def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFrame]) -> tuple[PlannedSource, ...]:
+    """Return the sources of a plan in Spark's order. `sources` holds the DataFrame that each source returned."""
     jvm = result.sparkSession._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    places = {_token(jvm, leaf): place for place, frame in sources.items() for leaf in _leaves(_plan(frame))}
+    sources_by_token = {
+        _token(jvm, leaf): source for source, frame in sources.items() for leaf in _leaves(_plan(frame))
+    }
     numbered: list[JavaObject] = []
     for leaf in _leaves(_plan(result)):
-        # One relation that is read in two places of the plan is one source.
-        if not any(leaf.equals(known) for known in numbered):
+        # A relation that is read twice in the plan is one source.
+        if not any(leaf.equals(other) for other in numbered):
             numbered.append(leaf)
-    return tuple(places.get(_token(jvm, leaf), Place("", "a stream of the transform's own")) for leaf in numbered)
+    return tuple(
+        sources_by_token.get(_token(jvm, leaf), PlannedSource("", "a stream of the transform's own"))
+        for leaf in numbered
+    )
 
 
 def _plan(frame: DataFrame) -> JavaObject:
@@ -52,8 +57,8 @@ def _plan(frame: DataFrame) -> JavaObject:
 
 
 def _leaves(plan: JavaObject) -> Iterator[JavaObject]:
-    """Yield the streams below a node, in Spark's own order: the node, then its children from left to right."""
-    if plan.getClass().getSimpleName() in _KINDS:
+    """Yield the streams below a node in Spark's order: the node, then its children from left to right."""
+    if plan.getClass().getSimpleName() in _SOURCE_NODES:
         yield plan
     children = plan.children()
     for index in range(children.size()):
@@ -61,6 +66,6 @@ def _leaves(plan: JavaObject) -> Iterator[JavaObject]:
 
 
 def _token(jvm: JVMView, leaf: JavaObject) -> int:
-    """Return what a relation keeps when Spark copies it for a second use: the very object that it reads."""
-    read = getattr(leaf, _KINDS[leaf.getClass().getSimpleName()])()
-    return int(jvm.java.lang.System.identityHashCode(read))
+    """Return the identity of the object that a relation reads. Copies of the relation share it."""
+    source = getattr(leaf, _SOURCE_NODES[leaf.getClass().getSimpleName()])()
+    return int(jvm.java.lang.System.identityHashCode(source))

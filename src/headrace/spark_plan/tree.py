@@ -1,6 +1,6 @@
-"""Spark's logical plans, read and rebuilt from Python. Nothing here knows what a plan is about.
+"""Helpers to read and rebuild Spark's logical plans from Python.
 
-A plan is never changed: a step with other children is a new step, and the columns keep their ids in it.
+Plans are immutable: a node with other children is a new node, and its columns keep their ids.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
     from pyspark.sql import SparkSession
 
-# Each pass of Spark's rule prunes one more step of a plan; a transform has some dozens of them at most.
-_MOST_PASSES = 100
+# Each pass of Spark's rule prunes one more node of a plan; a transform has some dozens of them at most.
+_MAX_PASSES = 100
 
 
 def jvm_of(session: SparkSession) -> JVMView:
@@ -25,48 +25,48 @@ def jvm_of(session: SparkSession) -> JVMView:
     return jvm
 
 
-def analyzed(frame: DataFrame) -> JavaObject:
-    """Return the plan of a frame, resolved and not yet optimized."""
+def analyzed_plan(frame: DataFrame) -> JavaObject:
+    """Return the analyzed plan of a DataFrame, before optimization."""
     return frame._jdf.queryExecution().analyzed()
 
 
-def framed(session: SparkSession, plan: JavaObject) -> DataFrame:
-    """Return a plan as a frame."""
+def to_dataframe(session: SparkSession, plan: JavaObject) -> DataFrame:
+    """Return a DataFrame with this plan."""
     dataset = jvm_of(session).org.apache.spark.sql.classic.Dataset
     return DataFrame(dataset.ofRows(session._jsparkSession, plan), session)
 
 
-def kind(node: JavaObject) -> str:
-    """Return the name of a step or an expression, such as `Project`."""
+def node_name(node: JavaObject) -> str:
+    """Return the class name of a node or an expression, such as `Project`."""
     return str(node.getClass().getSimpleName())
 
 
-def each(sequence: JavaObject) -> Iterator[JavaObject]:
-    """Yield the items of one of Spark's sequences."""
-    for number in range(sequence.size()):
-        yield sequence.apply(number)
+def items(seq: JavaObject) -> Iterator[JavaObject]:
+    """Yield the items of a Scala sequence."""
+    for number in range(seq.size()):
+        yield seq.apply(number)
 
 
 def children(plan: JavaObject) -> list[JavaObject]:
-    """Return the steps that feed a step."""
-    return list(each(plan.children()))
+    """Return the child nodes of a node."""
+    return list(items(plan.children()))
 
 
-def sequence(jvm: JVMView, items: Sequence[JavaObject]) -> JavaObject:
-    """Return items as one of Spark's sequences."""
+def to_seq(jvm: JVMView, items: Sequence[JavaObject]) -> JavaObject:
+    """Return items as a Scala sequence."""
     return jvm.PythonUtils.toSeq(list(items))
 
 
 def is_named(expression: JavaObject) -> bool:
-    """Whether an expression is a column or an alias: those have an id, and hand metadata on."""
-    return kind(expression) in ("AttributeReference", "Alias")
+    """Whether an expression is a column or an alias: those have an id and metadata."""
+    return node_name(expression) in ("AttributeReference", "Alias")
 
 
-def pruned(plan: JavaObject, jvm: JVMView) -> JavaObject:
-    """Return the plan with the columns that it needs, by Spark's own rule, applied until nothing changes."""
-    for _ in range(_MOST_PASSES):
-        after = jvm.org.apache.spark.sql.catalyst.optimizer.ColumnPruning.apply(plan)
-        if after.fastEquals(plan):
+def prune_columns(plan: JavaObject, jvm: JVMView) -> JavaObject:
+    """Return the plan with only the columns that it needs, by Spark's own rule until nothing changes."""
+    for _ in range(_MAX_PASSES):
+        pruned = jvm.org.apache.spark.sql.catalyst.optimizer.ColumnPruning.apply(plan)
+        if pruned.fastEquals(plan):
             break
-        plan = after
+        plan = pruned
     return plan

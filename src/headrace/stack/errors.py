@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.errors import StackError, nearest
+from headrace.errors import StackError, did_you_mean
 
 # Below this the broker would start, and stop at its first segments with a stack trace nobody expects.
 LEAST_FREE_BYTES = 256 * 1024 * 1024
@@ -72,7 +72,7 @@ def unknown(name: str, kind: str, known: Iterable[str]) -> StackError:
     """HR-404: a name that is not in the list of jar configurations or parts."""
     names = sorted(known)
     return StackError(
-        f"There is no {kind} '{name}'.{nearest(name, names)}",
+        f"There is no {kind} '{name}'.{did_you_mean(name, names)}",
         why=f"Known: {', '.join(names)}.",
         state="Nothing was done.",
         remedy="Use one of the known names.",

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.storage import LocalFileStore
 from headrace.errors import FlowError
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, OutputMode
@@ -150,7 +150,7 @@ def _played(given: Input, source: Scripted) -> Input:
     """
     if given.watermark is None or given.schema is not None:
         return replace(given, source=source)
-    return replace(given, source=source, watermark=replace(given.watermark, ahead=_NEVER_AHEAD))
+    return replace(given, source=source, watermark=replace(given.watermark, max_future=_NEVER_AHEAD))
 
 
 def _play(
@@ -222,7 +222,7 @@ class Breaking:
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the batch, or a part of it, and die if it is time to."""
         # Batches that close windows have numbers of their own, so a batch of the script is known by what it reads.
-        step = file_number(self.checkpoint.entry(batch.id).offsets[0])
+        step = file_number(self.checkpoint.offset_entry(batch.id).offsets[0])
         waiting = self.crashes.get(step, [])
         if not waiting:
             self.inner.write(rows, batch)
@@ -248,7 +248,7 @@ def _without_end(flow: Flow) -> Callable[..., DataFrame]:
     @functools.wraps(flow.transform)
     def transform(*one: DataFrame, **named: DataFrame) -> DataFrame:
         if one:
-            return flow.transform(before_the_end(ONLY, one[0]))
+            return flow.transform(before_the_end(SINGLE_INPUT, one[0]))
         return flow.transform(**{name: before_the_end(name, rows) for name, rows in named.items()})
 
     return transform

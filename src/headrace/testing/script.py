@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from headrace.errors import FlowError
-from headrace.flow.flow import ONLY
+from headrace.flow.flow import SINGLE_INPUT
 
 # A record as a script writes it: a row, or for an input of bytes also the bytes, their text, or None for a tombstone.
 Value = Mapping[str, object] | str | bytes | None
@@ -39,7 +39,7 @@ class Arrive:
                 remedy="Name the input of every record: Arrive(orders=[...], payments=[...]).",
                 code="HR-220",
             )
-        self.records: Mapping[str, Sequence[Value | Keyed]] = inputs or {ONLY: records}
+        self.records: Mapping[str, Sequence[Value | Keyed]] = inputs or {SINGLE_INPUT: records}
 
     def __repr__(self) -> str:
         return f"Arrive({', '.join(f'{name}: {len(rows)}' for name, rows in self.records.items())})"

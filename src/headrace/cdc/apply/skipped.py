@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import DataError
-from headrace.flow.sink import Batch, SetAside
+from headrace.flow.sink import Batch, DeadLetters
 from headrace.sinks.delta.log import version
 
 if TYPE_CHECKING:
@@ -34,4 +34,6 @@ def skip(skipped: SkippedTable, rows: DataFrame, folder: str, sink: str, batch: 
     location = f"{folder}/{skipped.topic.rpartition('.')[2]}"
     if skipped.error is not None and version(rows.sparkSession, location) >= 0:
         raise skipped.error
-    batch.tell(SetAside(sink, rows.count(), skipped.why, f"In the topic {skipped.topic}, as long as it keeps them."))
+    batch.on_dead_letters(
+        DeadLetters(sink, rows.count(), skipped.why, f"In the topic {skipped.topic}, as long as it keeps them.")
+    )

@@ -9,7 +9,7 @@ from itertools import groupby
 from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.capture.source_table import Family, SourceColumn, SourceTable
 from headrace.clients import mysql, postgres
-from headrace.errors import DataError, nearest
+from headrace.errors import DataError, did_you_mean
 from headrace.flow.target import Database
 
 _IDENTITIES = {"d": "default", "f": "full", "i": "index", "n": "nothing"}
@@ -85,7 +85,7 @@ def read_tables(database: Database, selection: TableSelection) -> tuple[SourceTa
         if name not in names:
             raise DataError(
                 f"There is no table '{name}' in the source database.",
-                why=f"Its catalogue lists {len(names)} tables that this user may see.{nearest(name, names)}",
+                why=f"Its catalogue lists {len(names)} tables that this user may see.{did_you_mean(name, names)}",
                 state="Nothing was captured.",
                 remedy="Correct the name in the capture, or make the table.",
                 code="HR-520",

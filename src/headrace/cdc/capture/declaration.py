@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.flow.sink import Sink, leaves
+from headrace.flow.sink import Sink, leaf_sinks
 
 # What a name of a capture may hold: it becomes part of topics, of a connector, and of a replication slot.
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -153,7 +153,7 @@ class HasCapture(Protocol):
 
 def captures(sink: Sink) -> tuple[Capture, ...]:
     """Return the captures whose changes a sink takes, each once, as far as the declaration says it."""
-    declared = (leaf.capture for _, leaf in leaves(sink) if isinstance(leaf, HasCapture))
+    declared = (leaf.capture for _, leaf in leaf_sinks(sink) if isinstance(leaf, HasCapture))
     return tuple(dict.fromkeys(capture for capture in declared if capture is not None))
 
 

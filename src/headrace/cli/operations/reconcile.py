@@ -19,7 +19,7 @@ from headrace.cli.session import opened_session
 from headrace.clients.postgres import database_of
 from headrace.demos.orders.reconcile import JoinPlan, is_join, reconciling
 from headrace.flow.duration import Duration
-from headrace.runtime.checkpoint.folder_lock import writing
+from headrace.runtime.checkpoint.folder_lock import lock_folder
 
 reconcile_app = typer.Typer(help="Compare tables with what they were made of, and repair them.", no_args_is_help=True)
 
@@ -60,7 +60,7 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
         spark = opened_session("reconcile", opened_project, chosen, stack, json=json)
         if repair_them:
             # Held before the comparison: what is written is what was compared.
-            stack.enter_context(writing(folder))
+            stack.enter_context(lock_folder(folder))
         for table in known:
             location = f"{folder}/{table.name}"
             compared = compare(spark, source, table, location, patience=patience)

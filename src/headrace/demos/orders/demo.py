@@ -19,7 +19,7 @@ from headrace.demos.model_inputs import FiledByInput, ModelVerdict, boundaries, 
 from headrace.demos.protocol import Scene
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
-from headrace.flow.size import said_bytes
+from headrace.flow.size import format_bytes
 from headrace.flow.target import Target
 from headrace.patterns.orders import flows as pattern
 from headrace.patterns.orders import model
@@ -27,7 +27,7 @@ from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.records import ConsumedRecord
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import highest_lease
-from headrace.runtime.state.size import read_note
+from headrace.runtime.state.size import read_state_size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,7 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
 def watermarks(spark: SparkSession | None, target: Target, flow: str) -> list[int]:
     """Return the watermark that each committed batch of a flow ran with."""
     checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
-    return [checkpoint.entry(batch_id).watermark_ms for batch_id in checkpoint.committed()]
+    return [checkpoint.offset_entry(batch_id).watermark_ms for batch_id in checkpoint.committed_batches()]
 
 
 def ran_before(spark: SparkSession | None, target: Target, flow: str) -> bool:
@@ -124,8 +124,8 @@ class OrdersDemo:
         told = [
             # A store writes its tables with the next snapshot, some batches later.
             f"{flow}: {each['rows']:,} rows of state, {each['forecast']:,} forecast; "
-            f"{said_bytes(each['bytes']) if each['bytes'] else 'nothing yet'} in its store, "
-            f"at most {said_bytes(each['forecast_bytes'])} forecast."
+            f"{format_bytes(each['bytes']) if each['bytes'] else 'nothing yet'} in its store, "
+            f"at most {format_bytes(each['forecast_bytes'])} forecast."
             for flow, each in state.items()
         ]
         figures = {"hit_rate": rates, "state": state}
@@ -144,10 +144,10 @@ def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettin
     place = target.table(settings.table(how))
     # Asked before the table is read: what the batch of this watermark told is in it then.
     checkpoint = Checkpoint.of(pattern.NAMES[how], target, file_store(target.checkpoints, spark))
-    committed = checkpoint.committed()
+    committed = checkpoint.committed_batches()
     if not committed or not file_store(place, spark).names(f"{place}/_delta_log"):
         return []
-    closed = _utc(checkpoint.entry(committed[-1]).watermark_ms - Duration.parse(settings.bound).ms)
+    closed = _utc(checkpoint.offset_entry(committed[-1]).watermark_ms - Duration.parse(settings.bound).ms)
     rates = pattern.hit_rate(spark.read.format("delta").load(place)).where(F.col("window_end") <= F.lit(closed))
     return [
         # Spark gives times without a zone, in the zone of the machine.
@@ -176,7 +176,7 @@ def states(spark: SparkSession, target: Target, settings: pattern.OrderSettings)
     found = {}
     for how in settings.joins:
         flow = pattern.NAMES[how]
-        note = read_note(Checkpoint.of(flow, target, file_store(target.checkpoints, spark)))
+        note = read_state_size(Checkpoint.of(flow, target, file_store(target.checkpoints, spark)))
         if note is not None:
             found[flow] = {
                 "rows": note.rows,

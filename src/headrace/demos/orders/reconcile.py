@@ -43,8 +43,8 @@ from headrace.flow.target import Target
 from headrace.operate.late.replayable_rows import RetainedRows
 from headrace.patterns.orders.flows import joined
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import sole_writer
-from headrace.runtime.checkpoint.lease import Holding, lease
+from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
+from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.append import DeltaAppend
 
@@ -111,7 +111,7 @@ class JoinReconciliation:
     """One reconciliation, while the lease is held. Made by `reconciling`; `plan` once, then perhaps `apply`."""
 
     def __init__(
-        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, holding: Holding
+        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, holding: ActiveLease
     ) -> None:
         self._target, self._flow, self._checkpoint, self._holding = target, flow, checkpoint, holding
         self._bound = _bound_of(flow)
@@ -120,7 +120,7 @@ class JoinReconciliation:
 
     def plan(self, day: date | None) -> JoinPlan:
         """Compute a day anew and compare it with the table; None is the last whole day. Changes nothing."""
-        sink, committed = self._sink(), self._checkpoint.committed()
+        sink, committed = self._sink(), self._checkpoint.committed_batches()
         if not committed:
             raise refusals.nothing_read(self._flow)
         start, end, whole = self._span(committed[-1], day)
@@ -146,8 +146,8 @@ class JoinReconciliation:
         sink, query_id = self._sink(), self._checkpoint.query_id()
         assert self._rows is not None  # noqa: S101 - `plan` made them
         assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
-        with self._holding.required():
-            last = sink.held(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
+        with self._holding.checked():
+            last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
             number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._holding.token)
             moment = "COALESCE(order_time, pay_time)"
             where = f"{moment} >= {_literal(plan.start)} AND {moment} < {_literal(plan.end)}"
@@ -165,7 +165,7 @@ class JoinReconciliation:
 
     def _span(self, last: int, day: date | None) -> tuple[datetime, datetime, bool]:
         """Return the part of a day that is closed, and whether that is all of it."""
-        watermark_ms = self._checkpoint.entry(last).watermark_ms
+        watermark_ms = self._checkpoint.offset_entry(last).watermark_ms
         if not watermark_ms:
             raise refusals.no_watermark(self._flow)
         closed = datetime.fromtimestamp(watermark_ms / 1000, UTC) - self._bound
@@ -234,9 +234,9 @@ def reconciling(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Joi
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
-    with lease(checkpoint, target.lease) as holding, sole_writer(flow, target):
+    with acquire_lease(checkpoint, target.lease) as holding, lock_sink_folders(flow, target):
         work = JoinReconciliation(spark, target, flow, checkpoint, holding)
-        if checkpoint.committed():
+        if checkpoint.committed_batches():
             FlowAudit(spark, target, flow).catch_up()
         try:
             yield work

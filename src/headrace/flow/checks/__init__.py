@@ -1,1 +1,1 @@
-"""What is found wrong with a flow before it starts: its triggers, modes and operators, its state, its batch size."""
+"""Checks of a flow before it starts: triggers, output modes, operators, state and batch size."""

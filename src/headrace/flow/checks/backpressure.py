@@ -1,4 +1,4 @@
-"""How large a batch may be: the bound that measured rates suggest, and the one that fits the machine. Pure arithmetic.
+"""Batch sizes: the bound that measured rates suggest, and the size that fits memory and freshness. Pure arithmetic.
 
     bound = rate x interval of the trigger x head room, rounded up to two digits
 
@@ -31,24 +31,24 @@ from dataclasses import dataclass, field
 from headrace.flow.levers import Every, Trigger
 from headrace.flow.source import AutoBatchSize, Bound
 
-OWN_HEAD_ROOM = 0.8
+PROCESSED_HEAD_ROOM = 0.8
 ARRIVAL_HEAD_ROOM = 2.0
 SECONDS_WITHOUT_INTERVAL = 10.0
 
-# The other half is for state, shuffles and what the sinks keep.
+# The other half is for state, shuffles and what the sinks cache.
 DATA_SHARE = 0.5
-# A record is there as its bytes and as the fields read from them, which together take about twice its size.
+# A record is in memory as its bytes and as its parsed fields, together about twice its size.
 COPIES = 2.0
-# Where a topic is empty nobody knows how large its records will be; most events are smaller.
+# For an empty topic the record size is unknown; most events are smaller.
 UNKNOWN_RECORD_BYTES = 1024.0
-# No smaller and no larger than this. Below, the fixed cost of a batch is most of its time. Above, nothing is gained
-# any more, and more is lost when a batch has to be run again.
-LEAST_RECORDS, MOST_RECORDS = 50_000, 5_000_000
+# Below the minimum, the fixed cost of a batch dominates. Above the maximum nothing is gained, and a retried batch costs
+# more.
+MIN_RECORDS, MAX_RECORDS = 50_000, 5_000_000
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is known of one input in numbers per second.
+class MeasuredRates:
+    """The measured rates of one input, per second.
 
     | field     | meaning                                                                             |
     |-----------|-------------------------------------------------------------------------------------|
@@ -62,14 +62,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A bound to set, and in words where its number comes from."""
+    """A bound to set, and the reason for its value."""
 
     bound: Bound
     value: int
     reason: str
 
 
-def suggested_bound(rate: float, interval_seconds: float, head_room: float) -> int:
+def bound_for_rate(rate: float, interval_seconds: float, head_room: float) -> int:
     """Return the bound for a rate per second, rounded up to two digits, at least 1."""
     exact = math.ceil(rate * interval_seconds * head_room)
     if exact < 100:
@@ -78,39 +78,39 @@ def suggested_bound(rate: float, interval_seconds: float, head_room: float) -> i
     return math.ceil(exact / step) * step
 
 
-def suggestion(bounds: Sequence[Bound], measured: Measured, trigger: Trigger) -> Suggestion:
-    """Return the bound to set: from the flow's own rate, else from what arrives, else the usual one."""
+def suggest_bound(bounds: Sequence[Bound], measured: MeasuredRates, trigger: Trigger) -> Suggestion:
+    """Return the bound to set: from the rate of the flow, else from the arrival rate, else the usual one."""
     interval = trigger.duration.seconds if isinstance(trigger, Every) else SECONDS_WITHOUT_INTERVAL
     for bound in bounds:
         if bound.unit == "records" and measured.processed:
-            value = suggested_bound(measured.processed, interval, OWN_HEAD_ROOM)
+            value = bound_for_rate(measured.processed, interval, PROCESSED_HEAD_ROOM)
             return Suggestion(
                 bound, value, f"The flow itself has processed {measured.processed:,.0f} records a second."
             )
     for bound in bounds:
         rate = measured.arrivals.get(bound.unit)
         if rate:
-            return _by_arrivals(bound, rate, interval)
+            return _suggest_by_arrivals(bound, rate, interval)
     return Suggestion(bounds[0], bounds[0].usual, "Nothing was measured; this is the usual bound.")
 
 
-def too_small(bounds: Sequence[Bound], measured: Measured, trigger: Trigger) -> Suggestion | None:
-    """Return a larger bound where one that is set lets less through than what arrives.
+def suggest_larger_bound(bounds: Sequence[Bound], measured: MeasuredRates, trigger: Trigger) -> Suggestion | None:
+    """Return a larger bound if the current one is below the arrival rate, else None.
 
-    Only under a trigger with an interval: without one a full batch is followed by the next at once.
+    Only for a trigger with an interval: without one the next batch follows a full one immediately.
     """
     if not isinstance(trigger, Every):
         return None
     for bound in bounds:
         rate, interval = measured.arrivals.get(bound.unit, 0.0), trigger.duration.seconds
         if isinstance(bound.value, int) and bound.value < rate * interval:
-            return _by_arrivals(bound, rate, interval)
+            return _suggest_by_arrivals(bound, rate, interval)
     return None
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a machine gives one input of a flow, as measured when the flow starts.
+class AvailableResources:
+    """The resources for one input of a flow, as measured when the flow starts.
 
     | field        | meaning                                                                       |
     |--------------|-------------------------------------------------------------------------------|
@@ -125,25 +125,27 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A bound that fits: so many records, and in words where the number comes from."""
+class BatchSize:
+    """A chosen batch size in records, and the reason for it."""
 
     records: int
     reason: str
 
 
-def fitted(fit: AutoBatchSize, room: Room) -> Fitted:
-    """Return the largest batch that fits into memory and is done within the freshness target."""
-    size = room.record_bytes or UNKNOWN_RECORD_BYTES
-    by_memory = room.memory * DATA_SHARE / (size * COPIES)
-    by_freshness = room.processed * fit.duration.seconds * OWN_HEAD_ROOM if room.processed else math.inf
-    records = round(min(max(min(by_memory, by_freshness), LEAST_RECORDS), MOST_RECORDS) / 1000) * 1000
+def choose_batch_size(target: AutoBatchSize, resources: AvailableResources) -> BatchSize:
+    """Return the largest batch that fits into memory and finishes within the freshness target."""
+    size = resources.record_bytes or UNKNOWN_RECORD_BYTES
+    by_memory = resources.memory * DATA_SHARE / (size * COPIES)
+    by_freshness = (
+        resources.processed * target.duration.seconds * PROCESSED_HEAD_ROOM if resources.processed else math.inf
+    )
+    records = round(min(max(min(by_memory, by_freshness), MIN_RECORDS), MAX_RECORDS) / 1000) * 1000
     if by_freshness < by_memory:
-        return Fitted(records, f"At {room.processed:,.0f} a second a batch is done within {fit.freshness}.")
-    looked = f"{size:,.0f} bytes each" if room.record_bytes else f"taken to be of {size:,.0f} bytes"
-    return Fitted(records, f"So many records, {looked}, fit into {room.memory * DATA_SHARE / 1e6:,.0f} MB.")
+        return BatchSize(records, f"At {resources.processed:,.0f} a second a batch is done within {target.freshness}.")
+    basis = f"{size:,.0f} bytes each" if resources.record_bytes else f"taken to be of {size:,.0f} bytes"
+    return BatchSize(records, f"So many records, {basis}, fit into {resources.memory * DATA_SHARE / 1e6:,.0f} MB.")
 
 
-def _by_arrivals(bound: Bound, rate: float, interval: float) -> Suggestion:
-    value = max(suggested_bound(rate, interval, ARRIVAL_HEAD_ROOM), bound.usual // 10)
+def _suggest_by_arrivals(bound: Bound, rate: float, interval: float) -> Suggestion:
+    value = max(bound_for_rate(rate, interval, ARRIVAL_HEAD_ROOM), bound.usual // 10)
     return Suggestion(bound, value, f"Lately {rate:,.3g} {bound.unit} a second arrived.")

@@ -1,8 +1,7 @@
-"""What is wrong with flows before they run: findings, without Spark.
+"""Checks flows before they run, without Spark, and returns findings.
 
-A rule looks at one flow, or at all flows of an application together, and yields findings. Each finding has a
-stable code, so that tests and machines need not read the prose. What the operators of a transform rule out is found
-where somebody has read its plan; those findings, and all that `matrix` decides, are made in `compatibility`.
+A check looks at one flow, or at all flows of an application, and yields findings with stable codes. Findings about
+operators need the query plan of the transform; they, and all that `matrix` decides, come from `compatibility`.
 
 | code    | severity | finds                                                             |
 |---------|----------|-------------------------------------------------------------------|
@@ -25,19 +24,19 @@ where somebody has read its plan; those findings, and all that `matrix` decides,
 | HRC-117 | error    | a plan that Spark refuses for a reason of its own                 |
 | HRC-118 | error    | a transform that cannot be planned                                |
 | HRC-119 | error    | custom state without RocksDB                                      |
-| HRC-124 | error    | a column to keep that is none, or that is a field too             |
-| HRC-201 | warning  | update or append with state but no watermark: state grows for ever |
+| HRC-124 | error    | a metadata column that does not exist, or is a payload field too  |
+| HRC-201 | warning  | update or append with state but no watermark: state grows forever |
 | HRC-202 | warning  | a watermark column that may be null                               |
 | HRC-203 | warning  | several inputs, one of them without a watermark                   |
-| HRC-204 | warning  | a bound that lets less through than what arrives                  |
-| HRC-205 | warning  | complete mode, which keeps every group for ever                   |
-| HRC-206 | warning  | an operator that does other than it seems to over batches         |
+| HRC-204 | warning  | a bound below the arrival rate                                    |
+| HRC-205 | warning  | complete mode, which keeps every group forever                    |
+| HRC-206 | warning  | an operator that behaves differently in micro-batches             |
 | HRC-207 | warning  | a trigger under its old name                                      |
-| HRC-208 | warning  | duplicates or partners that are waited for without end            |
-| HRC-209 | info     | a plan that was not looked at                                     |
+| HRC-208 | warning  | deduplication or joins whose state never expires                  |
+| HRC-209 | info     | a plan that could not be checked                                  |
 | HRC-301 | info     | a sink that may write rows twice after a crash                    |
 
-Rules on state and watermarks are in `state`.
+Checks of state and watermarks are in `state`.
 """
 
 from __future__ import annotations
@@ -49,63 +48,65 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from headrace.errors import FlowError
 from headrace.flow.checks import compatibility
-from headrace.flow.checks.backpressure import Measured, suggestion, too_small
+from headrace.flow.checks.backpressure import MeasuredRates, suggest_bound, suggest_larger_bound
 from headrace.flow.checks.finding import Finding, Severity
-from headrace.flow.checks.operators import Plan, Unplanned
-from headrace.flow.checks.state import join_growth, shared_memory, state_rules
-from headrace.flow.flow import ONLY, Flow
+from headrace.flow.checks.operators import QueryPlan, UnknownPlan
+from headrace.flow.checks.state import check_join_growth, check_shared_memory, check_state
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.inputs import BROKER_TIME, KEPT
+from headrace.flow.inputs import BROKER_TIMESTAMP, METADATA_COLUMNS
 from headrace.flow.levers import Continuous, OutputMode, RealTime
-from headrace.flow.sink import IntoTopic, leaves
-from headrace.flow.source import Bounded, OfTopics
+from headrace.flow.sink import WritesTopic, leaf_sinks
+from headrace.flow.source import Bounded, ReadsTopics
 
 FLOW_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
 def check(
     flows: Iterable[Flow],
-    measured: Mapping[tuple[str, str], Measured] | None = None,
-    plans: Mapping[str, Plan | Unplanned] | None = None,
+    measured: Mapping[tuple[str, str], MeasuredRates] | None = None,
+    plans: Mapping[str, QueryPlan | UnknownPlan] | None = None,
 ) -> list[Finding]:
-    """Judge flows that are to run in one application. Errors come first.
+    """Check flows that run in one application. Errors come first.
 
-    `measured` holds, by flow and input, the rates that bounds are compared with, where somebody has measured them.
-    `plans` holds, by flow, what was read from its plan; of a flow that is not in it no operator is judged.
+    `measured` holds measured rates by flow and input, which bounds are compared with.
+    `plans` holds the query plan by flow; without it the operators of a flow are not checked.
     """
     flows = list(flows)
-    findings = [*_shared_names(flows), *shared_memory(flows)]
+    findings = [*_shared_names(flows), *check_shared_memory(flows)]
     for flow in flows:
         findings.extend(_backpressure(flow, measured or {}))
-        findings.extend(state_rules(flow, measured or {}))
+        findings.extend(check_state(flow, measured or {}))
     for flow in flows:
-        for rule in _RULES:
-            findings.extend(rule(flow))
+        for check_flow in _CHECKS:
+            findings.extend(check_flow(flow))
         plan = (plans or {}).get(flow.name)
         if plan is not None:
-            findings.extend(compatibility.operators(flow, plan))
-            findings.extend(join_growth(flow, plan, measured or {}))
-        if not isinstance(plan, Plan):
-            findings.extend(_state_for_ever(flow))
-    return by_severity(findings)
+            findings.extend(compatibility.check_operators(flow, plan))
+            findings.extend(check_join_growth(flow, plan, measured or {}))
+        if not isinstance(plan, QueryPlan):
+            findings.extend(_unbounded_state(flow))
+    return sort_by_severity(findings)
 
 
-def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings with errors first and remarks last."""
-    return sorted(findings, key=lambda found: list(Severity).index(found.severity))
+def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with errors first and infos last."""
+    return sorted(findings, key=lambda finding: list(Severity).index(finding.severity))
 
 
-def require_clean(flows: Sequence[Flow], plans: Mapping[str, Plan | Unplanned] | None = None) -> list[Finding]:
+def require_no_errors(
+    flows: Sequence[Flow], plans: Mapping[str, QueryPlan | UnknownPlan] | None = None
+) -> list[Finding]:
     """Return the findings, or raise when one of them is an error.
 
-    Called twice by every start: before Spark is there, and for each flow again with its plan, before its query.
+    Called twice per start: before Spark starts, and for each flow with its plan before its query.
     """
-    return require_none(check(flows, plans=plans))
+    return raise_on_errors(check(flows, plans=plans))
 
 
-def require_none(findings: list[Finding]) -> list[Finding]:
+def raise_on_errors(findings: list[Finding]) -> list[Finding]:
     """Return the findings, or raise when one of them is an error."""
-    errors = [found for found in findings if found.severity is Severity.ERROR]
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         first = errors[0]
         more = f" Errors besides this one: {len(errors) - 1}." if len(errors) > 1 else ""
@@ -127,7 +128,7 @@ def _shared_names(flows: Sequence[Flow]) -> Iterator[Finding]:
                 Severity.ERROR,
                 f"flow '{name}'",
                 f"{times} flows have this name, and so would share one checkpoint.",
-                "Give each flow a name of its own.",
+                "Give each flow a unique name.",
             )
 
 
@@ -145,54 +146,59 @@ def _name(flow: Flow) -> Iterator[Finding]:
 def _inputs(flow: Flow) -> Iterator[Finding]:
     if not flow.named_inputs:
         yield Finding("HRC-103", Severity.ERROR, f"flow '{flow.name}'", "The flow has no inputs.", "Declare an Input.")
-    for name, given in flow.named_inputs.items():
+    for name, input_ in flow.named_inputs.items():
         place = f"flow '{flow.name}', input '{name}'"
-        if given.source.carries_payload and given.schema is None:
+        if input_.source.carries_payload and input_.schema is None:
             yield Finding(
                 "HRC-105",
                 Severity.ERROR,
                 place,
-                f"{given.source.name} delivers bytes, and no schema says what is in them.",
+                f"{input_.source.name} delivers bytes, and no schema says what is in them.",
                 "Set schema= on the Input.",
             )
-        if not given.source.carries_payload and given.schema is not None:
+        if not input_.source.carries_payload and input_.schema is not None:
             yield Finding(
                 "HRC-105",
                 Severity.ERROR,
                 place,
-                f"{given.source.name} has a schema of its own, so a schema for its payload has no meaning.",
+                f"{input_.source.name} has a schema of its own, so a schema for its payload has no meaning.",
                 "Remove schema= from the Input.",
             )
-        fields = () if given.schema is None else given.schema.names
-        unkept = [column for column in given.keep if column not in KEPT or not fields or column in fields]
-        if unkept:
+        fields = () if input_.schema is None else input_.schema.names
+        invalid = [
+            column
+            for column in input_.metadata_columns
+            if column not in METADATA_COLUMNS or not fields or column in fields
+        ]
+        if invalid:
             yield Finding(
                 "HRC-124",
                 Severity.ERROR,
                 place,
-                f"keep= names {', '.join(unkept)}: not a column of a record of bytes, or a field of the payload too.",
-                f"Name some of {', '.join(KEPT)}, and none that is a field of the schema.",
+                f"metadata_columns= names {', '.join(invalid)}: not a metadata column of the source, or also a payload "
+                "field.",
+                f"Name some of {', '.join(METADATA_COLUMNS)}, but no field of the schema.",
             )
 
 
-def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
-    for name, given in flow.named_inputs.items():
+def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates]) -> Iterator[Finding]:
+    for name, input_ in flow.named_inputs.items():
         # Without batches there is nothing to bound.
-        if not isinstance(given.source, Bounded) or isinstance(flow.trigger, Continuous | RealTime):
+        if not isinstance(input_.source, Bounded) or isinstance(flow.trigger, Continuous | RealTime):
             continue
         place = f"flow '{flow.name}', input '{name}'"
-        bounds, rates = given.source.bounds, measured.get((flow.name, name), Measured())
+        bounds, rates = input_.source.bounds, measured.get((flow.name, name), MeasuredRates())
         if all(bound.value is None for bound in bounds):
-            first = suggestion(bounds, rates, flow.trigger)
+            first = suggest_bound(bounds, rates, flow.trigger)
             yield Finding(
                 "HRC-110",
                 Severity.ERROR,
                 place,
-                f"Backpressure is required: {given.source.name} has no bound, so the first batch would read everything "
-                "that is there, in one piece.",
+                f"Backpressure is required: {input_.source.name} has no bound, so the first batch would read all "
+                "available rows at once.",
                 f"Set {first.bound.name}={first.value:_}. {first.reason}",
             )
-        larger = too_small(bounds, rates, flow.trigger)
+        larger = suggest_larger_bound(bounds, rates, flow.trigger)
         if larger is not None:
             yield Finding(
                 "HRC-204",
@@ -205,22 +211,22 @@ def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> I
 
 
 def _watermark_column(flow: Flow) -> Iterator[Finding]:
-    for name, given in flow.named_inputs.items():
-        if given.watermark is None or given.schema is None:
+    for name, input_ in flow.named_inputs.items():
+        if input_.watermark is None or input_.schema is None:
             continue
         place = f"flow '{flow.name}', input '{name}'"
-        column = given.watermark.column
-        # The broker's own timestamp, where the input keeps it, is never missing.
-        if column == BROKER_TIME and column in given.keep:
+        column = input_.watermark.column
+        # The broker's timestamp, if the input has it, is never missing.
+        if column == BROKER_TIMESTAMP and column in input_.metadata_columns:
             continue
-        fields = {each.name: each for each in given.schema.fields}
+        fields = {field.name: field for field in input_.schema.fields}
         if column not in fields or fields[column].dataType.typeName() != "timestamp":
-            have = fields[column].dataType.simpleString() if column in fields else "not in the schema"
+            actual = fields[column].dataType.simpleString() if column in fields else "not in the schema"
             yield Finding(
                 "HRC-106",
                 Severity.ERROR,
                 place,
-                f"The watermark is on '{column}', which is {have}; it has to be a timestamp.",
+                f"The watermark is on '{column}', which is {actual}; it has to be a timestamp.",
                 "Name a timestamp column of the schema.",
             )
         elif fields[column].nullable:
@@ -235,64 +241,69 @@ def _watermark_column(flow: Flow) -> Iterator[Finding]:
 
 def _transform_parameters(flow: Flow) -> Iterator[Finding]:
     parameters = [
-        each
-        for each in inspect.signature(flow.transform).parameters.values()
-        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        parameter
+        for parameter in inspect.signature(flow.transform).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
-    names = {each.name for each in parameters}
-    one = set(flow.named_inputs) == {ONLY}
-    if (one and len(parameters) != 1) or (not one and names != set(flow.named_inputs)):
-        wanted = "one DataFrame" if one else ", ".join(sorted(flow.named_inputs))
+    names = {parameter.name for parameter in parameters}
+    is_single = set(flow.named_inputs) == {SINGLE_INPUT}
+    if (is_single and len(parameters) != 1) or (not is_single and names != set(flow.named_inputs)):
+        inputs = "one DataFrame" if is_single else ", ".join(sorted(flow.named_inputs))
         yield Finding(
             "HRC-107",
             Severity.ERROR,
             f"flow '{flow.name}', transform {getattr(flow.transform, '__name__', flow.transform)!s}",
-            f"It takes ({', '.join(sorted(names))}), and the inputs give {wanted}.",
+            f"It takes ({', '.join(sorted(names))}), and the inputs give {inputs}.",
             "Name the parameters of the transform as the inputs are named.",
         )
 
 
 def _own_topic(flow: Flow) -> Iterator[Finding]:
-    for _step, sink in leaves(flow.sink):
-        for name, given in flow.named_inputs.items():
-            if isinstance(sink, IntoTopic) and isinstance(given.source, OfTopics) and given.source.reads(sink.topic):
+    for _step, sink in leaf_sinks(flow.sink):
+        for name, input_ in flow.named_inputs.items():
+            if (
+                isinstance(sink, WritesTopic)
+                and isinstance(input_.source, ReadsTopics)
+                and input_.source.reads(sink.topic)
+            ):
                 yield Finding(
                     "HRC-109",
                     Severity.ERROR,
                     f"flow '{flow.name}', input '{name}'",
-                    f"{given.source.name} takes in '{sink.topic}', which the flow writes: its rows would never end.",
+                    f"{input_.source.name} takes in '{sink.topic}', which the flow writes: an endless loop.",
                     "Write to another topic, or read topics that do not include it.",
                 )
 
 
-def _state_for_ever(flow: Flow) -> Iterator[Finding]:
-    """Find what looks like state without end, of a flow whose plan is not known."""
-    marked = any(given.watermark is not None for given in flow.named_inputs.values())
-    if not marked and flow.mode is OutputMode.UPDATE and not isinstance(flow.trigger, Continuous | RealTime):
+def _unbounded_state(flow: Flow) -> Iterator[Finding]:
+    """Find state that probably never expires, for a flow without a query plan."""
+    has_watermark = any(input_.watermark is not None for input_ in flow.named_inputs.values())
+    if not has_watermark and flow.mode is OutputMode.UPDATE and not isinstance(flow.trigger, Continuous | RealTime):
         yield Finding(
             "HRC-201",
             Severity.WARNING,
             f"flow '{flow.name}'",
-            "Update mode without a watermark keeps every key it has ever seen.",
+            "Update mode without a watermark keeps every key forever.",
             "Set watermark= on the Input.",
         )
 
 
 def _watermark_missing(flow: Flow) -> Iterator[Finding]:
-    marked = [name for name, given in flow.named_inputs.items() if given.watermark is not None]
-    bare = [name for name in flow.named_inputs if name not in marked]
-    if marked and bare:
+    watermarked = [name for name, input_ in flow.named_inputs.items() if input_.watermark is not None]
+    unmarked = [name for name in flow.named_inputs if name not in watermarked]
+    if watermarked and unmarked:
         yield Finding(
             "HRC-203",
             Severity.WARNING,
             f"flow '{flow.name}'",
-            f"Inputs without a watermark ({', '.join(bare)}) are joined with state that never ends.",
+            f"Inputs without a watermark ({', '.join(unmarked)}) are joined with state that never ends.",
             "Set watermark= on each Input.",
         )
 
 
-def _promise(flow: Flow) -> Iterator[Finding]:
-    for _step, sink in leaves(flow.sink):
+def _guarantee(flow: Flow) -> Iterator[Finding]:
+    for _step, sink in leaf_sinks(flow.sink):
         if sink.guarantee is Guarantee.EXACTLY_ONCE:
             continue
         yield Finding(
@@ -304,14 +315,14 @@ def _promise(flow: Flow) -> Iterator[Finding]:
         )
 
 
-_RULES = (
+_CHECKS = (
     _name,
     _inputs,
     _watermark_column,
-    compatibility.sink_mode,
+    compatibility.check_sink_mode,
     _transform_parameters,
-    compatibility.trigger,
+    compatibility.check_trigger,
     _own_topic,
     _watermark_missing,
-    _promise,
+    _guarantee,
 )

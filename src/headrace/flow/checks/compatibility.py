@@ -1,4 +1,4 @@
-"""Findings by the matrix: a flow's sink, trigger and operators against its output mode, and against each other."""
+"""Checks a flow against the compatibility matrix: sink, trigger and operators against the output mode."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterator
 
 from headrace.flow.checks import matrix
 from headrace.flow.checks.finding import Finding, Severity
-from headrace.flow.checks.operators import Kind, Operator, Plan, Unplanned
+from headrace.flow.checks.operators import Operator, OperatorKind, QueryPlan, UnknownPlan
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, InMemory, Once, OutputMode, RealTime
-from headrace.flow.sink import Native, leaves
-from headrace.flow.source import Unbatched, Watched
+from headrace.flow.sink import SupportsNativeWrite, leaf_sinks
+from headrace.flow.source import CanLoseRows, SupportsContinuous
 
-# Spark's own least length of a batch in real-time mode (spark.sql.streaming.realTimeMode.minBatchDuration).
-SHORTEST_BATCH_SECONDS = 5.0
+# Spark's own minimum length of a batch in real-time mode (spark.sql.streaming.realTimeMode.minBatchDuration).
+MIN_BATCH_SECONDS = 5.0
 
 
-def sink_mode(flow: Flow) -> Iterator[Finding]:
-    """Find a sink that cannot take the output mode; of a fan-out each one that cannot."""
-    for _step, sink in leaves(flow.sink):
+def check_sink_mode(flow: Flow) -> Iterator[Finding]:
+    """Find sinks that do not support the output mode, also within a fan-out."""
+    for _step, sink in leaf_sinks(flow.sink):
         if flow.mode not in sink.output_modes:
-            cell = matrix.of_sink(type(sink).__name__, flow.mode, sink.output_modes)
+            cell = matrix.sink_cell(type(sink).__name__, flow.mode, sink.output_modes)
             yield Finding("HRC-104", Severity.ERROR, f"flow '{flow.name}', sink {sink.name}", cell.reason, cell.remedy)
 
 
-def trigger(flow: Flow) -> Iterator[Finding]:
-    """Find what a trigger without batches cannot read, write or be told; and the old name of a trigger."""
+def check_trigger(flow: Flow) -> Iterator[Finding]:
+    """Find sources, sinks and settings that a trigger does not support; and the deprecated `Once`."""
     place = f"flow '{flow.name}', trigger {type(flow.trigger).__name__}"
     if isinstance(flow.trigger, Once):
         yield Finding(
@@ -38,9 +38,9 @@ def trigger(flow: Flow) -> Iterator[Finding]:
         )
     if not isinstance(flow.trigger, Continuous | RealTime):
         return
-    found = list(_ends(flow, place))
-    yield from found
-    if found:
+    findings = list(_check_source_and_sink(flow, place))
+    yield from findings
+    if findings:
         return
     if isinstance(flow.trigger, RealTime) and flow.mode is not OutputMode.UPDATE:
         yield Finding(
@@ -58,20 +58,20 @@ def trigger(flow: Flow) -> Iterator[Finding]:
             "Continuous processing keeps nothing, and complete mode hands a whole result on.",
             "Set output_mode='append'.",
         )
-    if isinstance(flow.trigger, RealTime) and flow.trigger.duration.seconds < SHORTEST_BATCH_SECONDS:
+    if isinstance(flow.trigger, RealTime) and flow.trigger.duration.seconds < MIN_BATCH_SECONDS:
         yield Finding(
             "HRC-115",
             Severity.ERROR,
             place,
-            f"A batch of {flow.trigger.batch} is shorter than Spark's least of {SHORTEST_BATCH_SECONDS:.0f} seconds. "
+            f"A batch of {flow.trigger.batch} is shorter than Spark's least of {MIN_BATCH_SECONDS:.0f} seconds. "
             "Its length decides how often progress is noted down, not how soon a row arrives.",
             "Set batch='1 minute'; rows pass in milliseconds all the same.",
         )
 
 
-def _ends(flow: Flow, place: str) -> Iterator[Finding]:
-    """Find a sink or a source that knows batches only."""
-    if not isinstance(flow.sink, Native):
+def _check_source_and_sink(flow: Flow, place: str) -> Iterator[Finding]:
+    """Find sources and sinks that support micro-batches only."""
+    if not isinstance(flow.sink, SupportsNativeWrite):
         yield Finding(
             "HRC-108",
             Severity.ERROR,
@@ -79,41 +79,43 @@ def _ends(flow: Flow, place: str) -> Iterator[Finding]:
             f"{flow.sink.name} commits in micro-batches, and this trigger has none.",
             "Write to a KafkaSink, or use Every, AvailableNow or AsFastAsPossible.",
         )
-    for name, given in flow.named_inputs.items():
-        if not isinstance(given.source, Unbatched):
+    for name, input_ in flow.named_inputs.items():
+        if not isinstance(input_.source, SupportsContinuous):
             yield Finding(
                 "HRC-108",
                 Severity.ERROR,
                 f"{place}, input '{name}'",
-                f"{given.source.name} is read in micro-batches, and this trigger has none.",
+                f"{input_.source.name} is read in micro-batches, and this trigger has none.",
                 "Read from Kafka, or use Every, AvailableNow or AsFastAsPossible.",
             )
-        if isinstance(given.source, Watched) and given.source.data_loss_reason is not None:
+        if isinstance(input_.source, CanLoseRows) and input_.source.data_loss_reason is not None:
             yield Finding(
                 "HRC-108",
                 Severity.ERROR,
                 f"{place}, input '{name}'",
-                f"{given.source.name} accepts loss, which is recorded batch by batch, and this trigger has none.",
+                f"{input_.source.name} accepts loss, which is recorded batch by batch, and this trigger has none.",
                 "Remove data_loss_reason, or use Every, AvailableNow or AsFastAsPossible.",
             )
 
 
-def operators(flow: Flow, plan: Plan | Unplanned) -> Iterator[Finding]:
-    """Find what the operators of a flow rule out. Once per kind of operator, however often it occurs."""
+def check_operators(flow: Flow, plan: QueryPlan | UnknownPlan) -> Iterator[Finding]:
+    """Find operators that the output mode, trigger or state store does not support. Once per kind of operator."""
     place = f"flow '{flow.name}', transform {getattr(flow.transform, '__name__', flow.transform)!s}"
-    if isinstance(plan, Unplanned):
-        yield from _unplanned(place, plan)
+    if isinstance(plan, UnknownPlan):
+        yield from _check_unknown_plan(place, plan)
         return
-    stopped = False
-    for operator, cell in matrix.in_mode(plan.operators, flow.mode):
-        stopped = stopped or cell.stops
-        yield _finding(f"{place}, {_told(operator)} in {flow.mode} mode", cell)
+    has_error = False
+    for operator, cell in matrix.cells_in_mode(plan.operators, flow.mode):
+        has_error = has_error or cell.stops
+        yield _finding(f"{place}, {_describe(operator)} in {flow.mode} mode", cell)
     if isinstance(flow.trigger, Continuous | RealTime):
-        named = type(flow.trigger).__name__
-        for operator, cell in matrix.under_trigger(plan.operators, real_time=isinstance(flow.trigger, RealTime)):
-            stopped = stopped or cell.stops
-            yield _finding(f"{place}, {_told(operator)} under {named}", cell)
-    if isinstance(flow.state, InMemory) and any(each.kind is Kind.CUSTOM_STATE for each in plan.operators):
+        trigger = type(flow.trigger).__name__
+        for operator, cell in matrix.cells_under_trigger(plan.operators, real_time=isinstance(flow.trigger, RealTime)):
+            has_error = has_error or cell.stops
+            yield _finding(f"{place}, {_describe(operator)} under {trigger}", cell)
+    if isinstance(flow.state, InMemory) and any(
+        operator.kind is OperatorKind.CUSTOM_STATE for operator in plan.operators
+    ):
         yield Finding(
             "HRC-119",
             Severity.ERROR,
@@ -121,18 +123,18 @@ def operators(flow: Flow, plan: Plan | Unplanned) -> Iterator[Finding]:
             "transformWithState keeps its state in RocksDB, and the flow declares InMemory.",
             "Set state=RocksDB().",
         )
-    if plan.spark_refuses and not stopped:
+    if plan.spark_refusal and not has_error:
         yield Finding(
             "HRC-117",
             Severity.ERROR,
             place,
-            f"Spark refuses the plan in {flow.mode} mode: {plan.spark_refuses.rstrip('.')}.",
+            f"Spark refuses the plan in {flow.mode} mode: {plan.spark_refusal.rstrip('.')}.",
             "Change the transform or the output mode.",
         )
 
 
-def slots(flow: Flow, needed: int, free: int) -> Iterator[Finding]:
-    """Find a trigger that needs more task slots than there are, one for each partition that the flow reads."""
+def check_task_slots(flow: Flow, needed: int, free: int) -> Iterator[Finding]:
+    """Find a trigger that needs more task slots than are free: one per partition that the flow reads."""
     if isinstance(flow.trigger, Continuous | RealTime) and needed > free:
         yield Finding(
             "HRC-116",
@@ -145,8 +147,8 @@ def slots(flow: Flow, needed: int, free: int) -> Iterator[Finding]:
         )
 
 
-def _unplanned(place: str, plan: Unplanned) -> Iterator[Finding]:
-    if plan.wrong:
+def _check_unknown_plan(place: str, plan: UnknownPlan) -> Iterator[Finding]:
+    if plan.is_transform_error:
         yield Finding(
             "HRC-118",
             Severity.ERROR,
@@ -159,8 +161,8 @@ def _unplanned(place: str, plan: Unplanned) -> Iterator[Finding]:
             "HRC-209",
             Severity.INFO,
             place,
-            f"The plan was not looked at, so nothing is said of its operators. {plan.why.rstrip('.')}.",
-            "Run the check where its sources can be reached; every start looks at the plan too.",
+            f"The plan could not be checked, so its operators are unknown. {plan.why.rstrip('.')}.",
+            "Run the check where its sources can be reached; every start checks the plan too.",
         )
 
 
@@ -169,5 +171,5 @@ def _finding(place: str, cell: matrix.Cell) -> Finding:
     return Finding(cell.code, severity, place, cell.reason, cell.remedy)
 
 
-def _told(operator: Operator) -> str:
-    return f"{operator.kind} ({operator.detail})" if operator.kind is Kind.OTHER else str(operator.kind)
+def _describe(operator: Operator) -> str:
+    return f"{operator.kind} ({operator.detail})" if operator.kind is OperatorKind.OTHER else str(operator.kind)

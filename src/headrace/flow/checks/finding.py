@@ -1,4 +1,4 @@
-"""One thing to know about a flow before it runs."""
+"""The result of a check: what is wrong with a flow, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a finding weighs. An error stops the start."""
+    """The severity of a finding. An error prevents the start."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know about a flow before it runs."""
+    """The result of a check: what is wrong with a flow, where, and how to fix it."""
 
     code: str
     severity: Severity

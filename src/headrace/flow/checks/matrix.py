@@ -1,8 +1,8 @@
-"""Which operator goes with which output mode and which trigger, which sink with which mode: as data, in one place.
+"""The compatibility matrix: which operators and sinks support which output modes and triggers, as data.
 
-`check` judges flows by it before Spark sees them, every start does so again, and `docs/levers/output-modes.md` is drawn
-from it. What is refused here, Spark refuses too, later and with less to go by, or takes and does wrong; each of these
-cells says which. A test runs every cell on real Spark.
+`headrace check` and every start use it, and `docs/levers/output-modes.md` is generated from it. What it refuses, Spark
+refuses too, later and with less detail, or accepts and computes wrongly; each cell says which. A test runs every cell
+on Spark.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace.flow.checks.operators import AGGREGATIONS, Kind, Operator
+from headrace.flow.checks.operators import AGGREGATIONS, Operator, OperatorKind
 from headrace.flow.levers import OutputMode
 
 
-class Verdict(StrEnum):
-    """What becomes of an operator in an output mode, or under a trigger."""
+class Compatibility(StrEnum):
+    """Whether an operator works in an output mode, or under a trigger."""
 
     ALLOWED = "yes"
     WITH_AGGREGATION = "with an aggregation"
-    """Only where a streaming aggregation holds the result that complete mode hands on."""
+    """Only with a streaming aggregation, whose result complete mode writes."""
     WARNED = "warning"
-    """It runs, and does what few expect."""
+    """It runs, with a surprising result."""
     REFUSED = "no"
     """Spark refuses it."""
     WRONG = "no, Spark would take it"
-    """Spark takes it, and the result is wrong or the flow stands still."""
+    """Spark accepts it, and the result is wrong or the flow makes no progress."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A verdict, with the code of the finding, why, and what to do where the verdict is not a plain yes."""
+    """One cell of the matrix: the verdict and, unless it is a plain yes, code, reason and remedy of the finding."""
 
-    verdict: Verdict
+    verdict: Compatibility
     code: str = ""
     reason: str = ""
     remedy: str = ""
@@ -41,37 +41,39 @@ class Cell:
     @property
     def stops(self) -> bool:
         """Whether a flow with this does not start."""
-        return self.verdict in (Verdict.REFUSED, Verdict.WRONG)
+        return self.verdict in (Compatibility.REFUSED, Compatibility.WRONG)
 
 
 def _no(reason: str, remedy: str, code: str = "HRC-111") -> Cell:
-    return Cell(Verdict.REFUSED, code, reason, remedy)
+    return Cell(Compatibility.REFUSED, code, reason, remedy)
 
 
 def _wrong(reason: str, remedy: str, code: str = "HRC-112") -> Cell:
-    return Cell(Verdict.WRONG, code, reason, remedy)
+    return Cell(Compatibility.WRONG, code, reason, remedy)
 
 
 def _warn(code: str, reason: str, remedy: str) -> Cell:
-    return Cell(Verdict.WARNED, code, reason, remedy)
+    return Cell(Compatibility.WARNED, code, reason, remedy)
 
 
-_YES = Cell(Verdict.ALLOWED)
+_YES = Cell(Compatibility.ALLOWED)
 _WITH = Cell(
-    Verdict.WITH_AGGREGATION,
+    Compatibility.WITH_AGGREGATION,
     "HRC-111",
     "Complete mode hands the whole result on in every batch, and without an aggregation nothing holds it.",
     "Set output_mode='append', or aggregate.",
 )
-_EVER = "Its state keeps every key for ever."
-_OPEN = _warn("HRC-201", _EVER, "Group by a window of the watermark's column too, or keep it: few keys do no harm.")
+_UNBOUNDED_KEYS = "Its state keeps every key for ever."
+_GROUPS_UNBOUNDED = _warn(
+    "HRC-201", _UNBOUNDED_KEYS, "Group by a window of the watermark's column too, or keep it: few keys do no harm."
+)
 _NEVER_CLOSES = _no(
     "In append mode a group is handed on when the watermark has passed it, and no watermark is among its keys: no row "
     "would ever come.",
     "Group by a window of the watermark's column and set watermark= on the Input; or take output_mode='update' with a "
     "sink that upserts.",
 )
-_KEPT = _warn(
+_COMPLETE_STATE = _warn(
     "HRC-205",
     "Complete mode keeps every group for ever, whatever the watermark says.",
     "Take output_mode='update' with a sink that upserts, unless the groups are few.",
@@ -119,8 +121,8 @@ _PANDAS_AGG = _no(
     "Use Spark's own aggregate functions, or transformWithState.",
 )
 _UNMARKED = _no("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
-_NO_ALARM = _wrong(
-    "Its timers go by the watermark, and its rows have none: they never ring, and Spark says nothing.",
+_TIMERS_UNMARKED = _wrong(
+    "Its timers go by the watermark, and its rows have none: they never fire, and Spark gives no error.",
     "Set watermark= on the Input.",
 )
 _STATE_FOLLOWS = _no(
@@ -157,7 +159,7 @@ _ROWS_WINDOW = _no(
     "A window over rows would have to look at all rows again in every batch.",
     "Group by window() of the event time; for the newest row of a key take max_by, or a sink that upserts.",
 )
-_ROW_NUMBERS = _no("Numbers of rows begin anew with every batch.", "Take an id of the event, or uuid().")
+_ROW_NUMBERS = _no("Row numbers restart with every batch.", "Take an id of the event, or uuid().")
 _STATIC_UNION = _no(
     "The static rows would have to come with each batch, or with one.", "Load them once, by themselves."
 )
@@ -172,13 +174,13 @@ _PER_BATCH = _warn(
     "The function sees the rows of a group in one batch, not the group: how rows fall into batches decides the result.",
     "Take transformWithState for groups that go on, or an aggregation.",
 )
-_DEDUP_EVER = _warn(
+_DEDUP_UNBOUNDED = _warn(
     "HRC-208",
-    _EVER,
+    _UNBOUNDED_KEYS,
     "Take dropDuplicatesWithinWatermark, or add the watermark's column to the keys where copies carry the same time.",
 )
-_JOIN_EVER = _warn("HRC-208", "Both sides keep every row for ever, in wait for a partner.", _BOUND)
-_JOIN_HALF_EVER = _warn(
+_JOIN_UNBOUNDED = _warn("HRC-208", "Both sides keep every row for ever, in wait for a partner.", _BOUND)
+_JOIN_HALF_UNBOUNDED = _warn(
     "HRC-208",
     "One side keeps every row for ever, in wait for a partner: the bound of the times has one end, and lets go of the "
     "other side's rows only.",
@@ -187,7 +189,7 @@ _JOIN_HALF_EVER = _warn(
 
 _OWN_MODE = _no("The function hands rows on in update mode, and the flow in another.", "Set both alike.")
 _OWN_MODE_APPEND = Cell(
-    Verdict.WITH_AGGREGATION,
+    Compatibility.WITH_AGGREGATION,
     "HRC-111",
     "The function hands rows on in append mode, and the flow in another.",
     "Set both alike, or aggregate behind the function.",
@@ -198,129 +200,129 @@ _AGGREGATED_UPDATES = _no(
 
 
 # By operator: append, update, complete.
-MODES: Mapping[Kind, tuple[Cell, Cell, Cell]] = {
-    Kind.PROJECTION: (_YES, _YES, _WITH),
-    Kind.EXPLODE: (_YES, _YES, _WITH),
-    Kind.UNION: (_YES, _YES, _WITH),
-    Kind.READ_TWICE: (_YES, _YES, _WITH),
-    Kind.PYTHON: (_YES, _YES, _WITH),
-    Kind.PYTHON_MAP: (_YES, _YES, _WITH),
-    Kind.GROUPED_PYTHON: (_PER_BATCH, _PER_BATCH, _WITH),
-    Kind.REPARTITION: (_YES, _YES, _WITH),
-    Kind.CURRENT_TIME: (_YES, _YES, _WITH),
-    Kind.STATIC_JOIN: (_YES, _YES, _WITH),
-    Kind.BROADCAST_JOIN: (_YES, _YES, _WITH),
-    Kind.OTHER: (_YES, _YES, _WITH),
-    Kind.AGGREGATE: (_YES, _YES, _KEPT),
-    Kind.AGGREGATE_UNBOUNDED: (_NEVER_CLOSES, _OPEN, _YES),
-    Kind.SESSION: (_YES, _SESSION_UPDATE, _KEPT),
-    Kind.SESSION_UNBOUNDED: (_NEVER_CLOSES, _SESSION_UPDATE, _YES),
-    Kind.DISTINCT_AGGREGATE: (_DISTINCT, _DISTINCT, _DISTINCT),
-    Kind.PANDAS_AGGREGATE: (_PANDAS_AGG, _PANDAS_AGG, _PANDAS_AGG),
-    Kind.DEDUP: (_YES, _YES, _WITH),
-    Kind.DEDUP_UNBOUNDED: (_DEDUP_EVER, _DEDUP_EVER, _WITH),
-    Kind.DEDUP_WITHIN: (_YES, _YES, _WITH),
-    Kind.DEDUP_WITHIN_UNBOUNDED: (_UNMARKED, _UNMARKED, _UNMARKED),
-    Kind.INNER_JOIN: (_YES, _YES, _JOIN_COMPLETE),
-    Kind.INNER_JOIN_HALF: (_JOIN_HALF_EVER, _JOIN_HALF_EVER, _JOIN_COMPLETE),
-    Kind.INNER_JOIN_UNBOUNDED: (_JOIN_EVER, _JOIN_EVER, _JOIN_COMPLETE),
-    Kind.SEMI_JOIN: (_YES, _YES, _JOIN_COMPLETE),
-    Kind.SEMI_JOIN_HALF: (_JOIN_HALF_EVER, _JOIN_HALF_EVER, _JOIN_COMPLETE),
-    Kind.SEMI_JOIN_UNBOUNDED: (_UNBOUND_SEMI, _UNBOUND_SEMI, _JOIN_COMPLETE),
-    Kind.OUTER_JOIN: (_YES, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    Kind.OUTER_JOIN_HALF: (_JOIN_HALF_EVER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    Kind.FULL_JOIN_HALF: (_HALF_BOUND_FULL, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    Kind.OUTER_JOIN_UNBOUNDED: (_UNBOUND_OUTER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    Kind.ANTI_JOIN: (_ANTI, _ANTI, _JOIN_COMPLETE),
-    Kind.KEYLESS_JOIN: (_NO_EQUAL_KEY, _NO_EQUAL_KEY, _JOIN_COMPLETE),
-    Kind.OUTER_STATIC_JOIN: (_STATIC_OUTER, _STATIC_OUTER, _STATIC_OUTER),
-    Kind.CUSTOM_STATE: (_YES, _YES, _WITH),
-    Kind.CUSTOM_TIMERS_UNMARKED: (_NO_ALARM, _NO_ALARM, _NO_ALARM),
-    Kind.PANDAS_STATE_APPEND: (_YES, _OWN_MODE_APPEND, _OWN_MODE_APPEND),
-    Kind.PANDAS_STATE_UPDATE: (_OWN_MODE, _YES, _OWN_MODE),
-    Kind.PANDAS_STATE_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
-    Kind.PANDAS_STATE_TWICE: (_ONCE_ONLY, _ONCE_ONLY, _ONCE_ONLY),
-    Kind.PANDAS_STATE_AFTER_AGGREGATE: (_PANDAS_FOLLOWS, _PANDAS_FOLLOWS, _PANDAS_FOLLOWS),
-    Kind.PANDAS_UPDATES_AGGREGATED: (_AGGREGATED_UPDATES, _AGGREGATED_UPDATES, _AGGREGATED_UPDATES),
-    Kind.STATE_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS, _STATE_FOLLOWS),
-    Kind.DEDUP_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS_WRONG, _STATE_FOLLOWS_WRONG),
-    Kind.STATE_AFTER_TIMEOUTS: (_AFTER_TIMEOUTS, _AFTER_TIMEOUTS, _AFTER_TIMEOUTS),
-    Kind.SORT: (_SORT, _SORT, _YES),
-    Kind.SORT_ROWS: (_SORT, _SORT, _SORT),
-    Kind.LIMIT: (_LIMIT, _LIMIT_UPDATE, _WITH),
-    Kind.OFFSET: (_FIRST_ROWS, _FIRST_ROWS, _FIRST_ROWS),
-    Kind.SAMPLE: (_SAMPLE, _SAMPLE, _SAMPLE),
-    Kind.ROW_WINDOW: (_ROWS_WINDOW, _ROWS_WINDOW, _ROWS_WINDOW),
-    Kind.ROW_NUMBERS: (_ROW_NUMBERS, _ROW_NUMBERS, _ROW_NUMBERS),
-    Kind.STATIC_UNION: (_STATIC_UNION, _STATIC_UNION, _STATIC_UNION),
-    Kind.INTERSECT: (_INTERSECT, _INTERSECT, _INTERSECT),
-    Kind.EXCEPT: (_EXCEPT, _EXCEPT_UPDATE, _EXCEPT),
+MODES: Mapping[OperatorKind, tuple[Cell, Cell, Cell]] = {
+    OperatorKind.PROJECTION: (_YES, _YES, _WITH),
+    OperatorKind.EXPLODE: (_YES, _YES, _WITH),
+    OperatorKind.UNION: (_YES, _YES, _WITH),
+    OperatorKind.READ_TWICE: (_YES, _YES, _WITH),
+    OperatorKind.PYTHON: (_YES, _YES, _WITH),
+    OperatorKind.PYTHON_MAP: (_YES, _YES, _WITH),
+    OperatorKind.GROUPED_PYTHON: (_PER_BATCH, _PER_BATCH, _WITH),
+    OperatorKind.REPARTITION: (_YES, _YES, _WITH),
+    OperatorKind.CURRENT_TIME: (_YES, _YES, _WITH),
+    OperatorKind.STATIC_JOIN: (_YES, _YES, _WITH),
+    OperatorKind.BROADCAST_JOIN: (_YES, _YES, _WITH),
+    OperatorKind.OTHER: (_YES, _YES, _WITH),
+    OperatorKind.AGGREGATE: (_YES, _YES, _COMPLETE_STATE),
+    OperatorKind.AGGREGATE_UNBOUNDED: (_NEVER_CLOSES, _GROUPS_UNBOUNDED, _YES),
+    OperatorKind.SESSION: (_YES, _SESSION_UPDATE, _COMPLETE_STATE),
+    OperatorKind.SESSION_UNBOUNDED: (_NEVER_CLOSES, _SESSION_UPDATE, _YES),
+    OperatorKind.DISTINCT_AGGREGATE: (_DISTINCT, _DISTINCT, _DISTINCT),
+    OperatorKind.PANDAS_AGGREGATE: (_PANDAS_AGG, _PANDAS_AGG, _PANDAS_AGG),
+    OperatorKind.DEDUP: (_YES, _YES, _WITH),
+    OperatorKind.DEDUP_UNBOUNDED: (_DEDUP_UNBOUNDED, _DEDUP_UNBOUNDED, _WITH),
+    OperatorKind.DEDUP_WITHIN: (_YES, _YES, _WITH),
+    OperatorKind.DEDUP_WITHIN_UNBOUNDED: (_UNMARKED, _UNMARKED, _UNMARKED),
+    OperatorKind.INNER_JOIN: (_YES, _YES, _JOIN_COMPLETE),
+    OperatorKind.INNER_JOIN_HALF: (_JOIN_HALF_UNBOUNDED, _JOIN_HALF_UNBOUNDED, _JOIN_COMPLETE),
+    OperatorKind.INNER_JOIN_UNBOUNDED: (_JOIN_UNBOUNDED, _JOIN_UNBOUNDED, _JOIN_COMPLETE),
+    OperatorKind.SEMI_JOIN: (_YES, _YES, _JOIN_COMPLETE),
+    OperatorKind.SEMI_JOIN_HALF: (_JOIN_HALF_UNBOUNDED, _JOIN_HALF_UNBOUNDED, _JOIN_COMPLETE),
+    OperatorKind.SEMI_JOIN_UNBOUNDED: (_UNBOUND_SEMI, _UNBOUND_SEMI, _JOIN_COMPLETE),
+    OperatorKind.OUTER_JOIN: (_YES, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.OUTER_JOIN_HALF: (_JOIN_HALF_UNBOUNDED, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.FULL_JOIN_HALF: (_HALF_BOUND_FULL, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.OUTER_JOIN_UNBOUNDED: (_UNBOUND_OUTER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.ANTI_JOIN: (_ANTI, _ANTI, _JOIN_COMPLETE),
+    OperatorKind.KEYLESS_JOIN: (_NO_EQUAL_KEY, _NO_EQUAL_KEY, _JOIN_COMPLETE),
+    OperatorKind.OUTER_STATIC_JOIN: (_STATIC_OUTER, _STATIC_OUTER, _STATIC_OUTER),
+    OperatorKind.CUSTOM_STATE: (_YES, _YES, _WITH),
+    OperatorKind.CUSTOM_TIMERS_UNMARKED: (_TIMERS_UNMARKED, _TIMERS_UNMARKED, _TIMERS_UNMARKED),
+    OperatorKind.PANDAS_STATE_APPEND: (_YES, _OWN_MODE_APPEND, _OWN_MODE_APPEND),
+    OperatorKind.PANDAS_STATE_UPDATE: (_OWN_MODE, _YES, _OWN_MODE),
+    OperatorKind.PANDAS_STATE_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
+    OperatorKind.PANDAS_STATE_TWICE: (_ONCE_ONLY, _ONCE_ONLY, _ONCE_ONLY),
+    OperatorKind.PANDAS_STATE_AFTER_AGGREGATE: (_PANDAS_FOLLOWS, _PANDAS_FOLLOWS, _PANDAS_FOLLOWS),
+    OperatorKind.PANDAS_UPDATES_AGGREGATED: (_AGGREGATED_UPDATES, _AGGREGATED_UPDATES, _AGGREGATED_UPDATES),
+    OperatorKind.STATE_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS, _STATE_FOLLOWS),
+    OperatorKind.DEDUP_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS_WRONG, _STATE_FOLLOWS_WRONG),
+    OperatorKind.STATE_AFTER_TIMEOUTS: (_AFTER_TIMEOUTS, _AFTER_TIMEOUTS, _AFTER_TIMEOUTS),
+    OperatorKind.SORT: (_SORT, _SORT, _YES),
+    OperatorKind.SORT_ROWS: (_SORT, _SORT, _SORT),
+    OperatorKind.LIMIT: (_LIMIT, _LIMIT_UPDATE, _WITH),
+    OperatorKind.OFFSET: (_FIRST_ROWS, _FIRST_ROWS, _FIRST_ROWS),
+    OperatorKind.SAMPLE: (_SAMPLE, _SAMPLE, _SAMPLE),
+    OperatorKind.ROW_WINDOW: (_ROWS_WINDOW, _ROWS_WINDOW, _ROWS_WINDOW),
+    OperatorKind.ROW_NUMBERS: (_ROW_NUMBERS, _ROW_NUMBERS, _ROW_NUMBERS),
+    OperatorKind.STATIC_UNION: (_STATIC_UNION, _STATIC_UNION, _STATIC_UNION),
+    OperatorKind.INTERSECT: (_INTERSECT, _INTERSECT, _INTERSECT),
+    OperatorKind.EXCEPT: (_EXCEPT, _EXCEPT_UPDATE, _EXCEPT),
 }
 
 
 _BATCHES = "use Every, AvailableNow or AsFastAsPossible."
 _NO_STATE = Cell(
-    Verdict.REFUSED,
+    Compatibility.REFUSED,
     "HRC-113",
     "This trigger takes no state: only rows that are looked at one by one.",
     f"Leave it to a flow of its own behind the topic, or {_BATCHES}",
 )
 _NO_SHUFFLE = Cell(
-    Verdict.REFUSED,
+    Compatibility.REFUSED,
     "HRC-113",
     "Rows go straight through under this trigger, and are never exchanged between tasks.",
     f"Leave it out, or {_BATCHES}",
 )
 _NOT_IN_THIS = Cell(
-    Verdict.REFUSED, "HRC-113", "Spark does not know it under this trigger.", f"Leave it out, or {_BATCHES}"
+    Compatibility.REFUSED, "HRC-113", "Spark does not know it under this trigger.", f"Leave it out, or {_BATCHES}"
 )
 _PYTHON_WAITS = Cell(
-    Verdict.WARNED,
+    Compatibility.WARNED,
     "HRC-206",
     "Rows wait in front of a Python function for the end of an epoch: they arrive at the interval of the trigger, and "
     "not in milliseconds.",
     f"Write it with Spark's own functions, or {_BATCHES}",
 )
 _PYTHON_REFUSED = Cell(
-    Verdict.REFUSED,
+    Compatibility.REFUSED,
     "HRC-113",
     "Real-time mode runs no Python.",
     f"Write it with Spark's own functions, or {_BATCHES}",
 )
 _BROADCAST = Cell(
-    Verdict.WRONG,
+    Compatibility.WRONG,
     "HRC-113",
     "A static table has to be broadcast under this trigger. Spark does so by itself while the table is small, and "
     "stops the flow when it has grown.",
     f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_BATCHES}",
 )
 _OLD_NOW = Cell(
-    Verdict.WARNED,
+    Compatibility.WARNED,
     "HRC-206",
     "It is the time at which the batch began, and here a batch takes as long as the trigger says.",
     "Take the timestamp of the record, or leave the time to the reader.",
 )
 _TWICE = Cell(
-    Verdict.REFUSED,
+    Compatibility.REFUSED,
     "HRC-113",
     "Real-time mode reads an input once.",
     f"Take the rows of both in one pass, for instance by explode, or {_BATCHES}",
 )
 
 # By operator: continuous, real-time. What is not here needs state, or rows of other tasks.
-TRIGGERS: Mapping[Kind, tuple[Cell, Cell]] = {
-    Kind.PROJECTION: (_YES, _YES),
-    Kind.EXPLODE: (_NOT_IN_THIS, _YES),
-    Kind.UNION: (_NOT_IN_THIS, _YES),
-    Kind.READ_TWICE: (_NOT_IN_THIS, _TWICE),
-    Kind.PYTHON: (_PYTHON_WAITS, _PYTHON_REFUSED),
-    Kind.PYTHON_MAP: (_NOT_IN_THIS, _PYTHON_REFUSED),
-    Kind.GROUPED_PYTHON: (_NO_SHUFFLE, _NO_SHUFFLE),
-    Kind.REPARTITION: (_NO_SHUFFLE, _NO_SHUFFLE),
-    Kind.CURRENT_TIME: (_NOT_IN_THIS, _OLD_NOW),
-    Kind.STATIC_JOIN: (_NOT_IN_THIS, _BROADCAST),
-    Kind.BROADCAST_JOIN: (_NOT_IN_THIS, _YES),
-    Kind.OTHER: (_NOT_IN_THIS, _NOT_IN_THIS),
+TRIGGERS: Mapping[OperatorKind, tuple[Cell, Cell]] = {
+    OperatorKind.PROJECTION: (_YES, _YES),
+    OperatorKind.EXPLODE: (_NOT_IN_THIS, _YES),
+    OperatorKind.UNION: (_NOT_IN_THIS, _YES),
+    OperatorKind.READ_TWICE: (_NOT_IN_THIS, _TWICE),
+    OperatorKind.PYTHON: (_PYTHON_WAITS, _PYTHON_REFUSED),
+    OperatorKind.PYTHON_MAP: (_NOT_IN_THIS, _PYTHON_REFUSED),
+    OperatorKind.GROUPED_PYTHON: (_NO_SHUFFLE, _NO_SHUFFLE),
+    OperatorKind.REPARTITION: (_NO_SHUFFLE, _NO_SHUFFLE),
+    OperatorKind.CURRENT_TIME: (_NOT_IN_THIS, _OLD_NOW),
+    OperatorKind.STATIC_JOIN: (_NOT_IN_THIS, _BROADCAST),
+    OperatorKind.BROADCAST_JOIN: (_NOT_IN_THIS, _YES),
+    OperatorKind.OTHER: (_NOT_IN_THIS, _NOT_IN_THIS),
 }
 
 
@@ -329,7 +331,7 @@ _APPENDED = (
     "ones."
 )
 _REPLACED = "The table is replaced by each batch, so only the rows of the last one would be left."
-_STAYS = (
+_UPSERTED = (
     "Rows are written by key, so a group that is no longer in the result would stay, and all others be written again."
 )
 _CHANGES = (
@@ -340,53 +342,55 @@ _CHANGES = (
 # By the class of a sink: why it does not take the modes that it does not take, and which sink does.
 SINKS: Mapping[str, tuple[str, Mapping[OutputMode, str]]] = {
     "DeltaAppend": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
-    "Files": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "FileSink": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
     "DeltaOverwrite": (_REPLACED, {OutputMode.APPEND: "DeltaAppend", OutputMode.UPDATE: "DeltaUpsert"}),
-    "DeltaUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
-    "DeltaRollUps": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "DeltaUpsert": (_UPSERTED, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "DeltaRollUps": (_UPSERTED, {OutputMode.COMPLETE: "DeltaOverwrite"}),
     "DeltaEnriched": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
     "DeltaCdc": (_CHANGES, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
-    "JdbcUpsert": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
-    "Rest": (_STAYS, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "JdbcUpsert": (_UPSERTED, {OutputMode.COMPLETE: "DeltaOverwrite"}),
+    "Rest": (_UPSERTED, {OutputMode.COMPLETE: "DeltaOverwrite"}),
 }
 
 
-def of_sink(name: str, mode: OutputMode, taken: frozenset[OutputMode]) -> Cell:
-    """Return what is said of a sink, by the name of its class, in a mode; `taken` are the modes that it takes."""
-    if mode in taken:
+def sink_cell(name: str, mode: OutputMode, supported: frozenset[OutputMode]) -> Cell:
+    """Return the cell of a sink class in an output mode; `supported` are the modes of the sink."""
+    if mode in supported:
         return _YES
-    modes = " or ".join(sorted(taken))
+    modes = " or ".join(sorted(supported))
     reason, others = SINKS.get(name, ("", {}))
     other = f"write to {others[mode]}" if mode in others else f"choose a sink that takes {mode}"
     return Cell(
-        Verdict.REFUSED,
+        Compatibility.REFUSED,
         "HRC-104",
         f"The sink takes {modes}, and the flow writes in {mode} mode. {reason}".strip(),
         f"Set output_mode to {modes}, or {other}.",
     )
 
 
-def in_mode(operators: Sequence[Operator], mode: OutputMode) -> list[tuple[Operator, Cell]]:
-    """Return the operators that the mode is not simply open to, each with its cell."""
-    aggregated = any(operator.kind in AGGREGATIONS for operator in operators)
+def cells_in_mode(operators: Sequence[Operator], mode: OutputMode) -> list[tuple[Operator, Cell]]:
+    """Return the operators that the mode does not fully support, each with its cell."""
+    has_aggregation = any(operator.kind in AGGREGATIONS for operator in operators)
     column = list(OutputMode).index(mode)
-    found = []
+    cells = []
     for operator in operators:
         cell = MODES[operator.kind][column]
-        if cell.verdict is Verdict.ALLOWED or (cell.verdict is Verdict.WITH_AGGREGATION and aggregated):
+        if cell.verdict is Compatibility.ALLOWED or (
+            cell.verdict is Compatibility.WITH_AGGREGATION and has_aggregation
+        ):
             continue
-        if cell.verdict is Verdict.WITH_AGGREGATION:
-            cell = Cell(Verdict.REFUSED, cell.code, cell.reason, cell.remedy)
-        found.append((operator, cell))
-    return found
+        if cell.verdict is Compatibility.WITH_AGGREGATION:
+            cell = Cell(Compatibility.REFUSED, cell.code, cell.reason, cell.remedy)
+        cells.append((operator, cell))
+    return cells
 
 
-def under_trigger_cells(kind: Kind) -> tuple[Cell, Cell]:
-    """Return what is said of a kind of operator under continuous processing and in real-time mode."""
+def trigger_cells(kind: OperatorKind) -> tuple[Cell, Cell]:
+    """Return the cells of a kind of operator for continuous processing and real-time mode."""
     return TRIGGERS.get(kind, (_NO_STATE, _NO_STATE))
 
 
-def under_trigger(operators: Sequence[Operator], *, real_time: bool) -> list[tuple[Operator, Cell]]:
-    """Return the operators that continuous processing, or real-time mode, is not simply open to."""
-    cells = ((each, under_trigger_cells(each.kind)[int(real_time)]) for each in operators)
-    return [(operator, cell) for operator, cell in cells if cell.verdict is not Verdict.ALLOWED]
+def cells_under_trigger(operators: Sequence[Operator], *, real_time: bool) -> list[tuple[Operator, Cell]]:
+    """Return the operators that continuous processing, or real-time mode, does not fully support."""
+    cells = ((operator, trigger_cells(operator.kind)[int(real_time)]) for operator in operators)
+    return [(operator, cell) for operator, cell in cells if cell.verdict is not Compatibility.ALLOWED]

@@ -1,7 +1,7 @@
-"""The kinds of operators that a flow can be made of, as far as they decide what may run.
+"""The kinds of operators in a query plan that decide which output modes and triggers a flow supports.
 
-A transform says nothing about them by itself: they are read from its plan (`headrace.spark_plan.operators`).
-`matrix` says which of them go with which output mode and which trigger.
+They are read from the query plan of the transform (`headrace.spark_plan.operators`).
+`matrix` says which operator supports which output mode and trigger.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
-    """One kind of operator; the value is how messages and the documentation name it.
+class OperatorKind(StrEnum):
+    """The kind of an operator. The value is its name in messages and documentation.
 
-    `bounded` means that its state ends: it holds the column of a watermark where Spark looks for it.
+    State is bounded if the operator has a watermark column where Spark looks for it.
     """
 
     # Without state.
@@ -38,13 +38,13 @@ class Kind(StrEnum):
     DISTINCT_AGGREGATE = "countDistinct"
     PANDAS_AGGREGATE = "aggregation by a pandas function"
 
-    # Rows that came before.
+    # Deduplication.
     DEDUP = "dropDuplicates with the event time"
     DEDUP_UNBOUNDED = "dropDuplicates without event time, distinct"
     DEDUP_WITHIN = "dropDuplicatesWithinWatermark"
     DEDUP_WITHIN_UNBOUNDED = "dropDuplicatesWithinWatermark without watermark"
 
-    # Streams with streams.
+    # Joins.
     INNER_JOIN = "inner join of streams, with watermark and time bound"
     INNER_JOIN_HALF = "inner join of streams, one side without end"
     INNER_JOIN_UNBOUNDED = "inner join of streams, state without end"
@@ -59,7 +59,7 @@ class Kind(StrEnum):
     KEYLESS_JOIN = "join of streams without an equal key"
     OUTER_STATIC_JOIN = "outer join that keeps the rows of a static table"
 
-    # State of one's own.
+    # Custom state.
     CUSTOM_STATE = "transformWithState"
     CUSTOM_TIMERS_UNMARKED = "transformWithState with event time, without watermark"
     PANDAS_STATE_APPEND = "applyInPandasWithState in append mode"
@@ -69,7 +69,7 @@ class Kind(StrEnum):
     PANDAS_STATE_AFTER_AGGREGATE = "applyInPandasWithState after an aggregation"
     PANDAS_UPDATES_AGGREGATED = "aggregation after applyInPandasWithState in update mode"
 
-    # One after the other.
+    # Chained stateful operators.
     STATE_AFTER_AGGREGATE = "state after an aggregation"
     DEDUP_AFTER_AGGREGATE = "dropDuplicates without event time after an aggregation"
     STATE_AFTER_TIMEOUTS = "state after event-time timeouts of applyInPandasWithState"
@@ -91,40 +91,40 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of a plan. `detail` is what Spark calls it, or what it is about, for a message.
+    """One operator of a query plan. `detail` is its name in Spark, or its columns, for messages.
 
-    `endless` names the inputs whose rows a join never lets go of, where they are known.
+    `unbounded_inputs` names the inputs whose rows a join never evicts, if known.
     """
 
-    kind: Kind
+    kind: OperatorKind
     detail: str = ""
-    endless: tuple[str, ...] = ()
+    unbounded_inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What was read from the plan of a flow. `spark_refuses` holds Spark's own words where it would not take it."""
+class QueryPlan:
+    """The operators of a flow, read from its query plan. `spark_refusal` is Spark's message if it refuses the plan."""
 
     operators: tuple[Operator, ...]
-    spark_refuses: str | None = None
+    spark_refusal: str | None = None
 
 
 @dataclass(frozen=True)
-class Unplanned:
-    """Why the plan of a flow is not known. `wrong` when the transform itself is at fault: no start could help."""
+class UnknownPlan:
+    """Why the query plan of a flow is unknown. `is_transform_error` if the transform itself fails."""
 
     why: str
-    wrong: bool = False
+    is_transform_error: bool = False
 
 
-# Complete mode hands the whole result on, so one of these has to hold it.
+# Complete mode writes the whole result, so it needs one of these.
 AGGREGATIONS = frozenset(
     {
-        Kind.AGGREGATE,
-        Kind.AGGREGATE_UNBOUNDED,
-        Kind.SESSION,
-        Kind.SESSION_UNBOUNDED,
-        Kind.DISTINCT_AGGREGATE,
-        Kind.PANDAS_AGGREGATE,
+        OperatorKind.AGGREGATE,
+        OperatorKind.AGGREGATE_UNBOUNDED,
+        OperatorKind.SESSION,
+        OperatorKind.SESSION_UNBOUNDED,
+        OperatorKind.DISTINCT_AGGREGATE,
+        OperatorKind.PANDAS_AGGREGATE,
     }
 )

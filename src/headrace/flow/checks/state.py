@@ -1,142 +1,159 @@
-"""Rules on state and watermarks, for `check`. They look at declarations; what a checkpoint says is asked in `operate`.
+"""Checks of state and watermark declarations. Checks against a checkpoint are in `operate`.
 
 | code    | severity | finds                                                                              |
 |---------|----------|------------------------------------------------------------------------------------|
 | HRC-120 | error    | flows of one application that give RocksDB different amounts of memory             |
-| HRC-210 | warning  | an `idle` that has no effect under the trigger                                     |
-| HRC-212 | info     | a source whose rows from the future are left out and counted, and cannot be filed   |
+| HRC-210 | warning  | an `idle_timeout` that has no effect under the trigger                             |
+| HRC-212 | info     | a source whose rows from the future are counted but cannot be quarantined          |
 | HRC-214 | info     | a state budget below the rows that arrive within the watermark's delay             |
-| HRC-216 | warning  | what a join that keeps rows for ever costs in an hour, at the measured rates        |
+| HRC-216 | warning  | the hourly state growth of an unbounded join, at the measured rates                |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headrace.flow.checks.backpressure import Measured
+from headrace.flow.checks.backpressure import MeasuredRates
 from headrace.flow.checks.finding import Finding, Severity
-from headrace.flow.checks.operators import Kind, Plan, Unplanned
+from headrace.flow.checks.operators import OperatorKind, QueryPlan, UnknownPlan
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow, Continuous, RealTime, RocksDB
-from headrace.flow.size import Size, said_bytes
-from headrace.flow.source import ReadOnce
+from headrace.flow.size import Size, format_bytes
+from headrace.flow.source import NotReplayable
 
 
-def shared_memory(flows: Sequence[Flow]) -> Iterator[Finding]:
-    """Yield flows that could not both have what they ask for: an executor has one bound."""
-    named = {flow.name: flow.state.memory for flow in flows if isinstance(flow.state, RocksDB) and flow.state.memory}
-    if len({Size.parse(memory) for memory in named.values()}) > 1:
-        said = ", ".join(f"'{name}' {memory}" for name, memory in named.items())
+def check_shared_memory(flows: Sequence[Flow]) -> Iterator[Finding]:
+    """Yield flows that declare different RocksDB memory: an executor has a single limit."""
+    memory_by_flow = {
+        flow.name: flow.state.memory for flow in flows if isinstance(flow.state, RocksDB) and flow.state.memory
+    }
+    if len({Size.parse(memory) for memory in memory_by_flow.values()}) > 1:
+        settings = ", ".join(f"'{name}' {memory}" for name, memory in memory_by_flow.items())
         yield Finding(
             "HRC-120",
             Severity.ERROR,
-            f"flows {', '.join(repr(name) for name in named)}",
-            f"They give RocksDB different amounts of memory ({said}). All stores of an executor share one bound, and "
-            "the first that is opened would set it for all.",
-            "Give them the same `memory`, or run them in applications of their own.",
+            f"flows {', '.join(repr(name) for name in memory_by_flow)}",
+            f"They give RocksDB different amounts of memory ({settings}). All stores of an executor share one limit, "
+            "and the first store that opens would set it for all.",
+            "Give them the same `memory`, or run them in separate applications.",
         )
 
 
-def state_rules(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
-    """Yield what is to be known about the state and the watermarks of one flow."""
-    yield from _without_effect(flow)
-    yield from _not_filed(flow)
-    yield from _expected(flow, measured)
+def check_state(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates]) -> Iterator[Finding]:
+    """Yield findings about the state and the watermarks of one flow."""
+    yield from _check_idle_timeout(flow)
+    yield from _check_future_rows(flow)
+    yield from _check_budget(flow, measured)
 
 
-def _without_effect(flow: Flow) -> Iterator[Finding]:
-    for name, given in flow.named_inputs.items():
-        if given.watermark is None or not given.watermark.idle:
+def _check_idle_timeout(flow: Flow) -> Iterator[Finding]:
+    for name, input_ in flow.named_inputs.items():
+        if input_.watermark is None or not input_.watermark.idle_timeout:
             continue
         if isinstance(flow.trigger, AvailableNow | Continuous | RealTime):
-            ends = isinstance(flow.trigger, AvailableNow)
+            is_finite = isinstance(flow.trigger, AvailableNow)
             why = (
-                "the flow ends when everything is read, and waits for no quiet"
-                if ends
-                else "the trigger keeps no state"
+                "the flow ends when everything is read, so no input becomes idle"
+                if is_finite
+                else "the trigger has no state"
             )
             yield Finding(
                 "HRC-210",
                 Severity.WARNING,
                 f"flow '{flow.name}', input '{name}'",
-                f"idle='{given.watermark.idle}' has no effect: {why}.",
-                "Leave `idle` out, or take another trigger, such as Every.",
+                f"idle_timeout='{input_.watermark.idle_timeout}' has no effect: {why}.",
+                "Remove idle_timeout, or use another trigger, such as Every.",
             )
 
 
-def _not_filed(flow: Flow) -> Iterator[Finding]:
-    for name, given in flow.named_inputs.items():
-        if given.watermark is not None and given.schema is None and isinstance(given.source, ReadOnce):
+def _check_future_rows(flow: Flow) -> Iterator[Finding]:
+    for name, input_ in flow.named_inputs.items():
+        if input_.watermark is not None and input_.schema is None and isinstance(input_.source, NotReplayable):
             yield Finding(
                 "HRC-212",
                 Severity.INFO,
                 f"flow '{flow.name}', input '{name}'",
-                f"Rows that are ahead of the clock by more than {given.watermark.ahead} are left out and counted, and "
-                f"cannot be filed: {given.source.read_once}",
-                "Look at the count of bad rows of the run.",
+                f"Rows that are ahead of the clock by more than {input_.watermark.max_future} are dropped and counted, "
+                f"and cannot be quarantined: {input_.source.not_replayable_reason}",
+                "Check the count of invalid rows of the run.",
             )
 
 
-def _expected(flow: Flow, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
-    """Compare a budget of rows with what arrives while a row may be needed."""
+def _check_budget(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates]) -> Iterator[Finding]:
+    """Compare a row budget with the rows that arrive within the watermark delay."""
     limit = flow.state.budget.rows if flow.state.budget is not None else None
     rates = {
-        name: (measured[flow.name, name].arrivals.get("records", 0.0), given.watermark.duration.seconds)
-        for name, given in flow.named_inputs.items()
-        if given.watermark is not None and (flow.name, name) in measured
+        name: (measured[flow.name, name].arrivals.get("records", 0.0), input_.watermark.duration.seconds)
+        for name, input_ in flow.named_inputs.items()
+        if input_.watermark is not None and (flow.name, name) in measured
     }
     expected = sum(rate * seconds for rate, seconds in rates.values())
     if limit is not None and expected > limit:
-        said = ", ".join(f"{name} {rate:,.0f} a second for {seconds:,.0f} s" for name, (rate, seconds) in rates.items())
+        inputs = ", ".join(
+            f"{name} {rate:,.0f} a second for {seconds:,.0f} s" for name, (rate, seconds) in rates.items()
+        )
         yield Finding(
             "HRC-214",
             Severity.INFO,
             f"flow '{flow.name}'",
             f"The budget is {limit:,} rows of state, and about {expected:,.0f} records arrive within the delay of the "
-            f"watermarks ({said}). Deduplication and joins keep a row for each; windows keep one per group.",
+            f"watermarks ({inputs}). Deduplication and joins keep a row for each; windows keep one per group.",
             "If each record is kept, raise the budget or shorten the delay.",
         )
 
 
-def join_growth(flow: Flow, plan: Plan | Unplanned, measured: Mapping[tuple[str, str], Measured]) -> Iterator[Finding]:
-    """Say what a join without end costs: every row of the sides that are never let go of stays in its state."""
-    joins = [each for each in plan.operators if each.kind in _ENDLESS] if isinstance(plan, Plan) else []
+def check_join_growth(
+    flow: Flow, plan: QueryPlan | UnknownPlan, measured: Mapping[tuple[str, str], MeasuredRates]
+) -> Iterator[Finding]:
+    """Yield the state growth of an unbounded join: rows of its unbounded sides are never evicted."""
+    joins = (
+        [operator for operator in plan.operators if operator.kind in _UNBOUNDED_JOINS]
+        if isinstance(plan, QueryPlan)
+        else []
+    )
     if not joins:
         return
-    named = {name for each in joins for name in each.endless}
+    unbounded = {name for join in joins for name in join.unbounded_inputs}
     rates = {
         name: measured[flow.name, name].arrivals["records"]
         for name in flow.named_inputs
         if (flow.name, name) in measured
         and "records" in measured[flow.name, name].arrivals
-        # Where it is not known which inputs they are, it may be all.
-        and (name in named or not named)
+        # If the unbounded inputs are unknown, it may be all of them.
+        and (name in unbounded or not unbounded)
     }
     rows = sum(rates.values()) * _HOUR
     if not rows:
         return
-    held = sum(rate * _HOUR * kept_bytes(flow.named_inputs[name]) for name, rate in rates.items())
-    said = ", ".join(f"{name} {rate:,.1f} a second" for name, rate in rates.items())
+    state_bytes = sum(rate * _HOUR * state_row_bytes(flow.named_inputs[name]) for name, rate in rates.items())
+    inputs = ", ".join(f"{name} {rate:,.1f} a second" for name, rate in rates.items())
     yield Finding(
         "HRC-216",
         Severity.WARNING,
         f"flow '{flow.name}'",
-        f"At the rates that were measured ({said}) the join keeps {rows:,.0f} more rows with every hour, about "
-        f"{said_bytes(round(held))}, and never gives one back.",
+        f"At the rates that were measured ({inputs}) the join keeps {rows:,.0f} more rows with every hour, about "
+        f"{format_bytes(round(state_bytes))}, and never gives one back.",
         "Set watermark= on both inputs and join on a bound of their times with two ends; the state then stays at rate "
         "x (delay + bound).",
     )
 
 
 _HOUR = 3600.0
-_ENDLESS = {Kind.INNER_JOIN_UNBOUNDED, Kind.INNER_JOIN_HALF, Kind.SEMI_JOIN_HALF, Kind.OUTER_JOIN_HALF}
-# What a row takes in a store beside its fields: the key again, a number for each value of a key, lengths.
-_BESIDE = 48
-_FIELD, _TEXT = 8, 24
+_UNBOUNDED_JOINS = {
+    OperatorKind.INNER_JOIN_UNBOUNDED,
+    OperatorKind.INNER_JOIN_HALF,
+    OperatorKind.SEMI_JOIN_HALF,
+    OperatorKind.OUTER_JOIN_HALF,
+}
+# The bytes of a row in a state store besides its fields: the key again, a counter, lengths.
+_ROW_OVERHEAD_BYTES = 48
+_FIELD_BYTES, _STRING_BYTES = 8, 24
 
 
-def kept_bytes(given: Input) -> int:
-    """Return about how many bytes a row of an input takes in the state: a text is taken for a short one."""
-    fields = given.columns.fields if given.columns is not None else []
-    return _BESIDE + sum(_TEXT if each.dataType.simpleString() in ("string", "binary") else _FIELD for each in fields)
+def state_row_bytes(input_: Input) -> int:
+    """Return the approximate size of an input's row in the state, assuming short strings."""
+    fields = input_.columns.fields if input_.columns is not None else []
+    return _ROW_OVERHEAD_BYTES + sum(
+        _STRING_BYTES if field.dataType.simpleString() in ("string", "binary") else _FIELD_BYTES for field in fields
+    )

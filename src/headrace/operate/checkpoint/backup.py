@@ -29,8 +29,8 @@ from headrace.flow.target import Lease
 from headrace.operate.checkpoint.find import require_no_links
 from headrace.operate.checkpoint.verify import verify
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import damaged
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.integrity import damaged_error
+from headrace.runtime.checkpoint.lease import acquire_lease
 
 NOTE = "backup.json"
 
@@ -83,7 +83,7 @@ def back_up(checkpoint: Checkpoint, into: Path, terms: Lease | None = None) -> t
     4. The folder is renamed.
     """
     require_local(checkpoint)
-    begun = checkpoint.planned()
+    begun = checkpoint.planned_batches()
     if not begun and checkpoint.query_id() is None:
         raise RecoveryError(
             f"Flow '{checkpoint.flow}' has nothing to back up.",
@@ -92,20 +92,20 @@ def back_up(checkpoint: Checkpoint, into: Path, terms: Lease | None = None) -> t
             remedy=f"Start it with `headrace run {checkpoint.flow}`, or name another target with --target.",
             code="HR-324",
         )
-    with lease(checkpoint, terms) as holding:
+    with acquire_lease(checkpoint, terms) as holding:
         damages = verify(checkpoint).damages
         if damages:
-            raise damaged(checkpoint, list(damages))
+            raise damaged_error(checkpoint, list(damages))
         now = datetime.now(UTC)
         final = into / f"{checkpoint.flow}-{now:%Y%m%dT%H%M%S%fZ}"
         with _written_beside(final) as beside:
             sums = _all_copied(checkpoint, beside)
-            done = checkpoint.committed()
+            done = checkpoint.committed_batches()
             backup = Backup(
                 flow=checkpoint.flow,
                 query_id=str(checkpoint.query_id()),
                 committed=done[-1] if done else None,
-                planned=checkpoint.planned()[-1] if checkpoint.planned() else -1,
+                planned=checkpoint.planned_batches()[-1] if checkpoint.planned_batches() else -1,
                 lease=holding.token,
                 made_at=now.isoformat(timespec="seconds"),
                 versions={name: version(name) for name in ("headrace", "pyspark", "delta-spark")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.clients.storage import FileStore, is_local, local_path
-from headrace.errors import ConfigError, RecoveryError, nearest
+from headrace.errors import ConfigError, RecoveryError, did_you_mean
 from headrace.flow.checks.check import FLOW_NAME
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -31,7 +31,7 @@ def find_checkpoint(name: str, target: Target, files: FileStore, declared: Seque
         known = sorted({*declared, *present})
         raise ConfigError(
             f"There is no flow and no checkpoint '{name}'.",
-            why=f"The project and {target.checkpoints} have: {', '.join(known) or 'none'}.{nearest(name, known)}",
+            why=f"The project and {target.checkpoints} have: {', '.join(known) or 'none'}.{did_you_mean(name, known)}",
             state="Nothing was read.",
             remedy="Name one of them, or another target with --target.",
             code="HR-321",

@@ -13,8 +13,8 @@ from headrace.clients.positions import Partition, end_offsets
 from headrace.errors import HeadraceError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.source_order import recorded_order
-from headrace.spark_plan.source_order import Place
+from headrace.runtime.checkpoint.source_order import read_source_order
+from headrace.spark_plan.source_order import PlannedSource
 
 
 @dataclass(frozen=True)
@@ -62,32 +62,32 @@ class SourceReads:
 
 def next_reads(checkpoint: Checkpoint, target: Target, inputs: Sequence[str]) -> Iterator[SourceReads]:
     """Yield, per source, the range of the unfinished batch; or where the next one begins, and the end of its topic."""
-    begun = checkpoint.planned()
+    begun = checkpoint.planned_batches()
     if not begun:
         return
-    last, unfinished = begun[-1], checkpoint.unfinished()
-    entry = checkpoint.entry(last)
-    order = recorded_order(checkpoint)
+    last, unfinished = begun[-1], checkpoint.unfinished_batch()
+    entry = checkpoint.offset_entry(last)
+    order = read_source_order(checkpoint)
     names = inputs if order is None else [_called(place) for place in order]
     for source, end in enumerate(entry.offsets):
         name = names[source] if len(names) == len(entry.offsets) else None
         if unfinished is None:
             yield _from_here(source, name, _read(end), target)
         else:
-            found = checkpoint.range(last, source)
+            found = checkpoint.offset_range(last, source)
             start = _read(found[0]) if found else _read(end)
             yield _again(checkpoint, source, name, start, _read(end))
 
 
 def committed_offsets(checkpoint: Checkpoint) -> dict[Partition, int]:
     """Return how far a flow has committed what it read of topics: by partition the offset after the last record."""
-    committed = checkpoint.committed()
-    sources = [_read(text) for text in checkpoint.entry(committed[-1]).offsets] if committed else []
+    committed = checkpoint.committed_batches()
+    sources = [_read(text) for text in checkpoint.offset_entry(committed[-1]).offsets] if committed else []
     kafka = [_partitions(offsets) for offsets in sources if kind_of(offsets) == "kafka"]
     return {partition: offset for offsets in kafka for partition, offset in offsets.items()}
 
 
-def _called(place: Place) -> str:
+def _called(place: PlannedSource) -> str:
     return place.input if place.role == "rows" else str(place)
 
 

@@ -26,12 +26,12 @@ from headrace.clients.storage import local_path
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.sink import Accountable, leaves
+from headrace.flow.sink import TracksBatches, leaf_sinks
 from headrace.flow.target import Lease, Target
 from headrace.operate.checkpoint.backup import Backup, copied, is_of_the_lease, require_local, untrusted
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import RESTORING, numbers
-from headrace.runtime.checkpoint.lease import go_on_above, lease
+from headrace.runtime.checkpoint.integrity import RESTORE_MARKER, batch_numbers
+from headrace.runtime.checkpoint.lease import acquire_lease, raise_lease_number
 from headrace.runtime.checkpoint.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -64,17 +64,17 @@ def plan_restore(checkpoint: Checkpoint, source: Path, flow: Flow | None) -> Pla
         )
     backup.require_whole(source)
     # The manifest lies beside Spark's checkpoint, and knows commits that are gone with it.
-    known = {*Manifest(checkpoint).known().sums, *(f"commits/{number}" for number in checkpoint.committed())}
-    last = max(numbers(known, "commits"), default=-1)
+    known = {*Manifest(checkpoint).read().sums, *(f"commits/{number}" for number in checkpoint.committed_batches())}
+    last = max(batch_numbers(known, "commits"), default=-1)
     _require_no_skipping(flow, backup, source, last)
     return Plan(backup, source, last, tuple(_explained(checkpoint, backup, present, last, flow)))
 
 
 def require_not_ahead(plan: Plan, flow: Flow, target: Target, spark: SparkSession) -> None:
     """Raise when a sink holds batches that the backup has not planned. Asks every sink that can say."""
-    for step, sink in leaves(flow.sink):
-        if isinstance(sink, Accountable):
-            held = sink.held(spark, flow.name, step, target)
+    for step, sink in leaf_sinks(flow.sink):
+        if isinstance(sink, TracksBatches):
+            held = sink.committed_batches(spark, flow.name, step, target)
             last = held.last.get(plan.backup.query_id, -1)
             if last > plan.backup.planned:
                 raise _too_old(plan.backup, plan.source, held.place, last)
@@ -82,34 +82,34 @@ def require_not_ahead(plan: Plan, flow: Flow, target: Target, spark: SparkSessio
 
 def _require_no_skipping(flow: Flow | None, backup: Backup, source: Path, last: int) -> None:
     """Raise when an exactly-once sink that cannot say what it holds must hold more than the backup has planned."""
-    for _, sink in leaves(flow.sink) if flow else ():
-        if sink.guarantee is Guarantee.EXACTLY_ONCE and not isinstance(sink, Accountable) and last > backup.planned:
+    for _, sink in leaf_sinks(flow.sink) if flow else ():
+        if sink.guarantee is Guarantee.EXACTLY_ONCE and not isinstance(sink, TracksBatches) and last > backup.planned:
             raise _too_old(backup, source, sink.name, last)
 
 
 def accountable(flow: Flow) -> bool:
     """Whether a sink of the flow can say which batches it holds: asking it takes a Spark session."""
-    return any(isinstance(sink, Accountable) for _, sink in leaves(flow.sink))
+    return any(isinstance(sink, TracksBatches) for _, sink in leaf_sinks(flow.sink))
 
 
 def restore(checkpoint: Checkpoint, plan: Plan, terms: Lease | None = None) -> Path | None:
     """Carry out a plan, and return where the checkpoint that was there is now; None when there was none."""
     folder, now = local_path(checkpoint.folder), datetime.now(UTC)
     # Where nothing is left of the flow, its leases would begin at 1 again, below what its sinks remember.
-    if not checkpoint.files.names(checkpoint.house):
-        go_on_above(checkpoint, plan.backup.lease)
-    with lease(checkpoint, terms):
+    if not checkpoint.files.names(checkpoint.metadata_dir):
+        raise_lease_number(checkpoint, plan.backup.lease)
+    with acquire_lease(checkpoint, terms):
         staged = folder.with_name(f".{folder.name}.restoring-{now:%Y%m%dT%H%M%S%fZ}")
         try:
             for path, noted in plan.backup.files.items():
                 if copied(plan.source / path, staged / path) != noted:
                     raise untrusted(plan.source, f"{path} was changed while it was read.")
             note = {"from": str(plan.source), "at": now.isoformat(timespec="seconds")}
-            checkpoint.files.write(f"{checkpoint.house}/{RESTORING}", json.dumps(note))
+            checkpoint.files.write(f"{checkpoint.metadata_dir}/{RESTORE_MARKER}", json.dumps(note))
             aside = _moved(folder, folder.with_name(f"{folder.name}.replaced-{now:%Y%m%dT%H%M%S%fZ}"))
             _moved(staged, folder)
             os.sync()
-            checkpoint.files.delete(f"{checkpoint.house}/{RESTORING}")
+            checkpoint.files.delete(f"{checkpoint.metadata_dir}/{RESTORE_MARKER}")
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return aside
@@ -120,7 +120,7 @@ def _moved(source: Path, into: Path) -> Path | None:
     moved = False
     for each in (source / "spark", *sorted((source / "headrace").glob("*"))):
         path = str(each.relative_to(source))
-        if each.exists() and not is_of_the_lease(path) and each.name != RESTORING:
+        if each.exists() and not is_of_the_lease(path) and each.name != RESTORE_MARKER:
             (into / path).parent.mkdir(parents=True, exist_ok=True)
             each.rename(into / path)
             moved = True
@@ -133,7 +133,7 @@ def _present_id(checkpoint: Checkpoint) -> str | None:
         found = checkpoint.query_id()
     except RecoveryError:
         return ""
-    return "" if found is None and (checkpoint.planned() or checkpoint.committed()) else found
+    return "" if found is None and (checkpoint.planned_batches() or checkpoint.committed_batches()) else found
 
 
 def _explained(
@@ -150,7 +150,7 @@ def _explained(
     if flow is None:
         yield "The project does not declare the flow: what its sinks hold cannot be compared."
         return
-    again = [sink.name for _, sink in leaves(flow.sink) if sink.guarantee is not Guarantee.EXACTLY_ONCE]
+    again = [sink.name for _, sink in leaf_sinks(flow.sink) if sink.guarantee is not Guarantee.EXACTLY_ONCE]
     if again:
         further = f"The present checkpoint is further, at batch {last}. " if last > backup.planned else ""
         yield f"{further}{', '.join(again)}: rows that were written since the backup are written again."

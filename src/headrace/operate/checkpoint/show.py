@@ -16,8 +16,8 @@ from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import SourceReads, next_reads
 from headrace.operate.checkpoint.state import operators, stores
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import Flaw, log_flaws
-from headrace.runtime.checkpoint.lease_status import held_by
+from headrace.runtime.checkpoint.integrity import Flaw, find_log_flaws
+from headrace.runtime.checkpoint.lease_status import current_holder
 from headrace.runtime.checkpoint.manifest import Manifest
 
 
@@ -78,11 +78,11 @@ class Anatomy:
 
 def show(checkpoint: Checkpoint, target: Target, flow: Flow | None) -> Anatomy:
     """Read the checkpoint of a flow; `flow` is None when the project does not declare it any more. Changes nothing."""
-    damages = tuple(flaw for flaw in log_flaws(checkpoint) if flaw.level == "damage")
+    damages = tuple(flaw for flaw in find_log_flaws(checkpoint) if flaw.level == "damage")
     # Commits first: a batch that is committed meanwhile then shows as unfinished.
-    done, begun = checkpoint.committed(), checkpoint.planned()
+    done, begun = checkpoint.committed_batches(), checkpoint.planned_batches()
     sizes = checkpoint.files.sizes(checkpoint.location)
-    last = checkpoint.entry(begun[-1]) if begun and not damages else None
+    last = checkpoint.offset_entry(begun[-1]) if begun and not damages else None
     watermark = _next_watermark(checkpoint, done) if not damages else None
     return Anatomy(
         flow=checkpoint.flow,
@@ -96,10 +96,10 @@ def show(checkpoint: Checkpoint, target: Target, flow: Flow | None) -> Anatomy:
         watermark=_iso(watermark) if watermark else None,
         begun_at=_iso(last.timestamp_ms) if last else None,
         state=tuple(_store_sizes(checkpoint, sizes)),
-        holder=held_by(checkpoint),
+        holder=current_holder(checkpoint),
         audited=_audited(checkpoint) if not damages else None,
         lost=tuple(_lost(checkpoint)),
-        noted=len(Manifest(checkpoint).known().sums),
+        noted=len(Manifest(checkpoint).read().sums),
         damages=damages,
         bytes=sum(sizes.values()),
     )
@@ -128,7 +128,7 @@ def _audited(checkpoint: Checkpoint) -> int | None:
 
 def _lost(checkpoint: Checkpoint) -> Iterator[Mapping[str, object]]:
     """Yield the ranges that the flow went on without, in the order of the batches."""
-    names = [name for name in checkpoint.files.names(f"{checkpoint.house}/lost") if name[:-5].isdigit()]
+    names = [name for name in checkpoint.files.names(f"{checkpoint.metadata_dir}/lost") if name[:-5].isdigit()]
     for name in sorted(names, key=lambda each: int(each[:-5])):
         read = _object(checkpoint, f"lost/{name}")
         yield from ({"batch": int(name[:-5]), **each} for each in read.get("lost", [{"kind": "unreadable"}]))
@@ -137,7 +137,7 @@ def _lost(checkpoint: Checkpoint) -> Iterator[Mapping[str, object]]:
 def _object(checkpoint: Checkpoint, path: str) -> dict[str, Any]:
     """Read one of Headrace's own notes; what is not there or cannot be read is empty."""
     try:
-        read = json.loads(checkpoint.files.read_bytes(f"{checkpoint.house}/{path}") or b"{}")
+        read = json.loads(checkpoint.files.read_bytes(f"{checkpoint.metadata_dir}/{path}") or b"{}")
     except ValueError:
         return {}
     return read if isinstance(read, dict) else {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headrace.operate.checkpoint.checksums import hadoop_agrees, is_side_file, side_files, spark_agrees
 from headrace.operate.checkpoint.state import state_flaws, version_of
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import Flaw, log_flaws
+from headrace.runtime.checkpoint.integrity import Flaw, find_log_flaws
 from headrace.runtime.checkpoint.manifest import Manifest
 
 # What Spark writes before it renames it to its name: `.NAME.UUID.tmp`. A driver that is killed leaves them.
@@ -51,11 +51,11 @@ class Verdict:
 
 def verify(checkpoint: Checkpoint) -> Verdict:
     """Look at everything. Raises nothing for what it finds; a checkpoint that is not there has no flaws."""
-    found = {flaw.path: flaw for flaw in log_flaws(checkpoint)}
+    found = {flaw.path: flaw for flaw in find_log_flaws(checkpoint)}
     # After the logs: the commit that was read is there, and so is the state that it speaks of.
-    done = checkpoint.committed()
+    done = checkpoint.committed_batches()
     version = done[-1] + 1 if done else 0
-    noted = Manifest(checkpoint).known().sums
+    noted = Manifest(checkpoint).read().sums
     sizes = checkpoint.files.sizes(checkpoint.location)
     for flaw in (*_sum_flaws(checkpoint, sizes, noted, version), *state_flaws(checkpoint, sizes, version)):
         known = found.get(flaw.path)

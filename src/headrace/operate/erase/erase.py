@@ -26,7 +26,7 @@ from headrace.cdc.capture.declaration import HasCapture
 from headrace.cdc.sink import PUBLISHED
 from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
-from headrace.flow.sink import InFolder, leaves
+from headrace.flow.sink import WritesFolder, leaf_sinks
 from headrace.flow.target import Target
 from headrace.operate.erase import errors as refusals
 from headrace.operate.erase.external import Source, beyond, in_source, sources
@@ -37,8 +37,8 @@ from headrace.operate.erase.scan import Signs, Traces, texts_of, traces
 from headrace.operate.erase.subject import Subject, Texts, in_json, telling
 from headrace.operate.erase.table import erase_from, publish_again, rows_of, rows_of_others
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import sole_writer, writing
-from headrace.runtime.checkpoint.lease import lease
+from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders
+from headrace.runtime.checkpoint.lease import acquire_lease
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -99,13 +99,15 @@ class Erasure:
         with ExitStack() as stack:
             folders = []
             for flow in self.stopped:
-                stack.enter_context(lease(Checkpoint.of(flow.name, self._target, files), self._target.lease))
-                stack.enter_context(sole_writer(flow, self._target))
-                folders += [sink.folder(self._target) for _, sink in leaves(flow.sink) if isinstance(sink, InFolder)]
+                stack.enter_context(acquire_lease(Checkpoint.of(flow.name, self._target, files), self._target.lease))
+                stack.enter_context(lock_sink_folders(flow, self._target))
+                folders += [
+                    sink.folder(self._target) for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
+                ]
                 folders.append(self._target.table(f"_headrace/{flow.name}"))
             for table in (each for each in self._tables if each.is_treated):
                 if not any(is_within(table.location, folder.rstrip("/")) for folder in folders):
-                    stack.enter_context(writing(table.location))
+                    stack.enter_context(lock_folder(table.location))
             # What was listed may have changed until the leases were held.
             self._lake = find(self._spark, self._target, self._flows)
             self._tables = self._known()
@@ -229,8 +231,8 @@ class Erasure:
         for flow in self.stopped:
             folders = [
                 sink.folder(self._target).rstrip("/")
-                for _, sink in leaves(flow.sink)
-                if isinstance(sink, InFolder) and isinstance(sink, HasCapture) and sink.capture is not None
+                for _, sink in leaf_sinks(flow.sink)
+                if isinstance(sink, WritesFolder) and isinstance(sink, HasCapture) and sink.capture is not None
             ]
             for table in self._tables:
                 own = table.location in {f"{folder}/{self.subject.table}" for folder in folders}
@@ -248,10 +250,12 @@ class Erasure:
             every = self._spark.read.format("delta").load(table.location)
             mine, last = (_newest(rows) for rows in (rows_of(self._spark, table, Texts(())), every))
             for flow in self.stopped:
-                folders = [sink.folder(self._target) for _, sink in leaves(flow.sink) if isinstance(sink, InFolder)]
+                folders = [
+                    sink.folder(self._target) for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
+                ]
                 if mine is None or table.location not in {f"{folder.rstrip('/')}/{PENDING}" for folder in folders}:
                     continue
-                if mine == last or Checkpoint.of(flow.name, self._target, files).unfinished() is not None:
+                if mine == last or Checkpoint.of(flow.name, self._target, files).unfinished_batch() is not None:
                     raise refusals.still_waits(table.path, flow.name)
 
     def _shows(self, table: Table) -> bool:
@@ -273,8 +277,8 @@ class Erasure:
 
     def _publish(self, versions: Mapping[str, int]) -> None:
         for flow in self.stopped:
-            for _, sink in leaves(flow.sink):
-                if isinstance(sink, InFolder) and isinstance(sink, HasCapture):
+            for _, sink in leaf_sinks(flow.sink):
+                if isinstance(sink, WritesFolder) and isinstance(sink, HasCapture):
                     folder = sink.folder(self._target).rstrip("/")
                     within = {path: number for path, number in versions.items() if is_within(path, folder)}
                     publish_again(self._spark, f"{folder}/{PUBLISHED}", within)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.errors import ConfigError, DataError, nearest
+from headrace.errors import ConfigError, DataError, did_you_mean
 
 _UNCHANGED = "Nothing was erased."
 
@@ -61,7 +61,7 @@ def no_such_table(table: str, known: Sequence[str]) -> DataError:
     return DataError(
         f"Nothing is known of a table '{table}'.",
         why="No Delta table of the lake has this name, none has a column that is named after it, and no capture of the "
-        f"project holds it.{nearest(table, known)}",
+        f"project holds it.{did_you_mean(table, known)}",
         state=_UNCHANGED,
         remedy="Correct `--table`, name another target, or say with `--column PATH=COLUMN` where its key is.",
         code="HR-532",
@@ -72,7 +72,7 @@ def no_such_column(path: str, column: str, known: Sequence[str]) -> ConfigError:
     """Return the error for a `--column` that leads nowhere."""
     return ConfigError(
         f"'{path}={column}' names no column of a table.",
-        why=f"There is no Delta table {path} below the lake, or it has no column '{column}'.{nearest(column, known)}",
+        why=f"There is no Delta table {path} below the lake, or it has no column '{column}'.{did_you_mean(column, known)}",
         state=_UNCHANGED,
         remedy="Write the table's path below the lake and its column: `--column gold/orders=buyer`.",
         code="HR-137",

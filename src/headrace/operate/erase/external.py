@@ -19,7 +19,7 @@ from headrace.clients.storage import file_store
 from headrace.clients.topic_retention import topic_retention
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
-from headrace.flow.sink import InFolder, IntoTopic, leaves
+from headrace.flow.sink import WritesFolder, WritesTopic, leaf_sinks
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.state import DEFAULT, stores
 from headrace.operate.erase.places import captures
@@ -101,8 +101,8 @@ def beyond(
         yield from _state(spark, target, flow, subject, texts)
     yield from _topics(target, flows)
     for flow in flows:
-        for _, sink in leaves(flow.sink):
-            if not isinstance(sink, InFolder | IntoTopic) and not sink.name.startswith(_KEEPS_NOTHING):
+        for _, sink in leaf_sinks(flow.sink):
+            if not isinstance(sink, WritesFolder | WritesTopic) and not sink.name.startswith(_KEEPS_NOTHING):
                 yield Beyond(
                     f"{sink.name}, written by flow '{flow.name}'",
                     "may",
@@ -154,7 +154,7 @@ def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:
 def _topics(target: Target, flows: Sequence[Flow]) -> Iterator[Beyond]:
     read = [each.source for flow in flows for each in flow.named_inputs.values()]
     patterns = [source.selection for source in read if isinstance(source, KafkaSource)]
-    written = {sink.topic for flow in flows for _, sink in leaves(flow.sink) if isinstance(sink, IntoTopic)}
+    written = {sink.topic for flow in flows for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesTopic)}
     if not patterns and not written:
         return
     removes = "Wait for the topic's retention; in a compacted topic send a record with the key and no value."

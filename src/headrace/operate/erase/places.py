@@ -12,7 +12,7 @@ from headrace.cdc.apply.transactions import PENDING
 from headrace.cdc.capture.declaration import Capture, HasCapture
 from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
-from headrace.flow.sink import InFolder, leaves
+from headrace.flow.sink import WritesFolder, leaf_sinks
 from headrace.flow.target import Target
 from headrace.operate.erase.scan import Signs
 from headrace.operate.erase.subject import Columns, Subject, Texts
@@ -100,8 +100,8 @@ def find(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> Lake:
     elsewhere = [
         folder
         for flow in flows
-        for _, sink in leaves(flow.sink)
-        if isinstance(sink, InFolder) and not (folder := sink.folder(target).rstrip("/")).startswith(f"{lake}/")
+        for _, sink in leaf_sinks(flow.sink)
+        if isinstance(sink, WritesFolder) and not (folder := sink.folder(target).rstrip("/")).startswith(f"{lake}/")
     ]
     tables: list[Table] = []
     loose: dict[str, tuple[str, ...]] = {}
@@ -144,7 +144,7 @@ def _is_filed(path: str) -> bool:
 def captures(flows: Iterable[Flow]) -> Iterator[Capture]:
     """Yield the captures whose changes flows read."""
     for flow in flows:
-        for _, sink in leaves(flow.sink):
+        for _, sink in leaf_sinks(flow.sink):
             if isinstance(sink, HasCapture) and sink.capture is not None:
                 yield sink.capture
 
@@ -160,7 +160,9 @@ def involved(flows: Sequence[Flow], target: Target, tables: Sequence[Table]) -> 
     found = []
     for flow in flows:
         filed = f"_headrace/{flow.name}/"
-        folders = [sink.folder(target).rstrip("/") for _, sink in leaves(flow.sink) if isinstance(sink, InFolder)]
+        folders = [
+            sink.folder(target).rstrip("/") for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
+        ]
         places = [*folders, *read_by(flow, target)]
         if any(
             table.path.startswith(filed) or any(is_within(table.location, place) for place in places)

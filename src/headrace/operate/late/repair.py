@@ -42,12 +42,12 @@ from headrace.operate.late.replayable_rows import RetainedRows
 from headrace.operate.late.summary import Window, is_repaired, repaired_table, repaired_up_to
 from headrace.operate.ledgers import Row, filed_rows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import sole_writer
-from headrace.runtime.checkpoint.lease import Holding, lease
+from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
+from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.upsert import DeltaUpsert
-from headrace.spark_plan.windows import NotAWindow, WindowResults
+from headrace.spark_plan.windows import NotAWindowedAggregation, WindowResults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +63,7 @@ class Repair:
     """One repair, while the lease is held. Made by `repairing`; `plan` once, then perhaps `apply`."""
 
     def __init__(
-        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, holding: Holding
+        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, holding: ActiveLease
     ) -> None:
         self._target, self._flow, self._checkpoint, self._holding = target, flow, checkpoint, holding
         self._session = flow_session(spark, flow)
@@ -74,13 +74,13 @@ class Repair:
     def plan(self) -> RepairPlan:
         """Compute the windows anew and compare them with the table. Changes nothing."""
         sink = self._table
-        up_to, query_id = self._checkpoint.committed()[-1:], self._checkpoint.query_id()
+        up_to, query_id = self._checkpoint.committed_batches()[-1:], self._checkpoint.query_id()
         place = f"the Delta table {sink.folder(self._target)}"
         due, left = self._due(query_id)
         if not up_to or not due:
             return RepairPlan(self._flow.name, place, up_to[-1] if up_to else -1, {}, tuple(left))
         self._retained.read_up_to(up_to[-1])
-        closed = datetime.fromtimestamp(self._checkpoint.entry(up_to[-1]).watermark_ms / 1000, UTC)
+        closed = datetime.fromtimestamp(self._checkpoint.offset_entry(up_to[-1]).watermark_ms / 1000, UTC)
         for window, why in [(each, why) for each in due if (why := self._standing(each, closed)) is not None]:
             left.append(Left(window, due.pop(window), why))
         if not due:
@@ -88,9 +88,9 @@ class Repair:
         starts = [start for start, _ in due]
         try:
             results = WindowResults.of(self._flow.apply(self._retained.frames(min(starts), max(end for _, end in due))))
-        except NotAWindow as error:
+        except NotAWindowedAggregation as error:
             raise refusals.no_window(self._flow, str(error)) from error
-        rows = results.only(starts)
+        rows = results.for_windows(starts)
         rows = sink.newest(rows) if isinstance(sink, DeltaUpsert) else rows
         self._rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         before, keys = self._present(sink, results, list(due))
@@ -101,9 +101,11 @@ class Repair:
         sink, query_id = self._table, self._checkpoint.query_id()
         assert self._rows is not None  # noqa: S101 - `plan` made them
         assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
-        with self._holding.required():
+        with self._holding.checked():
             if plan.changes:
-                last = sink.held(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
+                last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(
+                    query_id, -1
+                )
                 number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._holding.token)
                 if isinstance(sink, DeltaUpsert):
                     sink.write(self._rows, number)
@@ -222,8 +224,8 @@ def repairing(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Repai
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
-    with lease(checkpoint, target.lease) as holding, sole_writer(flow, target):
-        if checkpoint.committed():
+    with acquire_lease(checkpoint, target.lease) as holding, lock_sink_folders(flow, target):
+        if checkpoint.committed_batches():
             FlowAudit(spark, target, flow).catch_up()
         repair = Repair(spark, target, flow, checkpoint, holding)
         try:

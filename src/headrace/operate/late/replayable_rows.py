@@ -21,14 +21,14 @@ from headrace.clients.kafka import first_timestamps
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
-from headrace.flow.source import Begun, Gone, Watched
+from headrace.flow.source import CanLoseRows, HasStartOffset, MissingOffsets
 from headrace.flow.target import Target
-from headrace.ingest.future_events import in_time, judged_by_clock
-from headrace.ingest.parse import good, judged
+from headrace.ingest.future_events import drop_invalid, validate_by_clock
+from headrace.ingest.parse import valid_rows, validate
 from headrace.operate.late import errors as refusals
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
-from headrace.spark_plan.late_filters import as_input
+from headrace.spark_plan.late_filters import mark_input
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -42,23 +42,25 @@ class RetainedRows:
     def __init__(self, session: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint) -> None:
         self._session, self._target, self._flow, self._checkpoint = session, target, flow, checkpoint
         self._ranges: dict[str, tuple[str, str] | None] = {}
-        self._gone: dict[str, Sequence[Gone]] = {}
+        self._gone: dict[str, Sequence[MissingOffsets]] = {}
 
     def read_up_to(self, batch_id: int) -> None:
         """Look up what was read from the first batch to this one, and what of it is gone. Reads no row."""
-        end = self._checkpoint.entry(batch_id).offsets
+        end = self._checkpoint.offset_entry(batch_id).offsets
         for name, given in self._flow.named_inputs.items():
             index = source_index(self._checkpoint, self._flow, name)
-            first, last = (None, None) if index is None else (self._checkpoint.beginning(index), end[index])
+            first, last = (None, None) if index is None else (self._checkpoint.start_offset(index), end[index])
             if last is None:
                 self._ranges[name] = None
                 continue
             source = given.source
-            if first is None and isinstance(source, Begun):
-                first = source.beginning(last)
+            if first is None and isinstance(source, HasStartOffset):
+                first = source.start_offset(last)
             if first is None:
                 raise refusals.no_beginning(self._flow, source.name)
-            self._gone[name] = source.watch(self._target).gone(first, last) if isinstance(source, Watched) else ()
+            self._gone[name] = (
+                source.watch(self._target).missing_offsets(first, last) if isinstance(source, CanLoseRows) else ()
+            )
             self._ranges[name] = (_after(first, self._gone[name]), last)
 
     def missing(self, window: tuple[datetime, datetime]) -> str | None:
@@ -81,23 +83,23 @@ class RetainedRows:
         span = self._ranges[name]
         if span is None:
             schema = given.columns or given.source.stream(self._session, self._target).schema
-            return as_input(self._session.createDataFrame([], schema), name, given, schema.names)
+            return mark_input(self._session.createDataFrame([], schema), name, given, schema.names)
         rows = given.source.batch(self._session, self._target, *span)
         columns = rows.columns
         if given.columns is not None:
             placed = [F.col(place) for place in _PLACE]
-            rows = good(judged(self._not_quarantined(rows, name, _PLACE, placed), given), given)
+            rows = valid_rows(validate(self._not_quarantined(rows, name, _PLACE, placed), given), given)
             columns = given.columns.names
         else:
             # A row of such a source has no place of its own: the quarantine keeps it whole, as JSON.
             whole = F.to_json(F.struct(*(F.col(f"`{each}`") for each in columns))).cast("binary")
             rows = self._not_quarantined(rows, name, ("value",), [whole])
-            rows = in_time(judged_by_clock(rows, given, F.current_timestamp()), given)
+            rows = drop_invalid(validate_by_clock(rows, given, F.current_timestamp()), given)
         if given.watermark is not None:
             # A window holds the rows from its start to before its end, and nothing else here keeps state.
             event_time = F.col(f"`{given.watermark.column}`")
             rows = rows.where((event_time >= F.lit(first)) & (event_time < F.lit(end)))
-        return as_input(rows, name, given, columns)
+        return mark_input(rows, name, given, columns)
 
     def _not_quarantined(
         self, rows: DataFrame, name: str, known_by: Sequence[str], here: Sequence[Column]
@@ -115,7 +117,7 @@ class RetainedRows:
         same = reduce(and_, (one == F.col(f"_bad_{each}") for each, one in zip(known_by, here, strict=True)))
         return rows.join(F.broadcast(bad), same, "left_anti")
 
-    def _newest_gone(self, gone: Sequence[Gone]) -> datetime | None:
+    def _newest_gone(self, gone: Sequence[MissingOffsets]) -> datetime | None:
         """Return the newest event time that records which are gone can have, or None when it cannot be told.
 
         With several inputs the watermark is that of the slowest, and says nothing about the others. There the broker's
@@ -128,20 +130,20 @@ class RetainedRows:
             return None
         if len(marks) > 1:
             left = first_timestamps(self._target, {(each.topic, each.partition): each.end or 0 for each in gone})
-            ahead = max(Duration.parse(each.ahead).ms for each in marks)
+            ahead = max(Duration.parse(each.max_future).ms for each in marks)
             newest = max(left.values()) if len(left) == len(gone) else None
             return newest and newest + timedelta(milliseconds=ahead)
-        planned = self._checkpoint.planned()
+        planned = self._checkpoint.planned_batches()
         for batch_id in planned[:-1]:
-            offsets = json.loads(self._checkpoint.entry(batch_id).offsets[0] or "{}")
+            offsets = json.loads(self._checkpoint.offset_entry(batch_id).offsets[0] or "{}")
             if all(offsets.get(each.topic, {}).get(str(each.partition), 0) >= (each.end or 0) for each in gone):
                 # The watermark of the next batch is the newest event time up to this one, less the delay.
-                ms = self._checkpoint.entry(batch_id + 1).watermark_ms + marks[0].duration.ms
+                ms = self._checkpoint.offset_entry(batch_id + 1).watermark_ms + marks[0].duration.ms
                 return datetime.fromtimestamp(ms / 1000, UTC)
         return None
 
 
-def _after(first: str, gone: Sequence[Gone]) -> str:
+def _after(first: str, gone: Sequence[MissingOffsets]) -> str:
     """Return offsets to begin at, behind what is gone of each partition."""
     if not gone:
         return first

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.audit.throughput import processed_per_second
-from headrace.flow.checks.backpressure import LEAST_RECORDS, Fitted, Room, fitted
+from headrace.flow.checks.backpressure import MIN_RECORDS, AvailableResources, BatchSize, choose_batch_size
 from headrace.flow.flow import Flow
-from headrace.flow.source import Fitting
+from headrace.flow.source import HasAutoBatchSize
 from headrace.flow.target import Target
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def fitted_flows(
     flows: Sequence[Flow], target: Target, spark: SparkSession
-) -> tuple[list[Flow], dict[tuple[str, str], Fitted]]:
+) -> tuple[list[Flow], dict[tuple[str, str], BatchSize]]:
     """Return the flows with a number for every bound, and those that were worked out, by flow and input.
 
     Called once per run, when Spark is up. Flows that run together share its memory; so do the inputs of a flow.
@@ -27,26 +27,26 @@ def fitted_flows(
         (flow.name, name): given.source
         for flow in flows
         for name, given in flow.named_inputs.items()
-        if isinstance(given.source, Fitting) and given.source.fit is not None
+        if isinstance(given.source, HasAutoBatchSize) and given.source.auto_batch_size is not None
     }
     inputs = {flow.name: len(flow.named_inputs) for flow in flows}
     share = _memory_for_data(spark) / max(1, len(waiting))
     # Flows of one application often read one topic: its records are looked at once.
     sizes = {source: source.record_bytes(target) for source in set(waiting.values())}
-    found: dict[tuple[str, str], Fitted] = {}
+    found: dict[tuple[str, str], BatchSize] = {}
     for (flow, name), source in waiting.items():
-        assert source.fit is not None  # noqa: S101 - chosen above
-        rate = processed_per_second(target, flow, spark, batches_of=LEAST_RECORDS)
+        assert source.auto_batch_size is not None  # noqa: S101 - chosen above
+        rate = processed_per_second(target, flow, spark, batches_of=MIN_RECORDS)
         # The record of a flow does not say which of its inputs the rows came from.
         own = rate / inputs[flow] if rate else None
-        found[flow, name] = fitted(source.fit, Room(share, sizes[source], own))
+        found[flow, name] = choose_batch_size(source.auto_batch_size, AvailableResources(share, sizes[source], own))
     return [_bounded(flow, found) for flow in flows], found
 
 
-def _bounded(flow: Flow, found: dict[tuple[str, str], Fitted]) -> Flow:
+def _bounded(flow: Flow, found: dict[tuple[str, str], BatchSize]) -> Flow:
     inputs = {
-        name: replace(given, source=given.source.bounded(found[flow.name, name].records))
-        if isinstance(given.source, Fitting) and (flow.name, name) in found
+        name: replace(given, source=given.source.with_batch_size(found[flow.name, name].records))
+        if isinstance(given.source, HasAutoBatchSize) and (flow.name, name) in found
         else given
         for name, given in flow.named_inputs.items()
     }

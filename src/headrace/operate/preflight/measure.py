@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from headrace.audit.throughput import processed_per_second
 from headrace.clients.storage import is_local
-from headrace.flow.checks.backpressure import Measured
+from headrace.flow.checks.backpressure import MeasuredRates
 from headrace.flow.flow import Flow
 from headrace.flow.source import Bounded
 from headrace.flow.target import Target
 
 
-def measured(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str], Measured]:
+def measured(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str], MeasuredRates]:
     """Measure every input whose source has bounds, by flow and input. Takes seconds at most and starts no Spark.
 
     A broker that does not answer, or a folder on other storage, leaves its numbers out.
@@ -28,10 +28,12 @@ def measured(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str], Mea
         return {}
     alone = {flow.name for flow in flows if len(flow.named_inputs) == 1}
     with ThreadPoolExecutor(max_workers=len(asked), thread_name_prefix="measure") as pool:
-        arrivals = dict(zip(asked, pool.map(lambda source: source.arrivals(target), asked.values()), strict=True))
+        arrivals = dict(zip(asked, pool.map(lambda source: source.arrival_rates(target), asked.values()), strict=True))
     return {
         # The record of a flow with several inputs does not say which of them its rows came from.
-        key: Measured(found, processed_per_second(target, key[0]) if key[0] in alone and _readable(target) else None)
+        key: MeasuredRates(
+            found, processed_per_second(target, key[0]) if key[0] in alone and _readable(target) else None
+        )
         for key, found in arrivals.items()
     }
 

@@ -3,7 +3,7 @@
 | code    | severity | finds                                                                             |
 |---------|----------|-----------------------------------------------------------------------------------|
 | HRC-121 | error    | state that is kept in another kind of store than declared: the start is HR-344    |
-| HRC-122 | error    | an `idle` that was added: the checkpoint has no heartbeats, the start is HR-343   |
+| HRC-122 | error    | an `idle_timeout` that was added: the checkpoint has no heartbeats, the start is HR-343   |
 | HRC-123 | error    | state that is over its budget: the start is HR-229                                |
 | HRC-213 | warning  | another number of shuffle partitions than declared, or than the machine has cores |
 | HRC-215 | warning  | state that has used four fifths of its budget                                     |
@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from headrace.clients.storage import file_store, is_local
 from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.flow import Flow
-from headrace.flow.size import said_bytes
+from headrace.flow.size import format_bytes
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import log_flaws
-from headrace.runtime.checkpoint.pinned_settings import frozen
-from headrace.runtime.checkpoint.source_order import recorded_order
-from headrace.runtime.session import cores_of
-from headrace.runtime.state.size import read_note
+from headrace.runtime.checkpoint.integrity import find_log_flaws
+from headrace.runtime.checkpoint.pinned_settings import read_pinned_settings
+from headrace.runtime.checkpoint.source_order import read_source_order
+from headrace.runtime.session import local_cores
+from headrace.runtime.state.size import read_state_size
 
 _NEAR = 0.8
 
@@ -38,7 +38,7 @@ def state_findings(flows: Sequence[Flow], target: Target) -> list[Finding]:
     found: list[Finding] = []
     for flow in flows:
         checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints))
-        if checkpoint.planned() and not any(flaw.level == "damage" for flaw in log_flaws(checkpoint)):
+        if checkpoint.planned_batches() and not any(flaw.level == "damage" for flaw in find_log_flaws(checkpoint)):
             found.extend(_frozen(flow, checkpoint, target))
             found.extend(_beats(flow, checkpoint))
             found.extend(_budget(flow, checkpoint))
@@ -46,19 +46,19 @@ def state_findings(flows: Sequence[Flow], target: Target) -> list[Finding]:
 
 
 def _frozen(flow: Flow, checkpoint: Checkpoint, target: Target) -> Iterator[Finding]:
-    kept, declared = frozen(checkpoint), type(flow.state).__name__
+    kept, declared = read_pinned_settings(checkpoint), type(flow.state).__name__
     if kept is None:
         return
-    if kept.lever != declared:
+    if kept.state_class != declared:
         yield Finding(
             "HRC-121",
             Severity.ERROR,
             f"flow '{flow.name}'",
-            f"{declared}() is declared, and the checkpoint keeps the state with {kept.lever}. The first batch decides "
+            f"{declared}() is declared, and the checkpoint keeps the state with {kept.state_class}. The first batch decides "
             "it.",
-            f"Declare state={kept.lever}(), or give the flow a new name.",
+            f"Declare state={kept.state_class}(), or give the flow a new name.",
         )
-    wanted = flow.state.shuffle_partitions or cores_of(target.master)
+    wanted = flow.state.shuffle_partitions or local_cores(target.master)
     if wanted is not None and wanted != kept.partitions:
         because = "are declared" if flow.state.shuffle_partitions else "would be taken for the cores of this machine"
         yield Finding(
@@ -72,28 +72,28 @@ def _frozen(flow: Flow, checkpoint: Checkpoint, target: Target) -> Iterator[Find
 
 
 def _beats(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
-    order = recorded_order(checkpoint) or ()
+    order = read_source_order(checkpoint) or ()
     beating = {place.input for place in order if place.role == "beats"}
     for name, given in flow.named_inputs.items():
-        if given.watermark is not None and given.watermark.idle and name not in beating:
+        if given.watermark is not None and given.watermark.idle_timeout and name not in beating:
             yield Finding(
                 "HRC-122",
                 Severity.ERROR,
                 f"flow '{flow.name}', input '{name}'",
-                "`idle` was added after the first batch. Heartbeats are a source of their own, and the checkpoint has "
+                "`idle_timeout` was added after the first batch. Heartbeats are a source of their own, and the checkpoint has "
                 "no offsets of it.",
-                "Take `idle` away, or give the flow a new name.",
+                "Take `idle_timeout` away, or give the flow a new name.",
             )
 
 
 def _budget(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
-    note = read_note(checkpoint)
+    note = read_state_size(checkpoint)
     limits = flow.state.budget.limits if flow.state.budget is not None else {}
     for measure, limit in limits.items():
         used = note.amount(measure) if note is not None else 0
         if note is None or used < _NEAR * limit:
             continue
-        said = (f"{used:,}", f"{limit:,} rows") if measure == "rows" else (said_bytes(used), said_bytes(limit))
+        said = (f"{used:,}", f"{limit:,} rows") if measure == "rows" else (format_bytes(used), format_bytes(limit))
         over = used > limit
         yield Finding(
             "HRC-123" if over else "HRC-215",

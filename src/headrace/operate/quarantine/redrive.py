@@ -37,10 +37,10 @@ from headrace.flow.inputs import Input
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.ingest import rules
-from headrace.ingest.parse import BAD, good, judged, with_reason
+from headrace.ingest.parse import INVALID, invalid_rows, valid_rows, validate
 from headrace.operate.quarantine.listing import IDENTITY, redriven_table
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import writing
+from headrace.runtime.checkpoint.folder_lock import lock_folder
 from headrace.runtime.session import flow_session
 from headrace.sinks.kafka.ledger import create_ledger
 from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, TransactionSlot, publish
@@ -127,8 +127,8 @@ class Redrive:
             if given is None or given.schema is None:
                 still[_NO_INPUT] += rows.count()
                 continue
-            verdicts = judged(rows, given)
-            for staying in (with_reason(verdicts, given), _left_out(verdicts, given)):
+            verdicts = validate(rows, given)
+            for staying in (invalid_rows(verdicts, given), _left_out(verdicts, given)):
                 for row in staying.groupBy("reason").count().collect():
                     still[row["reason"]] += row["count"]
             fit = _fit(verdicts, given)
@@ -136,7 +136,7 @@ class Redrive:
                 topics[to or row["topic"]] += row["count"]
             watermark = self._watermark()
             if given.watermark is not None and watermark is not None:
-                late += good(fit, given).where(F.col(f"`{given.watermark.column}`") <= watermark).count()
+                late += valid_rows(fit, given).where(F.col(f"`{given.watermark.column}`") <= watermark).count()
         if topics:
             require_topics(self._target, sorted(topics))
         return RedrivePlan(
@@ -168,7 +168,7 @@ class Redrive:
         for name in self._inputs(waiting):
             given = self._flow.named_inputs.get(name)
             if given is not None and given.schema is not None:
-                parts.append(_fit(judged(waiting.where(F.col("input") == name), given), given))
+                parts.append(_fit(validate(waiting.where(F.col("input") == name), given), given))
         if not parts:
             return False
         columns = ("input", *IDENTITY, "was", "key", "value")
@@ -231,8 +231,8 @@ class Redrive:
         return sorted(row["input"] for row in waiting.select("input").distinct().collect())
 
     def _watermark(self) -> Column | None:
-        planned = self._checkpoint.planned()
-        return F.timestamp_millis(F.lit(self._checkpoint.entry(planned[-1]).watermark_ms)) if planned else None
+        planned = self._checkpoint.planned_batches()
+        return F.timestamp_millis(F.lit(self._checkpoint.offset_entry(planned[-1]).watermark_ms)) if planned else None
 
     def _unfinished_rows(self) -> int:
         number = self._last(staged_table(self._target, self._flow.name))
@@ -262,19 +262,19 @@ class Redrive:
 @contextmanager
 def redriving(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Redrive]:
     """Yield the redrive of a flow, one at a time. The flow may run meanwhile: it reads what is sent."""
-    with writing(redriven_table(target, flow.name)):
+    with lock_folder(redriven_table(target, flow.name)):
         yield Redrive(spark, target, flow)
 
 
 def _fit(verdicts: DataFrame, given: Input) -> DataFrame:
     """Return the rows that the flow would take by now: neither bad, nor left out by a rule, nor such as stop it."""
-    return verdicts.where(~F.col(BAD) & ~rules.broken(given.rules, "drop", "fail"))
+    return verdicts.where(~F.col(INVALID) & ~rules.violates(given.rules, "drop", "fail"))
 
 
 def _left_out(verdicts: DataFrame, given: Input) -> DataFrame:
     """Return the rows that are not bad and would be left out, or stop the flow, with the rule as the `reason`."""
-    broken = verdicts.where(~F.col(BAD) & rules.broken(given.rules, "drop", "fail"))
-    return broken.withColumn("reason", rules.with_rule(given.rules, F.lit(None), "drop", "fail"))
+    broken = verdicts.where(~F.col(INVALID) & rules.violates(given.rules, "drop", "fail"))
+    return broken.withColumn("reason", rules.violated_rule(given.rules, F.lit(None), "drop", "fail"))
 
 
 def _bytes(value: bytearray | None) -> bytes | None:

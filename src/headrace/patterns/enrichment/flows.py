@@ -80,7 +80,7 @@ class EnrichmentSettings:
     as_of: AsOf | None = None
     broadcast_limit: str = "100 MB"
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
-    idle: str | None = "1 minute"
+    idle_timeout: str | None = "1 minute"
     products_topic: str = "products"
     products_trigger: Trigger = field(default_factory=lambda: Every("10 seconds"))
     max_offsets: int | AutoBatchSize = field(default_factory=AutoBatchSize)
@@ -108,7 +108,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
             KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets),
             schema=PURCHASE,
             # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
-            watermark=Watermark("ts", "0 seconds", idle=settings.idle),
+            watermark=Watermark("ts", "0 seconds", idle_timeout=settings.idle_timeout),
         ),
         transform=as_they_are,
         sink=DeltaEnriched(

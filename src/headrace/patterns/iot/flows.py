@@ -73,7 +73,7 @@ class IotSettings:
     high_humidity: int | Decimal = 90
     silence: str = "15 minutes"
     forget: str = "30 days"
-    idle: str = "5 minutes"
+    idle_timeout: str = "5 minutes"
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
     gold_table: str = "gold/device_metrics"
     alerts_topic: str = "iot-alerts"
@@ -125,8 +125,8 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
         timedelta(milliseconds=Duration.parse(duration).ms) for duration in (settings.silence, settings.forget)
     )
 
-    def readings(idle: str | None = None) -> Input:
-        marked = Watermark("ts", settings.watermark, idle=idle)
+    def readings(idle_timeout: str | None = None) -> Input:
+        marked = Watermark("ts", settings.watermark, idle_timeout=idle_timeout)
         return Input(source, schema=READING, watermark=marked, key_required=True)
 
     return [
@@ -157,8 +157,8 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
         Flow(
             name="silent_devices",
             description="Devices that have fallen silent, and those that are back",
-            # When all of them are silent nothing moves the watermark. Then the clock does: see `Watermark.idle`.
-            inputs=readings(idle=settings.idle),
+            # When all of them are silent nothing moves the watermark. Then the clock does: see `Watermark.idle_timeout`.
+            inputs=readings(idle_timeout=settings.idle_timeout),
             transform=partial(silent_devices, silence=silence, forget=forget),
             sink=KafkaExactlyOnceSink(
                 settings.status_topic,

@@ -161,7 +161,7 @@ def flows(settings: MedallionSettings | None = None) -> list[Flow]:
                 ),
                 schema=ORDER,
                 watermark=arrival,
-                keep=(ARRIVAL,),
+                metadata_columns=(ARRIVAL,),
                 rules=settings.rules,
             ),
             transform=partial(to_silver, arrival=arrival),

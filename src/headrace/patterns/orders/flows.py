@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
-from headrace.flow.checks.state import kept_bytes
+from headrace.flow.checks.state import state_row_bytes
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -74,7 +74,7 @@ class OrderSettings:
     bound: str = "1 hour"
     inner_watermark: str = "10 minutes"
     outer_watermark: str = "30 minutes"
-    idle: str | None = None
+    idle_timeout: str | None = None
     trigger: Trigger = field(default_factory=lambda: Every("30 seconds"))
     max_offsets: int | AutoBatchSize = field(default_factory=AutoBatchSize)
     folder: str = "silver"
@@ -105,7 +105,8 @@ class OrderSettings:
         """Return about how many bytes these rows take in a store, before it packs them."""
         orders, payments = self._expected(how, orders_per_second, payments_per_second)
         return round(
-            orders * kept_bytes(self.reads(how, "orders")) + payments * kept_bytes(self.reads(how, "payments"))
+            orders * state_row_bytes(self.reads(how, "orders"))
+            + payments * state_row_bytes(self.reads(how, "payments"))
         )
 
     def _expected(self, how: Join, orders_per_second: float, payments_per_second: float) -> tuple[float, float]:
@@ -119,7 +120,7 @@ class OrderSettings:
             "payments": (self.payments_topic, PAYMENT, "pay_time"),
         }[side]
         source = KafkaSource(topic, max_offsets_per_trigger=self.max_offsets)
-        watermark = Watermark(column, self.delay(how), idle=self.idle)
+        watermark = Watermark(column, self.delay(how), idle_timeout=self.idle_timeout)
         return Input(source, schema=schema, watermark=watermark, key_required=True)
 
 

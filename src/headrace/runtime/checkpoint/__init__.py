@@ -1,1 +1,1 @@
-"""The checkpoint of a flow: what Spark wrote, what is kept beside it, who may use it."""
+"""The checkpoint of a flow: Spark's logs, Headrace's metadata beside them, and the lease."""

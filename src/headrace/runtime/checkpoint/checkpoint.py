@@ -1,13 +1,13 @@
-"""Where a flow's progress lives, and how to read it.
+"""Reads the checkpoint of a flow: its location, offset log and commit log.
 
 Layout of a flow's folder, below the target's checkpoints root:
 
     FLOW/spark/      Spark's checkpoint: metadata, offsets/N, commits/N, sources/, state/
-    FLOW/headrace/   what Headrace keeps beside it: the lease, the manifest, how far the audit has come, ids of topics
-                     and of places, the order of the sources, lost offsets, heartbeats, the size of the state, where
-                     continuous processing began
+    FLOW/headrace/   Headrace's metadata: the lease, the manifest, the progress of the audit, ids of topics and of
+                     tables, the order of the sources, lost offsets, idle ticks, the size of the state, the start of
+                     continuous processing
 
-This module names and reads. It never deletes a checkpoint: that is a recovery, and planned as one.
+This module never deletes a checkpoint: that is a recovery operation.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from headrace.clients.storage import FileStore
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 
-# What continuous processing leaves out of an entry.
+# Continuous processing omits the settings of an entry.
 _NO_SETTINGS = '{"batchWatermarkMs": 0, "batchTimestampMs": 0}'
 
 
 @dataclass(frozen=True)
 class OffsetEntry:
-    """One entry of the offset log: what a batch reads up to, and the watermark that it runs with.
+    """One entry of the offset log: the end offsets of a batch, and its watermark.
 
-    `offsets` holds, per source in the order of the plan, the JSON as Spark wrote it; None where a source had nothing.
-    `settings` are those that the first batch froze. `continuous` when continuous processing wrote it, which notes
-    neither a watermark nor a time; both are then 0.
+    `offsets` holds Spark's JSON per source, in the order of the plan; None if a source had no data. `settings` are
+    those that the first batch pinned. `continuous` is True for continuous processing, which records neither a watermark
+    nor a timestamp; both are then 0.
     """
 
     batch_id: int
@@ -44,7 +44,7 @@ class OffsetEntry:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The progress of one flow. Reading it needs no Spark unless the root is on another filesystem."""
+    """The checkpoint of one flow. Reading it needs Spark only if the files are not local."""
 
     flow: str
     folder: str
@@ -57,135 +57,137 @@ class Checkpoint:
 
     @property
     def location(self) -> str:
-        """What Spark is told as checkpointLocation."""
+        """The checkpointLocation for Spark."""
         return f"{self.folder}/spark"
 
     @property
-    def house(self) -> str:
-        """The folder for what Headrace keeps beside Spark's checkpoint."""
+    def metadata_dir(self) -> str:
+        """The folder of Headrace's metadata, beside Spark's checkpoint."""
         return f"{self.folder}/headrace"
 
     def query_id(self) -> str | None:
-        """Return the identity that Spark gave the checkpoint, or None before the first start."""
+        """Return the query id of the checkpoint, or None before the first start."""
         path = f"{self.location}/metadata"
-        found = self.files.read_bytes(path)
-        if found is None:
+        content = self.files.read_bytes(path)
+        if content is None:
             return None
         try:
-            return str(json.loads(found)["id"])
+            return str(json.loads(content)["id"])
         except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged(path, f"The metadata hold the identity of the checkpoint; here: {error}.") from error
+            raise self._damaged_error(
+                path, f"The metadata hold the identity of the checkpoint; here: {error}."
+            ) from error
 
-    def planned(self) -> list[int]:
+    def planned_batches(self) -> list[int]:
         """Return the batches in the offset log, oldest first."""
         return _numbers(self.files.names(f"{self.location}/offsets"))
 
-    def committed(self) -> list[int]:
+    def committed_batches(self) -> list[int]:
         """Return the batches in the commit log, oldest first."""
         return _numbers(self.files.names(f"{self.location}/commits"))
 
-    def unfinished(self) -> int | None:
-        """Return the batch that was begun and not committed, if there is one: the next start runs it again."""
-        begun, done = self.planned(), self.committed()
-        return begun[-1] if begun and begun[-1] not in done[-1:] else None
+    def unfinished_batch(self) -> int | None:
+        """Return the batch that is planned and not committed, or None. The next start retries it."""
+        planned, committed = self.planned_batches(), self.committed_batches()
+        return planned[-1] if planned and planned[-1] not in committed[-1:] else None
 
-    def entry(self, batch_id: int) -> OffsetEntry:
+    def offset_entry(self, batch_id: int) -> OffsetEntry:
         """Read one entry of the offset log."""
         path = f"{self.location}/offsets/{batch_id}"
-        found = self.files.read_bytes(path)
+        content = self.files.read_bytes(path)
         try:
-            if found is None:
+            if content is None:
                 raise ValueError("the file is not there")
-            _version, settings, *offsets = found.decode().split("\n")
+            _version, settings, *offsets = content.decode().split("\n")
             continuous = not settings and any(offsets)
-            read = json.loads(_NO_SETTINGS if continuous else settings)
+            metadata = json.loads(_NO_SETTINGS if continuous else settings)
             return OffsetEntry(
                 batch_id,
-                watermark_ms=int(read["batchWatermarkMs"]),
-                timestamp_ms=int(read["batchTimestampMs"]),
+                watermark_ms=int(metadata["batchWatermarkMs"]),
+                timestamp_ms=int(metadata["batchTimestampMs"]),
                 offsets=tuple(None if line == "-" else line for line in offsets),
-                settings=read.get("conf", {}),
+                settings=metadata.get("conf", {}),
                 continuous=continuous,
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."
-            raise self._damaged(path, why) from error
+            raise self._damaged_error(path, why) from error
 
     def digest(self, batch_id: int) -> str:
         """Return the sha256 of one entry of the offset log. Spark writes an entry once, before the batch runs."""
         path = f"{self.location}/offsets/{batch_id}"
-        found = self.files.read_bytes(path)
-        if found is None:
-            raise self._damaged(path, "The file is not there.")
-        return hashlib.sha256(found).hexdigest()
+        content = self.files.read_bytes(path)
+        if content is None:
+            raise self._damaged_error(path, "The file is not there.")
+        return hashlib.sha256(content).hexdigest()
 
-    def range(self, batch_id: int, source: int) -> tuple[str, str] | None:
-        """Return the offsets that a batch read of one source, `end` excluded; None when it read nothing."""
+    def offset_range(self, batch_id: int, source: int) -> tuple[str, str] | None:
+        """Return the offset range that a batch read from a source, `end` excluded; None if it read nothing."""
         end = self._end(batch_id, source)
         start = self._end(batch_id - 1, source) if batch_id else None
         if start is None:
-            start = self.beginning(source)
+            start = self.start_offset(source)
         return None if start is None or end is None or start == end else (start, end)
 
-    def lacks_beginning(self, batch_id: int, source: int) -> bool:
-        """Whether a batch read something of a source, and where it began to is not written down.
+    def lacks_start_offset(self, batch_id: int, source: int) -> bool:
+        """Whether a batch read from a source and its start offset is not recorded.
 
-        So it is for the first batch with rows of every source but Kafka's.
+        This is the case for the first batch with rows of every source except Kafka.
         """
         return (
             self._end(batch_id, source) is not None
-            and ((self._end(batch_id - 1, source) if batch_id else None) or self.beginning(source)) is None
+            and ((self._end(batch_id - 1, source) if batch_id else None) or self.start_offset(source)) is None
         )
 
     def source_files(self, source: int, start: str | None, end: str) -> list[str]:
-        """Return the files that a source of files has read after one offset, up to another.
+        """Return the files that a file source has read after one offset, up to another.
 
-        Its log has an entry per offset. Spark puts entries together now and then and deletes the single ones.
+        Its log has one entry per offset. Spark compacts entries and deletes the single ones.
         """
         folder = f"{self.location}/sources/{source}"
         names = self.files.names(folder)
-        whole = sorted(int(name.removesuffix(".compact")) for name in names if name.endswith(".compact"))
-        found = []
+        compacted = sorted(int(name.removesuffix(".compact")) for name in names if name.endswith(".compact"))
+        paths: list[str] = []
         for number in range(_log_offset(start) + 1, _log_offset(end) + 1):
-            later = next((each for each in whole if each >= number), None)
-            name = str(number) if str(number) in names else f"{later}.compact"
+            compact = next((last for last in compacted if last >= number), None)
+            name = str(number) if str(number) in names else f"{compact}.compact"
             text = self.files.read(f"{folder}/{name}")
             entries = [json.loads(line) for line in (text or "").split("\n")[1:]]
-            found += [str(entry["path"]) for entry in entries if entry["batchId"] == number]
-        return found
+            paths += [str(entry["path"]) for entry in entries if entry["batchId"] == number]
+        return paths
 
     def _end(self, batch_id: int, source: int) -> str | None:
-        """Return the offsets after the last row that a batch read of one source."""
-        offsets = self.entry(batch_id).offsets
+        """Return the end offset of a batch for one source."""
+        offsets = self.offset_entry(batch_id).offsets
         if source >= len(offsets):
             why = f"It holds the offsets of {len(offsets)} sources, and the flow reads at least {source + 1}."
-            raise self._damaged(f"{self.location}/offsets/{batch_id}", why)
+            raise self._damaged_error(f"{self.location}/offsets/{batch_id}", why)
         return offsets[source]
 
-    def beginning(self, source: int) -> str | None:
-        """Return where the first batch began, or None. Kafka's source writes it down once, as `v1` and the JSON.
+    def start_offset(self, source: int) -> str | None:
+        """Return the start offset of the first batch, or None. The Kafka source records it once, as `v1` and the JSON.
 
-        Continuous processing does not; Headrace has noted it before it let the flow begin.
+        Continuous processing does not; Headrace records it before the first start.
         """
         text = self.files.read(f"{self.location}/sources/{source}/0")
         if text and "{" in text:
             return text[text.index("{") :]
-        began = self.began()
-        return began[source] if source < len(began) else None
+        start = self.continuous_start()
+        return start[source] if source < len(start) else None
 
-    def began(self) -> tuple[str, ...]:
-        """Return the offsets, per source, at which continuous processing began; empty when nothing is noted."""
-        text = self.files.read(f"{self.house}/began.json")
-        note = json.loads(text) if text else {"query_id": None, "offsets": []}
-        # Noted before Spark gave the checkpoint its id, or under this one; of an earlier checkpoint it says nothing.
-        return tuple(note["offsets"]) if note["query_id"] in (None, self.query_id()) else ()
+    def continuous_start(self) -> tuple[str, ...]:
+        """Return the start offsets of continuous processing per source; empty if not recorded."""
+        text = self.files.read(f"{self.metadata_dir}/began.json")
+        record = json.loads(text) if text else {"query_id": None, "offsets": []}
+        # Recorded before the checkpoint had its id, or with this id. A record of an earlier checkpoint does not apply.
+        return tuple(record["offsets"]) if record["query_id"] in (None, self.query_id()) else ()
 
-    def note_began(self, offsets: Sequence[str]) -> None:
-        """Note where continuous processing begins. Durable when this returns."""
-        note = {"query_id": self.query_id(), "offsets": list(offsets)}
-        self.files.write(f"{self.house}/began.json", json.dumps(note))
+    def record_continuous_start(self, offsets: Sequence[str]) -> None:
+        """Record the start offsets of continuous processing. Durable when this returns."""
+        record = {"query_id": self.query_id(), "offsets": list(offsets)}
+        self.files.write(f"{self.metadata_dir}/began.json", json.dumps(record))
 
-    def _damaged(self, path: str, why: str) -> RecoveryError:
+    def _damaged_error(self, path: str, why: str) -> RecoveryError:
         return RecoveryError(
             f"Flow '{self.flow}': {path} cannot be read.",
             why=why,
@@ -196,7 +198,7 @@ class Checkpoint:
 
 
 def _log_offset(offset: str | None) -> int:
-    """Return how far a source of files is in its log, -1 before its beginning."""
+    """Return the position of a file source in its log, -1 before the first entry."""
     return int(json.loads(offset).get("logOffset", -1)) if offset else -1
 
 

@@ -1,12 +1,12 @@
-"""One writing process per folder of a local disk.
+"""Locks the local folders that a flow writes: one writing process per folder.
 
-A commit to a Delta table, and to the log of a folder of files, is a rename. On a local disk Hadoop looks whether the
-name is free and renames then, over whatever came in between: of two processes one can wipe out the other's commit. So
-a process locks the folders that its flows write. Its own flows may share a folder: Delta serialises them by itself.
+A commit to a Delta table, and to the log of a folder of files, is a rename. On a local disk Hadoop checks that the name
+is free and then renames, which is not atomic: one process can overwrite the commit of another. So a process locks the
+folders that its flows write. Its own flows may share a folder: Delta serialises them itself.
 
-The lock is one of the operating system, on a file beside the folder, `_headrace_locks/NAME`. It ends with the process.
-A target that declares leases by record says that machines share its folders, where such a lock cannot be had: there
-nothing locks a table, and docs/operate/leases.md says what that means.
+The lock is an operating system lock on a file beside the folder, `_headrace_locks/NAME`. It ends with the process.
+With `lease.kind: record` several machines share the folders and such a lock is impossible: tables are then not locked,
+see docs/operate/leases.md.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from pathlib import Path
 from headrace.clients.storage import is_local, local_path
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
-from headrace.flow.sink import InFolder, leaves
+from headrace.flow.sink import WritesFolder, leaf_sinks
 from headrace.flow.target import Target
 
-# The folders that this process writes, each with the file that locks it and how many hold it.
-_held: dict[Path, tuple[TextIOWrapper, int]] = {}
-_changing = threading.Lock()
+# The folders that this process writes, each with its lock file and the number of holders.
+_locked: dict[Path, tuple[TextIOWrapper, int]] = {}
+_mutex = threading.Lock()
 
 
 @contextmanager
-def sole_writer(flow: Flow, target: Target) -> Iterator[None]:
-    """Keep other processes from writing the local folders of a flow's sinks, or raise when one of them does."""
+def lock_sink_folders(flow: Flow, target: Target) -> Iterator[None]:
+    """Lock the local folders of a flow's sinks, or raise if another process has locked one."""
     with ExitStack() as stack:
         if target.lease.kind != "record":
-            for _, sink in leaves(flow.sink):
-                if isinstance(sink, InFolder):
-                    stack.enter_context(writing(sink.folder(target)))
+            for _, sink in leaf_sinks(flow.sink):
+                if isinstance(sink, WritesFolder):
+                    stack.enter_context(lock_folder(sink.folder(target)))
         yield
 
 
 @contextmanager
-def writing(location: str) -> Iterator[None]:
-    """Lock one folder for this process, or raise when another one holds it. Other storage than a disk needs none."""
+def lock_folder(location: str) -> Iterator[None]:
+    """Lock a folder for this process, or raise if another process has locked it. Only local folders need a lock."""
     if not is_local(location):
         yield
         return
@@ -56,8 +56,8 @@ def writing(location: str) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> None:
-    with _changing:
-        file, holders = _held.get(folder, (None, 0))
+    with _mutex:
+        file, holders = _locked.get(folder, (None, 0))
         if file is None:
             path = folder.parent / "_headrace_locks" / folder.name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def _lock(folder: Path) -> None:
                 file.close()
                 raise RecoveryError(
                     f"{folder} is written by another process.",
-                    why=f"Process {holder or 'unknown'} writes it. On a local disk two processes can wipe out each "
+                    why=f"Process {holder or 'unknown'} writes it. On a local disk two processes can overwrite each "
                     "other's commits.",
                     state="Nothing was started and nothing was written.",
                     remedy="Stop the other process, or run all flows that write this folder with one `headrace run`.",
@@ -79,13 +79,13 @@ def _lock(folder: Path) -> None:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-        _held[folder] = (file, holders + 1)
+        _locked[folder] = (file, holders + 1)
 
 
 def _unlock(folder: Path) -> None:
-    with _changing:
-        file, holders = _held.pop(folder)
+    with _mutex:
+        file, holders = _locked.pop(folder)
         if holders > 1:
-            _held[folder] = (file, holders - 1)
+            _locked[folder] = (file, holders - 1)
         else:
             file.close()

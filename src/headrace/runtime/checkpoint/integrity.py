@@ -1,14 +1,14 @@
-"""Whether the logs of a checkpoint can be trusted: asked before Spark is let near them, and by `headrace checkpoint`.
+"""Verifies the logs of a checkpoint, before each start and for `headrace checkpoint`.
 
-Every flaw names a file, what is wrong with it, what that means for the flow, and what to do. A flow is not started on a
-checkpoint with damage: Spark would stop later and say less, or go on from other rows.
+Every flaw names a file, the problem, its meaning for the flow, and the remedy. A flow does not start on a damaged
+checkpoint: Spark would fail later with less detail, or continue from other rows.
 
-| found                                         | weight | because                                                     |
+| problem                                       | level  | reason                                                      |
 |-----------------------------------------------|--------|-------------------------------------------------------------|
-| a file is empty, torn, or not what was noted  | damage | what it held is gone                                        |
-| a file that was noted, or one in a row, lacks | damage | Spark purges from the beginning, and never the last entries |
-| the commit of the last batch lacks            | note   | as after a crash: the batch is run again from its offsets   |
-| a file has no sum yet                         | note   | the driver died, or runs, between a commit and its note     |
+| a file is empty, torn, or was changed         | damage | its content is lost                                         |
+| a recorded or intermediate file is missing    | damage | Spark purges from the beginning, and never the last entries |
+| the commit of the last batch is missing       | note   | as after a crash: the batch is retried from its offsets     |
+| a file has no checksum yet                    | note   | the driver died, or runs, between a commit and its record   |
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Literal
 
 from headrace.errors import RecoveryError
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.manifest import LOGS, SOURCE_LOG, Known, Manifest, log_files
+from headrace.runtime.checkpoint.manifest import LOGS, SOURCE_LOG, Manifest, ManifestSums, log_files
 
-# Written by a restore before its first change and deleted after its last.
-RESTORING = "restoring.json"
+# A restore writes this file before its first change and deletes it after its last.
+RESTORE_MARKER = "restoring.json"
 
-# Sessions tell Spark to keep at least so many batches. What is older may be half purged, in any order, by a driver that
-# was killed; nothing reads it any more.
+# Sessions tell Spark to keep at least this many batches. Older files may be partly purged, in any order, by a killed
+# driver; nothing reads them.
 _RETAINED = 100
 
 _BACKUP = "Restore a backup: `headrace checkpoint restore {flow} --from BACKUP`."
@@ -36,7 +36,7 @@ _BACKUP = "Restore a backup: `headrace checkpoint restore {flow} --from BACKUP`.
 
 @dataclass(frozen=True)
 class Flaw:
-    """One thing about one file of a checkpoint. `path` is relative to the flow's folder."""
+    """A problem with one file of a checkpoint. `path` is relative to the folder of the flow."""
 
     level: Literal["damage", "note"]
     path: str
@@ -50,57 +50,57 @@ class Flaw:
 
 
 def require_intact(checkpoint: Checkpoint) -> None:
-    """Raise when the logs are damaged. Called under the lease, before each start of a query."""
-    damages = [flaw for flaw in log_flaws(checkpoint) if flaw.level == "damage"]
+    """Raise if the logs are damaged. Called under the lease, before each start of a query."""
+    damages = [flaw for flaw in find_log_flaws(checkpoint) if flaw.level == "damage"]
     if damages:
-        raise damaged(checkpoint, damages)
+        raise damaged_error(checkpoint, damages)
 
 
-def damaged(checkpoint: Checkpoint, damages: list[Flaw]) -> RecoveryError:
-    """Return the error for a checkpoint with damage: the first one in full, and how many more there are."""
-    first, more = damages[0], len(damages) - 1
-    others = f" {more} more: `headrace checkpoint verify {checkpoint.flow}` lists all." if more else ""
+def damaged_error(checkpoint: Checkpoint, damages: list[Flaw]) -> RecoveryError:
+    """Return the error for a damaged checkpoint: the first damage in full, and the number of others."""
+    first, others = damages[0], len(damages) - 1
+    hint = f" {others} more: `headrace checkpoint verify {checkpoint.flow}` lists all." if others else ""
     return RecoveryError(
         f"Flow '{checkpoint.flow}': the checkpoint is damaged: {checkpoint.folder}/{first.path} {first.found}.",
-        why=f"{first.means}{others}",
+        why=f"{first.means}{hint}",
         state="Nothing was started and nothing was changed. The sinks hold every batch that was committed.",
         remedy=first.remedy,
         code="HR-320",
     )
 
 
-def log_flaws(checkpoint: Checkpoint) -> list[Flaw]:
-    """Return what is wrong with the logs, damage first. Reads every file of them once; changes nothing."""
+def find_log_flaws(checkpoint: Checkpoint) -> list[Flaw]:
+    """Return the flaws of the logs, damage first. Reads every file once; changes nothing."""
     # The manifest first: a file that it names was written before.
-    known = Manifest(checkpoint).known()
+    recorded = Manifest(checkpoint).read()
     present = set(log_files(checkpoint))
     flaws = [
-        *_restore_cut_off(checkpoint),
-        *_manifest_flaws(checkpoint, known),
-        *_missing(checkpoint, known, present),
-        *_contents(checkpoint, known, present),
+        *_unfinished_restore(checkpoint),
+        *_manifest_flaws(checkpoint, recorded),
+        *_missing_files(checkpoint, recorded, present),
+        *_contents(checkpoint, recorded, present),
     ]
     return sorted(flaws, key=lambda flaw: flaw.level)
 
 
-def numbers(paths: set[str], log: str) -> list[int]:
-    """Return the batches that a log has a file of, oldest first."""
+def batch_numbers(paths: set[str], log: str) -> list[int]:
+    """Return the batches that have a file in a log, oldest first."""
     return sorted(int(path.rpartition("/")[2]) for path in paths if path.startswith(f"{log}/"))
 
 
-def _restore_cut_off(checkpoint: Checkpoint) -> Iterator[Flaw]:
-    if checkpoint.files.read_bytes(f"{checkpoint.house}/{RESTORING}") is not None:
+def _unfinished_restore(checkpoint: Checkpoint) -> Iterator[Flaw]:
+    if checkpoint.files.read_bytes(f"{checkpoint.metadata_dir}/{RESTORE_MARKER}") is not None:
         yield Flaw(
             "damage",
-            f"headrace/{RESTORING}",
+            f"headrace/{RESTORE_MARKER}",
             "says that a restore was cut off",
             "Parts of the backup and of the checkpoint before it may be mixed.",
             "Run the same `headrace checkpoint restore` again.",
         )
 
 
-def _manifest_flaws(checkpoint: Checkpoint, known: Known) -> Iterator[Flaw]:
-    for path in known.damaged:
+def _manifest_flaws(checkpoint: Checkpoint, recorded: ManifestSums) -> Iterator[Flaw]:
+    for path in recorded.damaged:
         yield Flaw(
             "damage",
             f"headrace/{path}",
@@ -111,13 +111,13 @@ def _manifest_flaws(checkpoint: Checkpoint, known: Known) -> Iterator[Flaw]:
         )
 
 
-def _missing(checkpoint: Checkpoint, known: Known, present: set[str]) -> Iterator[Flaw]:
-    """Yield the files that were there, or must have been."""
-    begun, done = numbers(present, "offsets"), numbers(present, "commits")
-    if "metadata" not in present and ("metadata" in known.sums or begun or done):
-        yield _lost(checkpoint, "metadata")
-    for path in sorted(set(known.sums) - present - {"metadata"}, key=_place):
-        if path == f"commits/{begun[-1] if begun else None}":
+def _missing_files(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[Flaw]:
+    """Yield the missing files: recorded ones, and gaps in the logs."""
+    planned, committed = batch_numbers(present, "offsets"), batch_numbers(present, "commits")
+    if "metadata" not in present and ("metadata" in recorded.sums or planned or committed):
+        yield _missing_flaw(checkpoint, "metadata")
+    for path in sorted(set(recorded.sums) - present - {"metadata"}, key=_sort_key):
+        if path == f"commits/{planned[-1] if planned else None}":
             yield Flaw(
                 "note",
                 f"spark/{path}",
@@ -126,51 +126,54 @@ def _missing(checkpoint: Checkpoint, known: Known, present: set[str]) -> Iterato
                 "Nothing to do: exactly-once sinks skip what they hold of it.",
             )
         elif not _purged(path, present):
-            yield _lost(checkpoint, path)
-    oldest = max(begun[0], begun[-1] - _RETAINED) if begun else 0
-    for number in sorted(_gaps(begun) | {number for number in done if begun and number > oldest} - set(begun)):
-        if f"offsets/{number}" not in known.sums:
-            yield _lost(checkpoint, f"offsets/{number}")
-    if done and not begun and not any(path.startswith("offsets/") for path in known.sums):
-        yield _lost(checkpoint, f"offsets/{done[-1]}")
-    # Every batch but the last one is committed before the next one is begun.
-    begun_later = {number for number in begun[:-1] if number > max(oldest - 1, done[0] if done else -1)}
-    for number in sorted(_gaps(done) | begun_later - set(done)):
-        if f"commits/{number}" not in known.sums:
-            yield _lost(checkpoint, f"commits/{number}")
+            yield _missing_flaw(checkpoint, path)
+    oldest = max(planned[0], planned[-1] - _RETAINED) if planned else 0
+    committed_later = {number for number in committed if planned and number > oldest}
+    for number in sorted(_gaps(planned) | committed_later - set(planned)):
+        if f"offsets/{number}" not in recorded.sums:
+            yield _missing_flaw(checkpoint, f"offsets/{number}")
+    if committed and not planned and not any(path.startswith("offsets/") for path in recorded.sums):
+        yield _missing_flaw(checkpoint, f"offsets/{committed[-1]}")
+    # Every batch except the last one is committed before the next one is planned.
+    planned_later = {number for number in planned[:-1] if number > max(oldest - 1, committed[0] if committed else -1)}
+    for number in sorted(_gaps(committed) | planned_later - set(committed)):
+        if f"commits/{number}" not in recorded.sums:
+            yield _missing_flaw(checkpoint, f"commits/{number}")
 
 
-def _gaps(found: list[int]) -> set[int]:
-    return set(range(max(found[0], found[-1] - _RETAINED + 1), found[-1] + 1)) - set(found) if found else set()
+def _gaps(batches: list[int]) -> set[int]:
+    if not batches:
+        return set()
+    return set(range(max(batches[0], batches[-1] - _RETAINED + 1), batches[-1] + 1)) - set(batches)
 
 
 def _purged(path: str, present: set[str]) -> bool:
-    """Whether Spark may have deleted a file: it does so from the beginning of a log, and what was compacted."""
+    """Whether Spark may have deleted a file: it deletes the oldest files of a log, and compacted ones."""
     log, _, name = path.rpartition("/")
     number = _number(name)
-    there = [each.rpartition("/")[2] for each in present if each.rpartition("/")[0] == log]
+    names = [file.rpartition("/")[2] for file in present if file.rpartition("/")[0] == log]
     if log in LOGS:
-        numbers_there = [_number(each) for each in there]
-        return bool(there) and (min(numbers_there) > number or max(numbers_there) - number >= _RETAINED)
-    return any(each.endswith(".compact") and _number(each) >= number for each in there)
+        numbers = [_number(file) for file in names]
+        return bool(names) and (min(numbers) > number or max(numbers) - number >= _RETAINED)
+    return any(file.endswith(".compact") and _number(file) >= number for file in names)
 
 
-def _contents(checkpoint: Checkpoint, known: Known, present: set[str]) -> Iterator[Flaw]:
-    """Yield the files that are empty, torn, or not what the manifest holds; and those that it does not hold."""
-    last = {log: max(numbers(present, log), default=-1) for log in LOGS}
-    for path in sorted(present, key=_place):
-        found = checkpoint.files.read_bytes(f"{checkpoint.location}/{path}")
-        if found is None:  # purged since the folder was listed
+def _contents(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[Flaw]:
+    """Yield the files that are empty, torn, different from the manifest, or not in it."""
+    last = {log: max(batch_numbers(present, log), default=-1) for log in LOGS}
+    for path in sorted(present, key=_sort_key):
+        content = checkpoint.files.read_bytes(f"{checkpoint.location}/{path}")
+        if content is None:  # purged since the folder was listed
             continue
-        noted = known.sums.get(path)
-        if noted is not None and hashlib.sha256(found).hexdigest() == noted:
+        checksum = recorded.sums.get(path)
+        if checksum is not None and hashlib.sha256(content).hexdigest() == checksum:
             continue
-        wrong = _torn(path, found)
-        if wrong is None and noted is not None:
-            wrong = "was changed since it was written: its sha256 is not that of the manifest"
-        if wrong is not None:
-            yield Flaw("damage", f"spark/{path}", wrong, _meaning(path), _repair(checkpoint, path, last, present))
-        elif known.sums:
+        problem = _torn(path, content)
+        if problem is None and checksum is not None:
+            problem = "was changed since it was written: its sha256 is not that of the manifest"
+        if problem is not None:
+            yield Flaw("damage", f"spark/{path}", problem, _meaning(path), _repair(checkpoint, path, last, present))
+        elif recorded.sums:
             yield Flaw(
                 "note",
                 f"spark/{path}",
@@ -180,12 +183,12 @@ def _contents(checkpoint: Checkpoint, known: Known, present: set[str]) -> Iterat
             )
 
 
-def _torn(path: str, found: bytes) -> str | None:
-    """Return what is wrong with a file's text, or None when it reads as Spark writes it."""
-    if not found:
+def _torn(path: str, content: bytes) -> str | None:
+    """Return the problem of a file that Spark could not parse, or None."""
+    if not content:
         return "is empty"
     try:
-        _parse(path, found.decode())
+        _parse(path, content.decode())
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return f"is torn: {str(error).splitlines()[0]}"
     return None
@@ -211,14 +214,14 @@ def _parse(path: str, text: str) -> None:
         int(settings["batchWatermarkMs"])
         if len(lines) < 2:
             raise ValueError("it ends before the offsets")
-        # Later versions name the sources and write them in another way.
+        # Later versions name the sources and use a different format.
         for line in lines[1:] if version == "v1" else ():
             line == "-" or json.loads(line)
     else:
         int(settings["nextBatchWatermarkMs"])
 
 
-def _lost(checkpoint: Checkpoint, path: str) -> Flaw:
+def _missing_flaw(checkpoint: Checkpoint, path: str) -> Flaw:
     return Flaw("damage", f"spark/{path}", "is not there", _meaning(path), _BACKUP.format(flow=checkpoint.flow))
 
 
@@ -234,17 +237,17 @@ def _meaning(path: str) -> str:
 
 
 def _repair(checkpoint: Checkpoint, path: str, last: Mapping[str, int], present: set[str]) -> str:
-    """Return the smallest thing that helps."""
+    """Return the smallest repair that helps."""
     log, _, name = path.rpartition("/")
-    side = f"{log}/.{name}.crc"
+    crc = f"{log}/.{name}.crc"
     if log == "commits" and int(name) == last["commits"] and int(name) == last["offsets"]:
         return (
-            f"Delete spark/{path} and spark/{side}: the next start runs batch {name} again from the same offsets, and "
+            f"Delete spark/{path} and spark/{crc}: the next start runs batch {name} again from the same offsets, and "
             "exactly-once sinks skip what they hold of it. Or restore a backup."
         )
     if log == "offsets" and int(name) == last["offsets"] and f"commits/{name}" not in present:
         return (
-            f"If no sink holds rows of batch {name}, delete spark/{path} and spark/{side}: the batch is planned anew. "
+            f"If no sink holds rows of batch {name}, delete spark/{path} and spark/{crc}: the batch is planned anew. "
             f"Otherwise: {_BACKUP.format(flow=checkpoint.flow)}"
         )
     return _BACKUP.format(flow=checkpoint.flow)
@@ -255,6 +258,6 @@ def _number(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _place(path: str) -> tuple[str, int]:
+def _sort_key(path: str) -> tuple[str, int]:
     log, _, name = path.rpartition("/")
     return log, _number(name)

@@ -1,23 +1,23 @@
-"""One driver per checkpoint.
+"""The lease of a checkpoint: it allows one driver at a time.
 
-A second driver on a checkpoint runs the pending batch's sink again before Spark notices the conflict. So a driver takes
-a lease first. Every lease has a number, its token, and the highest number owns the checkpoint:
+A second driver on a checkpoint would write the pending batch again before Spark notices the conflict. So a driver
+acquires a lease first. Every lease has a number, its fencing token, and the highest number owns the checkpoint:
 
-    FLOW/headrace/leases/00000007        who took lease 7: a record that is made exclusively and never changed
-    FLOW/headrace/leases/00000007.beat   a counter that its holder moves on, or `ended`
+    FLOW/headrace/leases/00000007        the holder of lease 7: a record that is created exclusively and never changed
+    FLOW/headrace/leases/00000007.beat   a heartbeat counter that its holder increments, or `ended`
 
 Who may take the next number depends on the kind of the lease.
 
-| kind   | the next number is for                                                            | a dead driver holds it |
+| kind   | who takes the next number                                                         | a dead driver holds it |
 |--------|-----------------------------------------------------------------------------------|------------------------|
 | lock   | the process that holds a lock of the operating system on FLOW/headrace/lease      | not at all             |
-| record | who has watched the counter stand still for `seconds`, by its own monotonic clock | for `seconds`          |
+| record | a driver that saw no heartbeat for `seconds`, by its own monotonic clock          | for `seconds`          |
 
-No clocks are compared between machines. Two that watch the same counter make the same next number: one of them does.
+Clocks of different machines are never compared. If two drivers create the same next number, one of them succeeds.
 
-A lease cannot stop a driver that was paused: it does not know that it lost. So the runtime asks `Holding.check` before
-a batch is handed to its sink and again before Spark may commit it, and a record's own thread asks with every beat. What
-is under way in between is for the sink to refuse; docs/operate/leases.md says how each sink does.
+A lease cannot stop a driver that was paused and does not know that it lost. So the runtime calls `ActiveLease.check`
+before a batch is written and again before Spark commits it, and the thread of a record calls it with every heartbeat.
+Writes in between must be refused by the sink; docs/operate/leases.md says how each sink does that.
 """
 
 from __future__ import annotations
@@ -40,34 +40,36 @@ from headrace.errors import ConfigError, HeadraceError, PartUnavailable, Recover
 from headrace.flow.target import Lease
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
-# A holder that is slow may miss some beats before anybody takes its lease from it.
-_BEATS_PER_LEASE = 6
+# A slow holder may miss some heartbeats before another driver takes over.
+_HEARTBEATS_PER_LEASE = 6
 _ENDED = "ended"
 _DIGITS = 8
 
 
-class Holding:
-    """A lease that is held. Made by `lease`; every method may be called from any thread."""
+class ActiveLease:
+    """An acquired lease. Created by `acquire_lease`; every method may be called from any thread."""
 
     def __init__(self, checkpoint: Checkpoint, token: int, record: str) -> None:
         self.token = token
         self._checkpoint, self._record = checkpoint, record
-        self._act: Callable[[], None] = lambda: None
+        self._callback: Callable[[], None] = lambda: None
 
     def check(self) -> None:
-        """Raise unless this lease is still the highest: RecoveryError when it is lost, PartUnavailable if unknown."""
+        """Raise unless this lease is still the highest: RecoveryError if it is lost, PartUnavailable if unknown."""
         try:
             highest = highest_lease(self._checkpoint)
             record = self._checkpoint.files.read(_path(self._checkpoint, self.token))
         except (OSError, Py4JError) as error:
-            raise _unanswered(self._checkpoint, error) from error
-        # On storage that makes no file exclusively, two may have made this number: the later text stands.
+            raise _unreadable(self._checkpoint, error) from error
+        # On storage without exclusive creation, two drivers may have created this number: the later record wins.
         if highest == self.token and record == self._record:
             return
-        by = f"lease {highest} was taken by {_holder(self._checkpoint, highest)}" if highest else "its record is gone"
+        cause = (
+            f"lease {highest} was taken by {_holder(self._checkpoint, highest)}" if highest else "its record is gone"
+        )
         raise RecoveryError(
             f"Flow '{self._checkpoint.flow}' has lost its lease.",
-            why=f"This driver holds lease {self.token} of {self._checkpoint.folder}, and {by}.",
+            why=f"This driver holds lease {self.token} of {self._checkpoint.folder}, and {cause}.",
             state="This driver commits nothing more. The sinks hold each batch as the other driver leaves it.",
             remedy="Leave the flow to the other driver, or stop that one and start the flow again. If this driver was "
             "paused or its storage was away for longer than the lease, raise `lease.seconds` in headrace.yml.",
@@ -75,14 +77,14 @@ class Holding:
         )
 
     @contextmanager
-    def required(self) -> Iterator[None]:
-        """Ask before the block and after it: around a sink's write, Spark commits the batch only when both are well."""
+    def checked(self) -> Iterator[None]:
+        """Check the lease before and after the block, so that Spark commits a batch only with a valid lease."""
         self.check()
         yield
         self.check()
 
-    def explained(self, error: Exception) -> Exception:
-        """Return what a failed batch died of: the lost lease, if it is lost, for then the sink refused its driver."""
+    def explain(self, error: Exception) -> Exception:
+        """Return the cause of a failed batch: the lost lease if it is lost, since the sink then refuses this driver."""
         try:
             self.check()
         except RecoveryError as lost:
@@ -92,49 +94,49 @@ class Holding:
             return error
         return error
 
-    def when_lost(self, act: Callable[[], None]) -> None:
-        """Call `act` once, from a thread of the lease, when a beat finds that it is lost. The last one given counts."""
-        self._act = act
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, from the heartbeat thread, if the lease is lost. A later call replaces the callback."""
+        self._callback = callback
 
     @contextmanager
-    def beating(self, every: float) -> Iterator[None]:
-        """Move the counter on while the block runs, and say at its end that the lease is free."""
+    def keep_alive(self, interval: float) -> Iterator[None]:
+        """Write heartbeats while the block runs, and release the lease at its end."""
         done = threading.Event()
         path = f"{_path(self._checkpoint, self.token)}.beat"
         self._checkpoint.files.write(path, "0")
 
-        def beat() -> None:
+        def write_heartbeats() -> None:
             count = 0
-            while not done.wait(every):
+            while not done.wait(interval):
                 count += 1
                 try:
                     self.check()
                     self._checkpoint.files.write(path, str(count))
                 except (OSError, Py4JError, PartUnavailable):
-                    # The storage is away. Whoever can reach it may take over, and the next beat finds out.
+                    # The storage is unavailable. Another driver may take over, and the next heartbeat notices that.
                     continue
                 except RecoveryError:
-                    self._act()
+                    self._callback()
                     return
 
-        thread = threading.Thread(target=beat, name=f"lease-{self._checkpoint.flow}", daemon=True)
+        thread = threading.Thread(target=write_heartbeats, name=f"lease-{self._checkpoint.flow}", daemon=True)
         thread.start()
         try:
             yield
         finally:
             done.set()
             thread.join()
-            # Lost, or not to be told: the next driver waits as it would for one that died.
+            # If the lease is lost or unknown, the next driver waits as for a dead one.
             with suppress(OSError, Py4JError, HeadraceError):
                 self.check()
                 self._checkpoint.files.write(path, _ENDED)
 
 
 @contextmanager
-def lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterator[Holding]:
-    """Hold the checkpoint, or raise when another process does. A record is watched for up to `terms.seconds`."""
+def acquire_lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterator[ActiveLease]:
+    """Acquire the lease of a checkpoint, or raise if it is taken. Waits up to `terms.seconds` for a record."""
     terms = terms or Lease()
-    local = is_local(checkpoint.house)
+    local = is_local(checkpoint.metadata_dir)
     if terms.kind == "lock" and not local:
         raise ConfigError(
             f"The checkpoint of flow '{checkpoint.flow}' cannot be locked.",
@@ -147,27 +149,27 @@ def lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterator[Holdin
         try:
             if local and terms.kind != "record":
                 stack.enter_context(_locked(checkpoint))
-                holding = _taken(checkpoint, highest_lease(checkpoint) + 1)
+                lease = _create_lease(checkpoint, highest_lease(checkpoint) + 1)
             else:
-                holding = _taken(checkpoint, _watched(checkpoint, terms.seconds) + 1)
-                stack.enter_context(holding.beating(terms.seconds / _BEATS_PER_LEASE))
+                lease = _create_lease(checkpoint, _await_free_lease(checkpoint, terms.seconds) + 1)
+                stack.enter_context(lease.keep_alive(terms.seconds / _HEARTBEATS_PER_LEASE))
         except OSError as error:
             raise ConfigError(
                 f"The checkpoint of flow '{checkpoint.flow}' cannot be written.",
-                why=f"{checkpoint.house}: {os.strerror(error.errno or 0)}.",
+                why=f"{checkpoint.metadata_dir}: {os.strerror(error.errno or 0)}.",
                 state="Nothing was started and nothing was written.",
                 remedy="Make the folder writable, or set another checkpoints root in headrace.yml.",
                 code="HR-111",
             ) from error
         except Py4JError as error:
-            raise _unanswered(checkpoint, error) from error
-        yield holding
+            raise _unreadable(checkpoint, error) from error
+        yield lease
 
 
-def go_on_above(checkpoint: Checkpoint, number: int) -> None:
-    """Let the next lease have a number above one that was taken before, where the records of it are lost.
+def raise_lease_number(checkpoint: Checkpoint, number: int) -> None:
+    """Raise the number of the next lease above an earlier one whose record is lost.
 
-    Called by a restore: sinks remember the highest number that they have seen, and refuse drivers with a lower one.
+    Called by a restore: sinks remember the highest number so far, and refuse drivers with a lower one.
     """
     if highest_lease(checkpoint) < number:
         checkpoint.files.write(f"{_path(checkpoint, number)}.beat", _ENDED)
@@ -176,55 +178,55 @@ def go_on_above(checkpoint: Checkpoint, number: int) -> None:
 
 @contextmanager
 def _locked(checkpoint: Checkpoint) -> Iterator[None]:
-    path = local_path(checkpoint.house) / "lease"
+    path = local_path(checkpoint.metadata_dir) / "lease"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _running(checkpoint) from error
+            raise _already_running(checkpoint) from error
         yield
 
 
-def _watched(checkpoint: Checkpoint, seconds: float) -> int:
-    """Return the highest number when its holder is done or has been silent for `seconds`; raise when it lives."""
+def _await_free_lease(checkpoint: Checkpoint, seconds: float) -> int:
+    """Return the highest number if its holder has ended or sent no heartbeat for `seconds`; raise if it is alive."""
     number = highest_lease(checkpoint)
     path = f"{_path(checkpoint, number)}.beat"
-    heard, since = checkpoint.files.read(path), time.monotonic()
-    while number and heard != _ENDED and time.monotonic() - since < seconds:
-        time.sleep(seconds / _BEATS_PER_LEASE / 2)
-        now = checkpoint.files.read(path)
-        if now not in (heard, _ENDED) or highest_lease(checkpoint) != number:
-            raise _running(checkpoint)
-        heard = now
+    heartbeat, since = checkpoint.files.read(path), time.monotonic()
+    while number and heartbeat != _ENDED and time.monotonic() - since < seconds:
+        time.sleep(seconds / _HEARTBEATS_PER_LEASE / 2)
+        latest = checkpoint.files.read(path)
+        if latest not in (heartbeat, _ENDED) or highest_lease(checkpoint) != number:
+            raise _already_running(checkpoint)
+        heartbeat = latest
     return number
 
 
-def _taken(checkpoint: Checkpoint, number: int) -> Holding:
-    """Make the record of a number, or raise when another driver was faster; then forget the numbers before it."""
+def _create_lease(checkpoint: Checkpoint, number: int) -> ActiveLease:
+    """Create the record of a number, or raise if another driver was faster; then delete earlier records."""
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat()}
     record = json.dumps({**holder, "nonce": uuid.uuid4().hex})
     if not checkpoint.files.create(_path(checkpoint, number), record):
-        raise _running(checkpoint)
-    holding = Holding(checkpoint, number, record)
+        raise _already_running(checkpoint)
+    lease = ActiveLease(checkpoint, number, record)
     try:
-        # A number that was passed and forgotten can be made again; it is not the highest then.
-        holding.check()
+        # A deleted earlier number can be created again, but it is not the highest.
+        lease.check()
     except RecoveryError as lost:
-        raise _running(checkpoint) from lost
+        raise _already_running(checkpoint) from lost
     for name in checkpoint.files.names(_folder(checkpoint)):
         if name[:_DIGITS].isdigit() and int(name[:_DIGITS]) < number:
             checkpoint.files.delete(f"{_folder(checkpoint)}/{name}")
-    return holding
+    return lease
 
 
 def highest_lease(checkpoint: Checkpoint) -> int:
-    """Return the highest number that was taken, 0 before the first."""
+    """Return the highest lease number, 0 before the first."""
     return max((int(name) for name in checkpoint.files.names(_folder(checkpoint)) if name.isdigit()), default=0)
 
 
 def _folder(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.house}/leases"
+    return f"{checkpoint.metadata_dir}/leases"
 
 
 def _path(checkpoint: Checkpoint, number: int) -> str:
@@ -240,7 +242,7 @@ def _holder(checkpoint: Checkpoint, number: int) -> str:
         return "another process"
 
 
-def _running(checkpoint: Checkpoint) -> RecoveryError:
+def _already_running(checkpoint: Checkpoint) -> RecoveryError:
     return RecoveryError(
         f"Flow '{checkpoint.flow}' is running already.",
         why=f"Its checkpoint {checkpoint.folder} was taken by {_holder(checkpoint, highest_lease(checkpoint))}.",
@@ -250,11 +252,11 @@ def _running(checkpoint: Checkpoint) -> RecoveryError:
     )
 
 
-def _unanswered(checkpoint: Checkpoint, error: Exception) -> PartUnavailable:
+def _unreadable(checkpoint: Checkpoint, error: Exception) -> PartUnavailable:
     return PartUnavailable(
         f"The lease of flow '{checkpoint.flow}' cannot be read.",
-        why=f"{checkpoint.house}: {next(iter(str(error).strip().splitlines()), type(error).__name__)}.",
+        why=f"{checkpoint.metadata_dir}: {next(iter(str(error).strip().splitlines()), type(error).__name__)}.",
         state="Nothing was committed by this driver without its lease.",
-        remedy="Nothing: when the storage answers, the flow goes on, unless another driver has taken over.",
+        remedy="Nothing: when the storage answers, the flow continues, unless another driver has taken over.",
         code="HR-608",
     )

@@ -1,4 +1,4 @@
-"""Who holds a checkpoint, asked from outside: without taking the lease, for even a moment of it would fail a start."""
+"""Finds the current holder of a checkpoint without taking the lease, which could fail a start."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 _LOCKS = Path("/proc/locks")
 
 
-def held_by(checkpoint: Checkpoint) -> dict[str, object] | None:
-    """Return what the holder of the lease noted of itself, or None when nobody holds it.
+def current_holder(checkpoint: Checkpoint) -> dict[str, object] | None:
+    """Return the holder of the lease as recorded (pid, host, since), or None if the lease is free.
 
-    Storage of other machines has no locks to ask for: a lease there counts as held until its holder says `ended`, also
-    when the holder has died.
+    Shared storage has no locks to inspect: a lease there counts as held until its holder records `ended`, even if the
+    holder has died.
     """
-    taken = [name for name in checkpoint.files.names(f"{checkpoint.house}/leases") if name.isdigit()]
-    note = f"{checkpoint.house}/leases/{taken[-1]}" if taken else f"{checkpoint.house}/lease"
-    holder = _read(checkpoint.files.read(note))
-    beat = checkpoint.files.read(f"{note}.beat") if taken else None
-    if beat is not None:
-        return holder if beat != "ended" else None
-    if not is_local(checkpoint.house) or not holder:
+    numbers = [name for name in checkpoint.files.names(f"{checkpoint.metadata_dir}/leases") if name.isdigit()]
+    record = f"{checkpoint.metadata_dir}/leases/{numbers[-1]}" if numbers else f"{checkpoint.metadata_dir}/lease"
+    holder = _read(checkpoint.files.read(record))
+    heartbeat = checkpoint.files.read(f"{record}.beat") if numbers else None
+    if heartbeat is not None:
+        return holder if heartbeat != "ended" else None
+    if not is_local(checkpoint.metadata_dir) or not holder:
         return None
-    return holder if _is_locked(local_path(checkpoint.house) / "lease", holder) else None
+    return holder if _is_locked(local_path(checkpoint.metadata_dir) / "lease", holder) else None
 
 
 def _is_locked(path: Path, holder: dict[str, object]) -> bool:
@@ -41,13 +41,13 @@ def _is_locked(path: Path, holder: dict[str, object]) -> bool:
 
 
 def _lock_lines() -> list[str]:
-    # A process that waits for a lock has a line of its own, with an arrow in the second column.
+    # A process that waits for a lock has its own line, with an arrow in the second column.
     return [line for line in _LOCKS.read_text().splitlines() if len(line.split()) > 5 and "->" not in line]
 
 
 def _read(text: str | None) -> dict[str, object]:
     try:
-        read = json.loads(text or "{}")
+        record = json.loads(text or "{}")
     except ValueError:
         return {}
-    return read if isinstance(read, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -1,15 +1,15 @@
-"""Offsets that a flow went on without, because its source declares that this is accepted: a file for each batch.
+"""Records lost offsets that a flow continued without, because its source accepts loss: one file per batch.
 
     FLOW/headrace/lost/BATCH.json
 
-A file is written before its batch can be committed, so a crash forgets none. A batch that is run again adds to its
-file what the earlier attempts did not find, and takes nothing away.
+A file is written before its batch can be committed, so a crash loses no record. A retried batch only adds ranges that
+earlier attempts did not find.
 
-| kind        | says                                                                                                  |
+| kind        | means                                                                                                 |
 |-------------|-------------------------------------------------------------------------------------------------------|
-| lost        | the offsets were gone before the batch was read: no row of them is in the sinks                       |
-| may be lost | they went while the batch was read, or between two attempts: their rows may be in the sinks, or not   |
-| not audited | they went after the batch: their rows are in the sinks, but bad and late ones among them are not filed |
+| lost        | the offsets were lost before the batch was read: none of their rows is in the sinks                   |
+| may be lost | they were lost while the batch was read, or between two attempts: their rows may be in the sinks      |
+| not audited | they were lost after the batch: their rows are in the sinks, but invalid and late rows are unrecorded |
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from headrace.flow.source import Gone, Watched
+from headrace.flow.source import CanLoseRows, MissingOffsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 
-class Kind(StrEnum):
-    """How sure it is that the rows are lost."""
+class LossKind(StrEnum):
+    """Whether the rows of lost offsets are missing in the sinks."""
 
     LOST = "lost"
     MAYBE = "may be lost"
@@ -33,16 +33,16 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A range of offsets of one partition, from `first` to before `end`; None where nobody can say how far it went.
+class LostRange:
+    """A range of lost offsets of one partition, from `first` to before `end`; None if the end is unknown.
 
     | field    | meaning                                                                      |
     |----------|------------------------------------------------------------------------------|
     | input    | the input of the flow                                                        |
     | source   | its source, such as `kafka:orders`                                           |
-    | topic_id | which topic of that name, where one was made again; empty when it is unknown |
-    | at       | when it was found, UTC                                                       |
-    | why      | the words in which the source accepts it                                     |
+    | topic_id | the id of the topic, which changes when it is recreated; empty if unknown    |
+    | at       | when it was detected, UTC                                                    |
+    | why      | the declared reason for accepting the loss                                   |
     """
 
     input: str
@@ -52,86 +52,86 @@ class Lost:
     partition: int
     first: int
     end: int | None
-    kind: Kind
+    kind: LossKind
     at: str
     why: str
 
     @classmethod
-    def of(cls, gone: Gone, name: str, source: Watched, topic_id: str, kind: Kind) -> Lost:
-        """Return the range of an input's source, found now."""
+    def of(cls, missing: MissingOffsets, name: str, source: CanLoseRows, topic_id: str, kind: LossKind) -> LostRange:
+        """Return the lost range of an input's source, detected now."""
         return cls(
             input=name,
             source=source.name,
-            topic=gone.topic,
+            topic=missing.topic,
             topic_id=topic_id,
-            partition=gone.partition,
-            first=gone.first,
-            end=gone.end,
+            partition=missing.partition,
+            first=missing.first,
+            end=missing.end,
             kind=kind,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
             why=source.data_loss_reason or "",
         )
 
     def as_dict(self) -> dict[str, object]:
-        """The range as `--json` prints it and the file holds it."""
+        """The range as in `--json` and in the file."""
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{Gone(self.topic, self.partition, self.first, self.end)} {self.kind}"
+        return f"{MissingOffsets(self.topic, self.partition, self.first, self.end)} {self.kind}"
 
 
 class LostOffsets:
-    """The files of one flow. One thread writes a batch's file at a time: its query, and after the commit its audit."""
+    """The records of lost offsets of one flow. One thread at a time writes: the query, after the commit the audit."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def of(self, batch_id: int) -> tuple[Lost, ...]:
-        """Return what is recorded of a batch of the present checkpoint."""
+    def of(self, batch_id: int) -> tuple[LostRange, ...]:
+        """Return the recorded ranges of a batch of the current checkpoint."""
         return tuple(lost for query_id, lost in self._read(batch_id) if query_id == self._checkpoint.query_id())
 
-    def add(self, batch_id: int, found: Sequence[Lost]) -> tuple[Lost, ...]:
-        """Record what was not recorded before, and return it. Durable when this returns."""
-        if not found:
+    def add(self, batch_id: int, ranges: Sequence[LostRange]) -> tuple[LostRange, ...]:
+        """Record ranges that are not recorded yet, and return them. Durable when this returns."""
+        if not ranges:
             return ()
         query_id, written = self._checkpoint.query_id(), self._read(batch_id)
-        known = [lost for owner, lost in written if owner == query_id]
-        added: list[Lost] = []
-        for each in found:
-            added.extend(_without(each, [*known, *added]))
+        recorded = [lost for owner, lost in written if owner == query_id]
+        added: list[LostRange] = []
+        for lost_range in ranges:
+            added.extend(_without(lost_range, [*recorded, *added]))
         if added:
-            # What another checkpoint of this name lost in its batch of this number stays.
+            # Ranges of an earlier checkpoint under the same batch id stay.
             entries = [*written, *((query_id, lost) for lost in added)]
             text = {"batch": batch_id, "lost": [{"query_id": owner, **lost.as_dict()} for owner, lost in entries]}
             self._checkpoint.files.write(self._path(batch_id), json.dumps(text, indent=1))
         return tuple(added)
 
-    def _read(self, batch_id: int) -> list[tuple[str | None, Lost]]:
+    def _read(self, batch_id: int) -> list[tuple[str | None, LostRange]]:
         text = self._checkpoint.files.read(self._path(batch_id))
         entries = json.loads(text)["lost"] if text else []
-        return [(each.pop("query_id"), Lost(**each | {"kind": Kind(each["kind"])})) for each in entries]
+        return [(entry.pop("query_id"), LostRange(**entry | {"kind": LossKind(entry["kind"])})) for entry in entries]
 
     def _path(self, batch_id: int) -> str:
-        return f"{self._checkpoint.house}/lost/{batch_id}.json"
+        return f"{self._checkpoint.metadata_dir}/lost/{batch_id}.json"
 
 
-def _without(lost: Lost, known: Iterable[Lost]) -> Iterator[Lost]:
-    """Yield the parts of a range that no known one covers."""
-    place = (lost.input, lost.topic, lost.partition)
+def _without(lost: LostRange, recorded: Iterable[LostRange]) -> Iterator[LostRange]:
+    """Yield the parts of a range that no recorded range covers."""
+    partition = (lost.input, lost.topic, lost.partition)
     covering = [
-        each
-        for each in known
-        # The id of a topic that is gone is forgotten; what was recorded under it stands for it.
-        if (each.input, each.topic, each.partition) == place and lost.topic_id in ("", each.topic_id)
+        other
+        for other in recorded
+        # The id of a deleted topic is unknown; ranges that were recorded with its id cover it.
+        if (other.input, other.topic, other.partition) == partition and lost.topic_id in ("", other.topic_id)
     ]
     first = lost.first
-    for each in sorted(covering, key=lambda known: known.first):
-        if lost.end is not None and each.first >= lost.end:
+    for other in sorted(covering, key=lambda covered: covered.first):
+        if lost.end is not None and other.first >= lost.end:
             break
-        if each.first > first:
-            yield replace(lost, first=first, end=each.first)
-        if each.end is None:
+        if other.first > first:
+            yield replace(lost, first=first, end=other.first)
+        if other.end is None:
             return
-        first = max(first, each.end)
+        first = max(first, other.end)
     if lost.end is None or first < lost.end:
         yield replace(lost, first=first)

@@ -1,15 +1,15 @@
-"""The sha256 of what Spark writes into a checkpoint's logs, kept beside the checkpoint.
+"""The manifest: checksums (sha256) of Spark's log files, stored beside the checkpoint.
 
-Spark checksums its state, if asked to, but neither its offset log nor its commit log. A byte that changes there may
-move a flow to other rows without a word. So a running flow notes the sum of each file of the logs:
+Spark can checksum its state, but neither its offset log nor its commit log. A changed byte there could silently move a
+flow to other rows. So a running flow records the checksum of each log file:
 
-    FLOW/headrace/manifest/N    the files that were new after batch N was committed, as `sha256sum` writes and reads it
+    FLOW/headrace/manifest/N    the new files after the commit of batch N, in the format of `sha256sum`
 
-One file a batch: nothing is rewritten, and any storage can do it. The last line is the sum of the lines above. Files
-whose entries Spark has purged are deleted.
+There is one file per batch, never rewritten, so any storage works. The last line is the checksum of the lines above.
+Files whose entries Spark has purged are deleted.
 
-A driver that dies between the commit of a batch and the note leaves at most the files of that batch without a sum. The
-next start goes on; they get theirs with the next batch.
+If a driver dies between the commit of a batch and the record, only the files of that batch have no checksum. The next
+start continues, and the next batch records them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
-# The logs that grow by one file a batch. Both are purged from their beginning.
+# The logs with one file per batch. Spark purges the oldest files.
 LOGS = ("offsets", "commits")
 
-# A file of a source's own log; `N.compact` holds what the files up to N held.
+# A file of a source's own log; `N.compact` contains the files up to N.
 SOURCE_LOG = re.compile(r"(\d+)(\.compact)?")
 
 _LAST_LINE = "# sha256 of the lines above: "
@@ -32,66 +32,68 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the manifest holds: the sum of each file, by its path in Spark's checkpoint, and parts that are damaged."""
+class ManifestSums:
+    """The content of the manifest: checksums by path in Spark's checkpoint, and the damaged parts."""
 
     sums: Mapping[str, str]
     damaged: tuple[str, ...]
 
 
 class Manifest:
-    """The manifest of one checkpoint. `record` is called by one thread of the running flow; reading by anybody."""
+    """The manifest of one checkpoint. One thread of the running flow calls `record`; any process may read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._folder = f"{checkpoint.house}/manifest"
+        self._folder = f"{checkpoint.metadata_dir}/manifest"
         self._parts: dict[int, dict[str, str]] | None = None
 
-    def known(self) -> Known:
-        """Read everything. Never raises for what it finds."""
+    def read(self) -> ManifestSums:
+        """Read all checksums. Never raises because of damaged content."""
         sums: dict[str, str] = {}
         damaged = []
         for number in self._numbers():
-            part = _parsed(self._checkpoint.files.read_bytes(f"{self._folder}/{number}"))
+            part = _parse(self._checkpoint.files.read_bytes(f"{self._folder}/{number}"))
             if part is None:
                 damaged.append(f"manifest/{number}")
             else:
                 sums |= part
-        return Known(sums, tuple(damaged))
+        return ManifestSums(sums, tuple(damaged))
 
     def record(self, batch_id: int, offsets: str | None = None) -> None:
-        """Note the files that are new since the last call, after a batch was committed; forget what Spark purged.
+        """Record the new files after the commit of a batch; delete records of files that Spark purged.
 
-        `offsets` is the sum of the batch's offsets as the batch itself read them.
+        `offsets` is the checksum of the offset entry as the batch itself read it.
         """
         parts = self._loaded()
-        # A batch that is run again writes its files again.
+        # A retried batch writes its files again.
         parts.pop(batch_id, None)
-        noted = {path for part in parts.values() for path in part}
+        recorded = {path for part in parts.values() for path in part}
         present = set(log_files(self._checkpoint))
         sums = {}
-        for path in sorted(present - noted):
+        for path in sorted(present - recorded):
             if path == f"offsets/{batch_id}" and offsets is not None:
                 sums[path] = offsets
-            elif self._belongs(path, batch_id):
-                found = self._checkpoint.files.read_bytes(f"{self._checkpoint.location}/{path}")
-                if found is not None:
-                    sums[path] = hashlib.sha256(found).hexdigest()
-        self._checkpoint.files.write(f"{self._folder}/{batch_id}", _written(sums))
+            elif self._is_complete(path, batch_id):
+                content = self._checkpoint.files.read_bytes(f"{self._checkpoint.location}/{path}")
+                if content is not None:
+                    sums[path] = hashlib.sha256(content).hexdigest()
+        self._checkpoint.files.write(f"{self._folder}/{batch_id}", _format(sums))
         parts[batch_id] = sums
         for number in [number for number, part in parts.items() if present.isdisjoint(part)]:
             self._checkpoint.files.delete(f"{self._folder}/{number}")
             del parts[number]
 
-    def _belongs(self, path: str, batch_id: int) -> bool:
-        """Whether a file is whole by now: the next batch may have begun, and its entries are noted with its commit."""
+    def _is_complete(self, path: str, batch_id: int) -> bool:
+        """Whether a file is complete: the next batch may have started, and its entries are recorded with its commit."""
         log, _, name = path.rpartition("/")
         return log not in LOGS or int(name) <= batch_id
 
     def _loaded(self) -> dict[int, dict[str, str]]:
         if self._parts is None:
-            read = {number: self._checkpoint.files.read_bytes(f"{self._folder}/{number}") for number in self._numbers()}
-            self._parts = {number: _parsed(text) or {} for number, text in read.items()}
+            content = {
+                number: self._checkpoint.files.read_bytes(f"{self._folder}/{number}") for number in self._numbers()
+            }
+            self._parts = {number: _parse(text) or {} for number, text in content.items()}
         return self._parts
 
     def _numbers(self) -> list[int]:
@@ -99,11 +101,11 @@ class Manifest:
 
 
 def log_files(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the paths, in Spark's checkpoint, of the files that a manifest is about, those that are there."""
+    """Yield the paths in Spark's checkpoint of the existing files that a manifest covers."""
     files, location = checkpoint.files, checkpoint.location
     if "metadata" in files.names(location):
         yield "metadata"
-    # Commits first: a batch that is committed meanwhile then shows as unfinished, and not as one without offsets.
+    # Commits first: a batch that commits meanwhile then appears unfinished, not without offsets.
     for log in reversed(LOGS):
         yield from (f"{log}/{name}" for name in files.names(f"{location}/{log}") if name.isdigit())
     for source in files.names(f"{location}/sources"):
@@ -111,16 +113,16 @@ def log_files(checkpoint: Checkpoint) -> Iterator[str]:
         yield from (f"sources/{source}/{name}" for name in names if SOURCE_LOG.fullmatch(name))
 
 
-def _written(sums: Mapping[str, str]) -> str:
+def _format(sums: Mapping[str, str]) -> str:
     lines = "".join(f"{digest}  {path}\n" for path, digest in sums.items())
     return f"{lines}{_LAST_LINE}{hashlib.sha256(lines.encode()).hexdigest()}\n"
 
 
-def _parsed(found: bytes | None) -> dict[str, str] | None:
-    """Return the sums of one part, or None when it is not what was written."""
+def _parse(content: bytes | None) -> dict[str, str] | None:
+    """Return the checksums of one part, or None if it is damaged."""
     try:
-        text = (found or b"").decode()
+        text = (content or b"").decode()
     except UnicodeDecodeError:
         return None
     sums = {match[2]: match[1] for match in map(_LINE.fullmatch, text.splitlines()) if match}
-    return sums if text == _written(sums) else None
+    return sums if text == _format(sums) else None

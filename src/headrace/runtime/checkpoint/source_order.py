@@ -1,12 +1,12 @@
-"""Which entry of the offset log belongs to which input.
+"""Maps the entries of the offset log to the inputs of a flow.
 
-The order is worked out from the plan at each start (`spark_plan.source_order`) and kept beside the checkpoint, where
-the audit and the commands find it:
+Each start reads the order from the query plan (`spark_plan.source_order`) and records it beside the checkpoint, for the
+audit and the commands:
 
     FLOW/headrace/order.json
 
-The offsets of a checkpoint stand in the order of its first batch for ever. So a start with another order, or with more
-or fewer sources, is refused: Spark would read one source from the offsets of another, or stop and not say why.
+The first batch fixes the order of the offsets. So a start with another order, or with more or fewer sources, is
+refused: Spark would read one source from the offsets of another, or fail without a reason.
 """
 
 from __future__ import annotations
@@ -18,65 +18,68 @@ from dataclasses import asdict
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.spark_plan.source_order import Place
+from headrace.spark_plan.source_order import PlannedSource
 
 
-def require_order(checkpoint: Checkpoint, order: Sequence[Place]) -> None:
-    """Raise HR-343 unless the checkpoint is about these sources in this order, else record it.
+def require_same_source_order(checkpoint: Checkpoint, order: Sequence[PlannedSource]) -> None:
+    """Raise HR-343 unless the checkpoint has these sources in this order, else record it.
 
     Called under the lease, before each start of a query.
     """
-    planned = checkpoint.planned()
+    planned = checkpoint.planned_batches()
     if planned:
-        kept = recorded_order(checkpoint)
-        held = len(checkpoint.entry(planned[-1]).offsets)
-        fits = len(order) == held and (kept is None or all(a.same(b) for a, b in zip(kept, order, strict=False)))
-        if not fits:
-            raise _changed(checkpoint, [str(each) for each in kept] if kept else [f"{held} sources"], order)
-    text = json.dumps({"sources": [asdict(each) for each in order]}, indent=1)
+        recorded = read_source_order(checkpoint)
+        count = len(checkpoint.offset_entry(planned[-1]).offsets)
+        matches = len(order) == count and (
+            recorded is None or all(old.is_same(new) for old, new in zip(recorded, order, strict=False))
+        )
+        if not matches:
+            names = [str(source) for source in recorded] if recorded else [f"{count} sources"]
+            raise _order_changed(checkpoint, names, order)
+    text = json.dumps({"sources": [asdict(source) for source in order]}, indent=1)
     checkpoint.files.write(_path(checkpoint), text)
 
 
-def recorded_order(checkpoint: Checkpoint) -> tuple[Place, ...] | None:
-    """Return the order of the last start, or None where none is recorded. Raises HR-345 for a damaged record."""
+def read_source_order(checkpoint: Checkpoint) -> tuple[PlannedSource, ...] | None:
+    """Return the order of the last start, or None if not recorded. Raises HR-345 for a damaged record."""
     text = checkpoint.files.read(_path(checkpoint))
     if text is None:
         return None
     try:
-        return tuple(Place(**each) for each in json.loads(text)["sources"])
+        return tuple(PlannedSource(**source) for source in json.loads(text)["sources"])
     except (ValueError, KeyError, TypeError) as error:
         raise RecoveryError(
             f"Flow '{checkpoint.flow}': {_path(checkpoint)} cannot be read.",
             why=f"It holds the order of the flow's sources in the offset log; here: {error}.",
             state="Nothing was started and nothing was changed.",
             remedy="Restore the file from a backup. If neither the inputs nor the transform changed since the flow "
-            "last ran, delete it: the next start writes it anew.",
+            "last ran, delete it: the next start writes it again.",
             code="HR-345",
         ) from error
 
 
 def source_index(checkpoint: Checkpoint, flow: Flow, name: str) -> int | None:
-    """Return where the offsets of an input stand in the offset log, or None when the transform does not read it.
+    """Return the index of an input in the offset log, or None if the transform does not read it.
 
-    A checkpoint without a record has the inputs in the order of their declaration.
+    Without a record the order is that of the declaration.
     """
-    order = recorded_order(checkpoint)
+    order = read_source_order(checkpoint)
     if order is None:
         return list(flow.named_inputs).index(name)
-    return next((n for n, each in enumerate(order) if (each.input, each.role) == (name, "rows")), None)
+    return next((n for n, source in enumerate(order) if (source.input, source.role) == (name, "rows")), None)
 
 
 def _path(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.house}/order.json"
+    return f"{checkpoint.metadata_dir}/order.json"
 
 
-def _changed(checkpoint: Checkpoint, kept: Sequence[str], order: Sequence[Place]) -> RecoveryError:
-    now = ", ".join(str(each) for each in order)
+def _order_changed(checkpoint: Checkpoint, recorded: Sequence[str], order: Sequence[PlannedSource]) -> RecoveryError:
+    current = ", ".join(str(source) for source in order)
     return RecoveryError(
-        f"Flow '{checkpoint.flow}' reads other sources than its checkpoint is about, or in another order.",
-        why=f"The checkpoint holds the offsets of {', '.join(kept)}; the flow now reads {now}. Sources are numbered in "
-        "the order in which the transform reads them, and an input whose watermark has an `idle` has a second one for "
-        "its heartbeats.",
+        f"Flow '{checkpoint.flow}' reads other sources than its checkpoint, or in another order.",
+        why=f"The checkpoint holds the offsets of {', '.join(recorded)}; the flow now reads {current}. Sources are "
+        "numbered in the order in which the transform reads them, and an input with an idle_timeout has a second one "
+        "for its idle ticks.",
         state="Nothing was started and nothing was written.",
         remedy="Restore the previous inputs and transform, or start the flow under a new name.",
         code="HR-343",

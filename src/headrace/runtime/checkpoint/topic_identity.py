@@ -1,13 +1,13 @@
-"""Whether the topics that a flow reads are still those that its checkpoint is about.
+"""Checks that the topics of a flow are still those of its checkpoint, by topic id.
 
-A topic that was deleted and made again has the same name and other records. Where it was filled past the offset of the
-checkpoint, Spark notices nothing: it skips the first rows of the new topic and takes the others for those of the old.
-Kafka gives every topic an id. The ids lie beside the checkpoint, before the first batch can be committed:
+A recreated topic has the same name and different records. If it has grown past the offset of the checkpoint, Spark does
+not notice: it skips the first records of the new topic and continues with the others. Kafka gives every topic an id.
+The ids are recorded beside the checkpoint before the first batch commits:
 
     FLOW/headrace/sources.json
 
-They are compared before a query starts and before each batch is written. A topic that is new to the flow, under a
-pattern or in its list, is added. One that was made again stops the flow, unless its source accepts its new id.
+They are compared before a query starts and before each batch is written. A topic that is new to the flow, by a pattern
+or in its list, is added. A recreated topic stops the flow, unless its source accepts the new id.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from headrace.errors import DataError, RecoveryError
-from headrace.flow.source import Watched
+from headrace.flow.source import CanLoseRows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """A topic that is read in place of one that was deleted, from batch `batch` on."""
+class AcceptedTopic:
+    """A recreated topic that the flow reads in place of the deleted one, from batch `batch` on."""
 
     input: str
     topic: str
@@ -36,84 +36,84 @@ class Accepted:
 
 @dataclass
 class _Record:
-    """What sources.json holds."""
+    """The content of sources.json."""
 
     query_id: str | None
     topics: dict[str, dict[str, str]] = field(default_factory=dict)
-    accepted: list[Accepted] = field(default_factory=list)
+    accepted: list[AcceptedTopic] = field(default_factory=list)
     unwritten: int | None = None
 
 
-class SourceIdentities:
-    """The ids of one flow's topics. Made for each start; `at_start` is called once, the others per attempt."""
+class TopicIdentities:
+    """The topic ids of one flow. Created per start; `at_start` is called once, the other methods per attempt."""
 
-    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, Watched]) -> None:
+    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, CanLoseRows]) -> None:
         self._checkpoint, self._sources = checkpoint, sources
-        self._path = f"{checkpoint.house}/sources.json"
-        self._known_query_id: str | None = None
+        self._path = f"{checkpoint.metadata_dir}/sources.json"
+        self._cached_query_id: str | None = None
         self._record = self._read()
 
     def at_start(self, now: Mapping[str, Mapping[str, str]]) -> None:
-        """Compare the ids per input with the record, take over what is new or accepted, and make the record durable."""
+        """Compare the ids per input with the record, add new and accepted topics, and save the record."""
         accepted = list(self._record.accepted)
-        for name, topic, before in self._made_again(now):
+        for name, topic, before in self._recreated(now):
             if now[name][topic] not in self._sources[name].accepted_topic_ids:
-                raise self._refused(name, topic, before, now[name][topic])
+                raise self._recreated_error(name, topic, before, now[name][topic])
             accepted.append(self._accept(name, topic, before, now[name][topic]))
         self._require_all(now)
         self._record.accepted = accepted
-        # A flow that has never run begins anew, whatever an attempt to start it noted.
-        known = self._record.topics if self._query_id() is not None else {}
-        self._remember({name: known.get(name, {}) | dict(ids) for name, ids in now.items()})
+        # A flow that has never run ignores the records of earlier attempts to start it.
+        recorded = self._record.topics if self._query_id() is not None else {}
+        self._save({name: recorded.get(name, {}) | dict(ids) for name, ids in now.items()})
 
     def before_batch(self, now: Mapping[str, Mapping[str, str]]) -> None:
-        """Raise when a topic was made again or is gone since the start; take over topics that are new."""
-        for name, topic, before in self._made_again(now):
-            raise self._refused(name, topic, before, now[name][topic])
+        """Raise if a topic was recreated or deleted since the start; record new topics."""
+        for name, topic, before in self._recreated(now):
+            raise self._recreated_error(name, topic, before, now[name][topic])
         self._require_all(now)
         topics = {name: self._record.topics.get(name, {}) | dict(ids) for name, ids in now.items()}
         if topics != self._record.topics or self._record.query_id is None:
-            self._remember(topics)
+            self._save(topics)
 
     @property
     def unwritten(self) -> int | None:
-        """The batch that was planned, and refused before anything of it was written by any run."""
+        """The planned batch that was refused before any run wrote rows of it."""
         return self._record.unwritten
 
-    def note_unwritten(self, batch_id: int | None) -> None:
-        """Note such a batch; None when it is about to be written. Durable when this returns."""
+    def record_unwritten(self, batch_id: int | None) -> None:
+        """Record such a batch; None when it is about to be written. Durable when this returns."""
         if self._record.unwritten != batch_id:
             self._record.unwritten = batch_id
             self._write()
 
     def forget(self, name: str, topics: set[str]) -> None:
-        """Take topics out of the record that are gone, and that a batch has gone on without."""
-        kept = {topic: each for topic, each in self._record.topics[name].items() if topic not in topics}
-        if kept != self._record.topics[name]:
-            self._remember(self._record.topics | {name: kept})
+        """Remove deleted topics from the record, after a batch continued without them."""
+        remaining = {topic: topic_id for topic, topic_id in self._record.topics[name].items() if topic not in topics}
+        if remaining != self._record.topics[name]:
+            self._save(self._record.topics | {name: remaining})
 
     def id_of(self, name: str, topic: str) -> str:
-        """Return the id under which a topic is read, or an empty text."""
+        """Return the recorded id of a topic, or an empty string."""
         return self._record.topics.get(name, {}).get(topic, "")
 
-    def accepted_in(self, name: str, batch_id: int) -> list[Accepted]:
-        """Return the topics of an input that are read in place of others from this batch on."""
-        return [each for each in self._record.accepted if (each.input, each.batch) == (name, batch_id)]
+    def accepted_in(self, name: str, batch_id: int) -> list[AcceptedTopic]:
+        """Return the recreated topics of an input that are read from this batch on."""
+        return [topic for topic in self._record.accepted if (topic.input, topic.batch) == (name, batch_id)]
 
-    def _made_again(self, now: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str, str]]:
-        """Return input, topic and recorded id of every topic that has another id now."""
+    def _recreated(self, now: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str, str]]:
+        """Return input, topic and recorded id of every recreated topic."""
         if self._query_id() is None:
             return []
-        known = self._record.topics
+        recorded = self._record.topics
         return [
-            (name, topic, known[name][topic])
+            (name, topic, recorded[name][topic])
             for name, ids in now.items()
-            for topic, each in ids.items()
-            if known.get(name, {}).get(topic, each) != each
+            for topic, topic_id in ids.items()
+            if recorded.get(name, {}).get(topic, topic_id) != topic_id
         ]
 
     def _require_all(self, now: Mapping[str, Mapping[str, str]]) -> None:
-        """Raise for a topic that is gone, unless the source accepts loss."""
+        """Raise for a deleted topic, unless the source accepts loss."""
         if self._query_id() is None:
             return
         for name, source in self._sources.items():
@@ -124,35 +124,35 @@ class SourceIdentities:
                     why=f"It had the id {self.id_of(name, missing[0])}; Kafka has no topic of this name any more, or "
                     "the source no longer names it.",
                     state="The sinks hold every batch up to the last commit. Records that were not read are lost.",
-                    remedy=f"To go on without it, set data_loss_reason='why' on {source.name}: what is lost is then "
+                    remedy=f"To continue without it, set data_loss_reason='why' on {source.name}: what is lost is then "
                     "recorded. Or start the flow under a new name.",
                     code="HR-506",
                 )
 
-    def _accept(self, name: str, topic: str, before: str, new: str) -> Accepted:
-        begun = self._checkpoint.unfinished()
-        if begun is not None and begun != self._record.unwritten:
+    def _accept(self, name: str, topic: str, before: str, new: str) -> AcceptedTopic:
+        unfinished = self._checkpoint.unfinished_batch()
+        if unfinished is not None and unfinished != self._record.unwritten:
             raise RecoveryError(
                 f"Flow '{self._checkpoint.flow}': topic '{topic}' of id {new} cannot be accepted.",
-                why=f"Batch {begun} was begun on the topic of id {before} and not committed. Its rows may be in the "
-                "sinks, and the new topic has other rows at the same offsets.",
+                why=f"Batch {unfinished} was begun on the topic of id {before} and not committed. Its rows may be in "
+                "the sinks, and the new topic has other rows at the same offsets.",
                 state="Nothing was started and nothing was written.",
                 remedy="Start the flow under a new name: it reads the new topic from its start.",
                 code="HR-312",
             )
-        planned = self._checkpoint.planned()
-        batch = begun if begun is not None else (planned[-1] + 1 if planned else 0)
-        return Accepted(name, topic, before, new, batch, datetime.now(UTC).isoformat())
+        planned = self._checkpoint.planned_batches()
+        batch = unfinished if unfinished is not None else (planned[-1] + 1 if planned else 0)
+        return AcceptedTopic(name, topic, before, new, batch, datetime.now(UTC).isoformat())
 
-    def _remember(self, topics: dict[str, dict[str, str]]) -> None:
+    def _save(self, topics: dict[str, dict[str, str]]) -> None:
         self._record.topics = topics
         self._record.query_id = self._query_id()
         self._write()
 
     def _query_id(self) -> str | None:
-        """Return the identity of the checkpoint, read until it is there: Spark writes it once."""
-        self._known_query_id = self._known_query_id or self._checkpoint.query_id()
-        return self._known_query_id
+        """Return the query id of the checkpoint. Spark writes it once, so it is cached."""
+        self._cached_query_id = self._cached_query_id or self._checkpoint.query_id()
+        return self._cached_query_id
 
     def _write(self) -> None:
         self._checkpoint.files.write(self._path, json.dumps(asdict(self._record), indent=1))
@@ -162,12 +162,12 @@ class SourceIdentities:
         if text is None:
             return _Record(query_id)
         try:
-            read = json.loads(text)
+            content = json.loads(text)
             record = _Record(
-                read["query_id"],
-                {name: dict(ids) for name, ids in read["topics"].items()},
-                [Accepted(**each) for each in read["accepted"]],
-                read["unwritten"],
+                content["query_id"],
+                {name: dict(ids) for name, ids in content["topics"].items()},
+                [AcceptedTopic(**topic) for topic in content["accepted"]],
+                content["unwritten"],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecoveryError(
@@ -175,22 +175,23 @@ class SourceIdentities:
                 why=f"It holds the ids of the topics that the checkpoint is about; here: {error}.",
                 state="Nothing was started and nothing was written.",
                 remedy="Restore the file from a backup. If no topic was made again since the flow last ran, delete "
-                "it: the next start writes it anew.",
+                "it: the next start writes it again.",
                 code="HR-312",
             ) from error
-        # A record of another checkpoint says nothing about this one.
+        # A record of another checkpoint does not apply.
         return record if record.query_id in (None, query_id) else _Record(query_id)
 
-    def _refused(self, name: str, topic: str, before: str, now: str) -> RecoveryError:
+    def _recreated_error(self, name: str, topic: str, before: str, now: str) -> RecoveryError:
         source = self._sources[name]
         return RecoveryError(
-            f"Flow '{self._checkpoint.flow}': topic '{topic}', which {source.name} reads, was deleted and made again.",
+            f"Flow '{self._checkpoint.flow}': topic '{topic}', which {source.name} reads, was deleted and "
+            "created again.",
             why=f"The checkpoint is about the topic of id {before}; Kafka now has one of id {now} under this name. "
             "The same offsets stand for other records there.",
             state="Nothing of the new topic was written. The sinks hold every batch up to the last commit. Records of "
             "the old topic that were not read are lost.",
-            remedy="Start the flow under a new name: it reads the new topic from its start. Or go on at the old "
-            f"offsets, without the records before them: set accepted_topic_ids=('{now}',) and data_loss_reason='why' "
-            f"on {source.name}; what is passed over is recorded.",
+            remedy="Start the flow under a new name: it reads the new topic from its start. Or continue at the old "
+            f"offsets, without the records before them: set accepted_topic_ids=('{now}',) and data_loss_reason='why' on "
+            f"{source.name}; what is skipped is recorded.",
             code="HR-311",
         )

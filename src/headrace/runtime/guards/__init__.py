@@ -1,1 +1,1 @@
-"""What watches a query while it runs: its sources, the captures behind them, its state, inputs that are quiet."""
+"""Guards of a running query: sources, captures, state budget and idle inputs."""

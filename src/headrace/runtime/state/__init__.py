@@ -1,1 +1,1 @@
-"""The state of a query: its size, its memory, its growth."""
+"""The state of a query: size, memory and growth."""

@@ -1,12 +1,12 @@
-"""When growing state will reach a limit: arithmetic on what was measured, nothing else.
+"""Forecasts when growing state reaches a limit. Pure arithmetic.
 
-State with a watermark rises and falls: windows fill, close and are taken out. A line through all points would call each
-rise growth. So the time that was watched is cut into four equal parts, and only the highest point of each counts:
+State with a watermark rises and falls as windows fill and close. A line through all points would treat each rise as
+growth. So the observed time is divided into four equal parts, and only the peak of each counts:
 
     steady, with windows that close    120  118  121  120     the peaks do not rise: no forecast
     growing                            120  150  180  210     each peak is higher: a line through the four
 
-The forecast is silent while the state fills for the first time, because that is growth and ends by itself.
+There is no forecast during the initial growth, because that ends without action.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-# Parts that the time is cut into. Three peaks may rise by chance; with more parts each has too few points.
+# The number of parts. Three peaks may rise by chance; with more parts each has too few points.
 _PARTS = 4
 
-# Points below which nothing is said, two for each part.
-_FEWEST = 2 * _PARTS
+# The minimum number of points for a forecast, two per part.
+_MIN_POINTS = 2 * _PARTS
 
-# Points that are kept. At a batch every ten seconds these are forty minutes.
-_MOST = 240
+# The number of points to keep. With a batch every ten seconds these are forty minutes.
+_MAX_POINTS = 240
 
 
 @dataclass
-class Growth:
-    """The latest sizes of one thing, with their times. `settled` is the second before which nothing is taken."""
+class StateGrowth:
+    """The recent sizes of a state, with their times. Points before the second `settled` are ignored."""
 
     settled: float = 0.0
-    _points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST))
+    _points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MAX_POINTS))
 
-    def take(self, second: float, amount: float) -> None:
-        """Add a point. Seconds never go back."""
+    def add(self, second: float, amount: float) -> None:
+        """Add a point. Seconds never decrease."""
         if second >= self.settled:
             self._points.append((second, amount))
 
     def per_second(self) -> float:
-        """Return the growth of the peaks by least squares, or 0 when they do not rise from part to part."""
+        """Return the growth of the peaks by least squares, or 0 if they do not rise from part to part."""
         peaks = self._peaks()
         if len(peaks) < _PARTS or any(after[1] <= before[1] for before, after in pairwise(peaks)):
             return 0.0
@@ -48,18 +48,18 @@ class Growth:
         return sum((second - mean_time) * (amount - mean_amount) for second, amount in peaks) / spread
 
     def seconds_until(self, limit: float) -> float | None:
-        """Return after how many seconds the present growth reaches a limit, or None when it does not grow."""
+        """Return the seconds until the current growth reaches a limit, or None without growth."""
         slope = self.per_second()
         return max(0.0, (limit - self._points[-1][1]) / slope) if slope > 0 else None
 
     def _peaks(self) -> list[tuple[float, float]]:
         """Return the time and size of the highest point of each part that has points."""
-        if len(self._points) < _FEWEST:
+        if len(self._points) < _MIN_POINTS:
             return []
         first, last = self._points[0][0], self._points[-1][0]
-        found: dict[int, tuple[float, float]] = {}
+        peaks: dict[int, tuple[float, float]] = {}
         for second, amount in self._points:
             part = min(int((second - first) / (last - first) * _PARTS), _PARTS - 1) if last > first else 0
-            if part not in found or amount > found[part][1]:
-                found[part] = (second, amount)
-        return [found[part] for part in sorted(found)]
+            if part not in peaks or amount > peaks[part][1]:
+                peaks[part] = (second, amount)
+        return [peaks[part] for part in sorted(peaks)]

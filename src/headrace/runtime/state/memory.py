@@ -1,11 +1,10 @@
-"""How much memory RocksDB takes on an executor.
+"""Chooses how much memory RocksDB uses on an executor.
 
-The bound is one per process. The first store that is opened in an executor makes the cache that all later ones share,
-whichever flow they belong to and whatever that flow says. So it is worked out once for all flows of an application:
-`check` refuses flows that name different bounds (HRC-120), and those that name none get what the others say.
+The limit applies per process. The first store that opens in an executor creates the cache that all later stores of all
+flows share. So the limit is chosen once for all flows of an application: `check` refuses flows with different values
+(HRC-120), and flows without a value use that of the others.
 
-It is soft: what a batch touches at once may exceed it for that batch. Half of it is for rows that are not on the disk
-yet.
+The limit is soft: a batch may exceed it temporarily. Half of it is for rows that are not on disk yet.
 """
 
 from __future__ import annotations
@@ -24,51 +23,51 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-BOUND = "spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB"
+MEMORY_LIMIT = "spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB"
 
-# A machine holds the JVM, its page cache and Python workers too. Past 4 GB reads of state hardly gain.
+# The machine also runs the JVM and Python workers, and needs page cache. Above 4 GB reads of state hardly get faster.
 _SHARE_OF_MACHINE = 4
-_LEAST_MB, _MOST_MB = 64, 4096
+_MIN_MB, _MAX_MB = 64, 4096
 
-# Spark's own defaults for the memory of an executor beside its heap, where RocksDB's is taken from.
-_OVERHEAD_FACTOR, _OVERHEAD_LEAST_MB = 0.1, 384
+# Spark's defaults for the memory overhead of an executor, which includes RocksDB.
+_OVERHEAD_FACTOR, _MIN_OVERHEAD_MB = 0.1, 384
 
 
 def state_memory(flows: Sequence[Flow], application: SparkSession) -> int:
-    """Return the bound of all flows together, in megabytes. Called once per application."""
+    """Return the limit for all flows together, in megabytes. Called once per application."""
     declared = [
         Size.parse(flow.state.memory) for flow in flows if isinstance(flow.state, RocksDB) and flow.state.memory
     ]
     if declared:
         return max(declared).megabytes
     settings = application.sparkContext.getConf()
-    of_target = settings.get(BOUND)
-    if of_target is not None:
-        return int(of_target)
+    configured = settings.get(MEMORY_LIMIT)
+    if configured is not None:
+        return int(configured)
     if (application.sparkContext.master or "").startswith("local"):
-        return min(max(machine_bytes() // _SHARE_OF_MACHINE // 1024**2, _LEAST_MB), _MOST_MB)
-    return max(_overhead_mb(settings) // 2, _LEAST_MB)
+        return min(max(machine_bytes() // _SHARE_OF_MACHINE // 1024**2, _MIN_MB), _MAX_MB)
+    return max(_overhead_mb(settings) // 2, _MIN_MB)
 
 
 def machine_bytes() -> int:
-    """Return the memory of this machine, or of the container that the process is held in."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the memory of this machine, or of the container of the process."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):
-        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return whole
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
 
 
 def _overhead_mb(settings: SparkConf) -> int:
-    given = settings.get("spark.executor.memoryOverhead")
-    if given is not None:
-        return _megabytes(given)
+    overhead = settings.get("spark.executor.memoryOverhead")
+    if overhead is not None:
+        return _megabytes(overhead)
     heap = _megabytes(settings.get("spark.executor.memory") or "1g")
     factor = float(settings.get("spark.executor.memoryOverheadFactor") or _OVERHEAD_FACTOR)
-    return max(int(heap * factor), _OVERHEAD_LEAST_MB)
+    return max(int(heap * factor), _MIN_OVERHEAD_MB)
 
 
 def _megabytes(text: str) -> int:
-    """Read an amount as Spark writes it: `512m`, `2g`, `1024` megabytes."""
+    """Parse a size in Spark's format: `512m`, `2g`, `1024` megabytes."""
     text = text.strip().lower().removesuffix("b")
     if text.isdigit():
         return int(text)

@@ -1,16 +1,16 @@
-"""How much state a flow keeps, from what Spark tells of each batch, and the note of it beside the checkpoint.
+"""The size of the state of a flow, from Spark's progress of each batch, and its record beside the checkpoint.
 
     FLOW/headrace/state.json
 
 | store    | rows                | bytes                                     | memory                                  |
 |----------|---------------------|-------------------------------------------|-----------------------------------------|
-| InMemory | in the stores after | the heap that they take, as Spark         | the same                                |
-|          | the batch           | estimates it, with the version before     |                                         |
-| RocksDB  | the same, as Spark  | their tables on the executors' disks. New | their share of what all stores of all   |
-|          | counts them         | rows are there after the next snapshot,   | flows use together: Spark cannot tell   |
-|          |                     | which is made every ten batches           | whose it is. It is bounded on its own   |
+| InMemory | in the stores after | the heap that they use, as Spark          | the same                                |
+|          | the batch           | estimates it, with the previous version   |                                         |
+| RocksDB  | the same, as Spark  | SST files on the executors' disks. New    | their share of the memory that all      |
+|          | counts them         | rows are included after the next snapshot,| stores of all flows use together. It    |
+|          |                     | which is made every ten batches           | has its own limit                       |
 
-A join keeps a row and a counter for each key: Spark counts the rows alone.
+A join stores rows and a counter for each key: Spark counts the rows only.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StateOperatorProgress
 
-# Tables of RocksDB on the disks of the executors. Only its stores report it.
-_TABLES = "rocksdbSstFileSize"
+# SST files of RocksDB on the disks of the executors. Only RocksDB reports it.
+_SST_BYTES = "rocksdbSstFileSize"
 _JOIN = "symmetricHashJoin"
 
 
 @dataclass(frozen=True)
 class OperatorState:
-    """What one stateful operator keeps after a batch. `number` is its place in the plan, as in the checkpoint."""
+    """The state of one stateful operator after a batch. `number` is its index in the plan and in the checkpoint."""
 
     number: int
     operator: str
     rows: int
     bytes: int
     removed: int
-    """Rows that the batch took out as Spark counts them, for instance of windows that closed: see `gone`."""
+    """Rows that the batch removed as Spark counts them, for instance of closed windows: see `count_removed_rows`."""
     memory: int = 0
-    """What the stores take in memory. Of RocksDB it is a share, which other flows raise and lower."""
+    """Memory of the stores. For RocksDB it is a share, which depends on other flows."""
     updated: int = 0
-    """Rows that the batch put in or changed. A join only puts rows in."""
+    """Rows that the batch added or changed. A join only adds rows."""
 
     def amount(self, measure: str) -> int:
         """Return the `rows` or the `bytes`."""
@@ -58,8 +58,8 @@ class OperatorState:
 
 
 @dataclass(frozen=True)
-class StateNote:
-    """The size of the state after a batch, as the last run left it."""
+class StateSize:
+    """The recorded size of the state after a batch."""
 
     query_id: str | None
     batch: int
@@ -76,50 +76,52 @@ def operator_states(operators: Sequence[StateOperatorProgress]) -> tuple[Operato
     return tuple(
         OperatorState(
             number=number,
-            operator=each.operatorName,
-            rows=each.numRowsTotal,
-            bytes=int(each.customMetrics.get(_TABLES, each.memoryUsedBytes)),
-            removed=each.numRowsRemoved,
-            memory=each.memoryUsedBytes,
-            updated=each.numRowsUpdated,
+            operator=operator.operatorName,
+            rows=operator.numRowsTotal,
+            bytes=int(operator.customMetrics.get(_SST_BYTES, operator.memoryUsedBytes)),
+            removed=operator.numRowsRemoved,
+            memory=operator.memoryUsedBytes,
+            updated=operator.numRowsUpdated,
         )
-        for number, each in enumerate(operators)
+        for number, operator in enumerate(operators)
     )
 
 
-def gone(before: Sequence[OperatorState], now: Sequence[OperatorState]) -> int:
-    """Return how many rows left the state between two batches that follow each other.
+def count_removed_rows(before: Sequence[OperatorState], now: Sequence[OperatorState]) -> int:
+    """Return how many rows left the state between two consecutive batches.
 
-    Spark does not count the rows of an outer join that it hands on without their partner. They are what was there or
-    came, and is not there any more. With nothing known from before it is what Spark counts.
+    Spark does not count the unmatched rows that an outer join emits. They are the rows before plus the added rows minus
+    the rows after. Without a previous batch the result is Spark's count.
     """
-    rows = {each.number: each.rows for each in before}
+    rows = {operator.number: operator.rows for operator in before}
     return sum(
-        rows[each.number] + each.updated - each.rows if each.operator == _JOIN and each.number in rows else each.removed
-        for each in now
+        rows[operator.number] + operator.updated - operator.rows
+        if operator.operator == _JOIN and operator.number in rows
+        else operator.removed
+        for operator in now
     )
 
 
-def total(state: Sequence[OperatorState], measure: str) -> int:
+def total_state(state: Sequence[OperatorState], measure: str) -> int:
     """Return the `rows` or the `bytes` of all operators together."""
-    return sum(each.amount(measure) for each in state)
+    return sum(operator.amount(measure) for operator in state)
 
 
-def write_note(checkpoint: Checkpoint, batch_id: int, state: Sequence[OperatorState]) -> None:
-    """Note the size of the state. Called twice a minute and at the end of a run."""
-    note = StateNote(checkpoint.query_id(), batch_id, total(state, "rows"), total(state, "bytes"))
-    checkpoint.files.write(_path(checkpoint), json.dumps(asdict(note)))
+def write_state_size(checkpoint: Checkpoint, batch_id: int, state: Sequence[OperatorState]) -> None:
+    """Record the size of the state. Called twice a minute and at the end of a run."""
+    size = StateSize(checkpoint.query_id(), batch_id, total_state(state, "rows"), total_state(state, "bytes"))
+    checkpoint.files.write(_path(checkpoint), json.dumps(asdict(size)))
 
 
-def read_note(checkpoint: Checkpoint) -> StateNote | None:
-    """Return the size that is noted of the present checkpoint, or None. It is advice, so damage is no error."""
+def read_state_size(checkpoint: Checkpoint) -> StateSize | None:
+    """Return the recorded size for the current checkpoint, or None. It is advisory, so a damaged record is no error."""
     try:
         text = checkpoint.files.read(_path(checkpoint))
-        note = StateNote(**json.loads(text)) if text else None
+        size = StateSize(**json.loads(text)) if text else None
     except (ValueError, TypeError):
         return None
-    return note if note is not None and note.query_id == checkpoint.query_id() else None
+    return size if size is not None and size.query_id == checkpoint.query_id() else None
 
 
 def _path(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.house}/state.json"
+    return f"{checkpoint.metadata_dir}/state.json"

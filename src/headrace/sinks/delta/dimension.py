@@ -20,7 +20,7 @@ from pyspark.storagelevel import StorageLevel
 from headrace.clients.storage import is_local, local_path
 from headrace.errors import DataError
 from headrace.flow.duration import Duration
-from headrace.flow.size import Size, said_bytes
+from headrace.flow.size import Size, format_bytes
 from headrace.flow.target import Target
 from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.table import DELETED
@@ -209,7 +209,7 @@ def _measured(dimension: Dimension, rows: DataFrame) -> int:
     limit = Size.parse(dimension.broadcast_limit)
     count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
     if size > limit.bytes:
-        raise _too_large(dimension, f"{said_bytes(size)} in {count:,} rows", limit)
+        raise _too_large(dimension, f"{format_bytes(size)} in {count:,} rows", limit)
     return int(size)
 
 

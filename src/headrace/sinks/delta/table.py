@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.sink import Held
+from headrace.flow.sink import CommittedBatches
 from headrace.flow.target import Target
 from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.policy import TablePolicy
@@ -46,11 +46,11 @@ class DeltaTableSink:
         """Return the location of the table."""
         return target.table(self.path)
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the table id and the batches that the Delta log records."""
         place, current = f"the Delta table {self.folder(target)}", snapshot(spark, self.folder(target))
         if current.version() < 0:
-            return Held(place, None, {})
+            return CommittedBatches(place, None, {})
         records, end = current.setTransactions(), f":{flow}:{step}"
         transactions = [records.apply(number) for number in range(records.size())]
         last = {
@@ -58,7 +58,7 @@ class DeltaTableSink:
             for transaction in transactions
             if transaction.appId().endswith(end)
         }
-        return Held(place, str(current.metadata().id()), last)
+        return CommittedBatches(place, str(current.metadata().id()), last)
 
     def preflight(self, target: Target) -> None:
         """Check that a local folder is writable."""

@@ -14,7 +14,7 @@ from headrace.clients.postgres import connect, database_of, error_message, is_tr
 from headrace.errors import FlowError, PartUnavailable
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, Held
+from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Database, Target
 from headrace.sinks.jdbc.columns import jdbc_columns
 from headrace.sinks.jdbc.ledger import Ledger
@@ -103,13 +103,15 @@ class JdbcUpsert:
     def prepare(self, spark: SparkSession, target: Target) -> None:
         """Do nothing: the first batch creates the table from its schema."""
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the last batch in the ledger; the identity of the table is its oid."""
         with session(database_of(target, self.database)) as connection:
             oid = self._table.oid(connection)
             entry = Ledger(self._table).entry(connection, flow, step)
         place = f"the Postgres table {self._table} of database '{self.database}'"
-        return Held(place, None if oid is None else str(oid), {} if entry is None else {entry.query_id: entry.batch_id})
+        return CommittedBatches(
+            place, None if oid is None else str(oid), {} if entry is None else {entry.query_id: entry.batch_id}
+        )
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the rows unless the batch is already committed; returns when the transaction is committed.

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import HeadraceError, Terminal
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.sink import Batch, Held
+from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Target
 from headrace.sinks.kafka import errors
 from headrace.sinks.kafka.arrow_records import arrow_pieces, decode_pieces, single_partition_pieces
@@ -67,13 +67,13 @@ class KafkaExactlyOnceSink(KafkaTopicSink):
         if self.ledger is not None:
             create_ledger(target, self.ledger)
 
-    def held(self, spark: SparkSession, flow: str, step: str, target: Target) -> Held:
+    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the last batch that every slot has committed, from the ledger. Does not fence producers."""
         entries = committed_entries(
             target, self._ledger(flow), sink_identity(target.name, flow, step), range(self.slots)
         )
         identity = TopicWatch(target, [self.topic]).identities().get(self.topic)
-        return Held(f"the topic '{self.topic}'", identity, last_complete_batches(entries, self.slots))
+        return CommittedBatches(f"the topic '{self.topic}'", identity, last_complete_batches(entries, self.slots))
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows unless they are already committed; returns when every transaction is committed."""

@@ -54,10 +54,10 @@ class KafkaSink(KafkaTopicSink):
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows; returns when the brokers have acknowledged all records."""
-        native = self.native(rows, batch.target)
+        native = self.native_write(rows, batch.target)
         native.rows.write.format(native.format).options(**native.options).save()
 
-    def native(self, rows: DataFrame, target: Target) -> NativeWrite:
+    def native_write(self, rows: DataFrame, target: Target) -> NativeWrite:
         """Return the records with the format and options of Spark's Kafka writer."""
         options = {**connector_options(target), "kafka.acks": "all", "topic": self.topic}
         return NativeWrite(as_records(rows, self.key), "kafka", options)

@@ -67,7 +67,7 @@ class DeltaSource(DeltaTableSource):
         if not self.wait_for_table:
             super().preflight(target)
 
-    def beginning(self, end: str) -> str | None:
+    def start_offset(self, end: str) -> str | None:
         """Return the offset at which a flow started, from any later one; None if it started with a snapshot."""
         if self.starting_version is None:
             return None

@@ -35,7 +35,7 @@ class DeltaTableSource:
         """The two bounds of a batch."""
         return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
 
-    def arrivals(self, target: Target) -> dict[str, float]:
+    def arrival_rates(self, target: Target) -> dict[str, float]:
         """Return files and bytes per second of the last hour, from the table's log."""
         return table_arrival_rates(target.table(self.path))
 

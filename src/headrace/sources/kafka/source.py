@@ -114,11 +114,11 @@ class KafkaSource:
         return (Bound("max_offsets_per_trigger", "records", self.max_offsets_per_trigger, DEFAULT_OFFSETS),)
 
     @property
-    def fit(self) -> AutoBatchSize | None:
+    def auto_batch_size(self) -> AutoBatchSize | None:
         """How the batch size is computed, or None if it is a number."""
         return self.max_offsets_per_trigger if isinstance(self.max_offsets_per_trigger, AutoBatchSize) else None
 
-    def bounded(self, records: int) -> KafkaSource:
+    def with_batch_size(self, records: int) -> KafkaSource:
         """Return the same source with this maximum number of records per batch."""
         return replace(self, max_offsets_per_trigger=records)
 
@@ -129,7 +129,7 @@ class KafkaSource:
         except (HeadraceError, KafkaException):
             return None
 
-    def arrivals(self, target: Target) -> dict[str, float]:
+    def arrival_rates(self, target: Target) -> dict[str, float]:
         """Return the records per second of the last minutes, by their timestamps."""
         if not target.kafka.get("bootstrap.servers"):
             return {}
@@ -151,29 +151,29 @@ class KafkaSource:
         if isinstance(self.starting, StartOffsets | StartTime):
             self.starting.require(self.selection, target)
 
-    def unbatched(self, start: str | None = None) -> KafkaSource:
+    def for_continuous(self, start: str | None = None) -> KafkaSource:
         """Return the source without batch bounds, which continuous and real-time processing do not support."""
         starting: Start = self.starting if start is None else _at_offsets(start)
         return replace(
             self, max_offsets_per_trigger=None, min_partitions=None, max_records_per_partition=None, starting=starting
         )
 
-    def begins(self, target: Target) -> str:
+    def initial_offsets(self, target: Target) -> str:
         """Return the offsets at which a first start would start now."""
         return resolve_start(self.starting, self.selection, target)
 
-    def ends(self, target: Target) -> str:
+    def latest_offsets(self, target: Target) -> str:
         """Return the current end offsets of the topics."""
         return resolve_start("latest", self.selection, target)
 
-    def tasks(self, target: Target) -> int:
+    def partition_count(self, target: Target) -> int:
         """Return the number of partitions that are read."""
         return sum(len(numbers) for numbers in self.selection.partitions(target).values())
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the streaming DataFrame of the topics."""
         name, value = self.selection.option()
-        max_offsets = DEFAULT_OFFSETS if self.fit else self.max_offsets_per_trigger
+        max_offsets = DEFAULT_OFFSETS if self.auto_batch_size else self.max_offsets_per_trigger
         bounds = {} if max_offsets is None else {"maxOffsetsPerTrigger": str(max_offsets)}
         return (
             spark.readStream.format("kafka")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from headrace.clients.positions import Partition, end_offsets, first_offsets, offsets_at
-from headrace.errors import FlowError, nearest
+from headrace.errors import FlowError, did_you_mean
 from headrace.flow.target import Target
 from headrace.sources.kafka.topics import TopicSelection, require_topic_name
 from headrace.sources.validation import invalid_source
@@ -91,7 +91,7 @@ class StartTime:
         if self.if_none not in ("error", "latest"):
             raise invalid_source(
                 f"StartTime sets if_none to {self.if_none!r}.",
-                f"It is 'error' or 'latest'.{nearest(str(self.if_none), ('error', 'latest'))}",
+                f"It is 'error' or 'latest'.{did_you_mean(str(self.if_none), ('error', 'latest'))}",
                 "Set one of the two.",
             )
         if not isinstance(self.at, datetime):
@@ -173,7 +173,7 @@ def require_edge(source: str, starting: object) -> None:
     if starting not in _EDGES:
         raise invalid_source(
             f"{source} starts at {starting!r}.",
-            f"A start is 'earliest', 'latest', StartOffsets or StartTime.{nearest(str(starting), _EDGES)}",
+            f"A start is 'earliest', 'latest', StartOffsets or StartTime.{did_you_mean(str(starting), _EDGES)}",
             "Set starting to one of them.",
         )
 
