@@ -36,7 +36,8 @@ def told(event: Event) -> None:
     """Print one event."""
     match event:
         case BatchSizeChosen():
-            most = f" batches of '{event.input}' have at most {event.batch_size.records:,} records. {event.batch_size.reason}"
+            most = f" batches of '{event.input}' have at most {event.batch_size.records:,} records. "
+            most += event.batch_size.reason
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (most, "dim")))
         case FlowStarted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
@@ -54,7 +55,8 @@ def told(event: Event) -> None:
             for each in event.lost:
                 err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {each}", "yellow")))
         case SettingPinned():
-            frozen = f" goes on with {event.checkpoint_value} {event.setting}, as its checkpoint has; {event.declared} would be new"
+            frozen = f" goes on with {event.checkpoint_value} {event.setting}, as its checkpoint has"
+            frozen += f"; {event.declared} would be new"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (frozen, "yellow")))
         case StateNearBudget():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {_near_budget(event)}", "yellow")))

@@ -72,7 +72,8 @@ def no_such_column(path: str, column: str, known: Sequence[str]) -> ConfigError:
     """Return the error for a `--column` that leads nowhere."""
     return ConfigError(
         f"'{path}={column}' names no column of a table.",
-        why=f"There is no Delta table {path} below the lake, or it has no column '{column}'.{did_you_mean(column, known)}",
+        why=f"There is no Delta table {path} below the lake, or it has no column '{column}'."
+        f"{did_you_mean(column, known)}",
         state=_UNCHANGED,
         remedy="Write the table's path below the lake and its column: `--column gold/orders=buyer`.",
         code="HR-137",

@@ -54,8 +54,8 @@ def _frozen(flow: Flow, checkpoint: Checkpoint, target: Target) -> Iterator[Find
             "HRC-121",
             Severity.ERROR,
             f"flow '{flow.name}'",
-            f"{declared}() is declared, and the checkpoint keeps the state with {kept.state_class}. The first batch decides "
-            "it.",
+            f"{declared}() is declared, and the checkpoint keeps the state with {kept.state_class}. The first batch "
+            "decides it.",
             f"Declare state={kept.state_class}(), or give the flow a new name.",
         )
     wanted = flow.state.shuffle_partitions or local_cores(target.master)
@@ -80,7 +80,7 @@ def _beats(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
                 "HRC-122",
                 Severity.ERROR,
                 f"flow '{flow.name}', input '{name}'",
-                "`idle_timeout` was added after the first batch. Heartbeats are a source of their own, and the checkpoint has "
+                "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint has "
                 "no offsets of it.",
                 "Take `idle_timeout` away, or give the flow a new name.",
             )

@@ -157,7 +157,7 @@ def flows(settings: IotSettings | None = None) -> list[Flow]:
         Flow(
             name="silent_devices",
             description="Devices that have fallen silent, and those that are back",
-            # When all of them are silent nothing moves the watermark. Then the clock does: see `Watermark.idle_timeout`.
+            # When all of them are silent nothing moves the watermark. Then the clock does (`Watermark.idle_timeout`).
             inputs=readings(idle_timeout=settings.idle_timeout),
             transform=partial(silent_devices, silence=silence, forget=forget),
             sink=KafkaExactlyOnceSink(

@@ -191,7 +191,8 @@ class TopicIdentities:
             state="Nothing of the new topic was written. The sinks hold every batch up to the last commit. Records of "
             "the old topic that were not read are lost.",
             remedy="Start the flow under a new name: it reads the new topic from its start. Or continue at the old "
-            f"offsets, without the records before them: set accepted_topic_ids=('{now}',) and data_loss_reason='why' on "
+            "offsets, without the records before them: set "
+            f"accepted_topic_ids=('{now}',) and data_loss_reason='why' on "
             f"{source.name}; what is skipped is recorded.",
             code="HR-311",
         )

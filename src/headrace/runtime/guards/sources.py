@@ -174,7 +174,7 @@ class SourceGuard:
             f"Flow '{self._flow.name}': Kafka no longer has offsets that the flow has not read: {ranges}{more}.",
             why=f"Batch {batch_id} needs them; retention or a deletion took them. {cause}".rstrip(),
             state="The sinks hold every batch up to the last commit. The rows of these offsets are lost.",
-            remedy=f"To continue without them, set data_loss_reason='why' on {source.name}: the ranges are then recorded in "
-            f"{self._checkpoint.metadata_dir}/lost. Look at the topic's retention.",
+            remedy=f"To continue without them, set data_loss_reason='why' on {source.name}: the ranges are then "
+            f"recorded in {self._checkpoint.metadata_dir}/lost. Look at the topic's retention.",
             code="HR-502",
         )

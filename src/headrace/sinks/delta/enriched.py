@@ -46,8 +46,8 @@ class DeltaEnriched(DeltaTableSink):
     The first batch that sees another version of the dimension looks these rows up again; a row with a match moves to
     `enriched = true` and never changes again. `dimension_version` is the version of the row's last lookup.
 
-    While no rows come there are no batches. Give the input's watermark an `idle_timeout`: then the runtime makes a batch
-    without rows when rows wait and the dimension is another one (`Waiting`).
+    While no rows come there are no batches. Give the input's watermark an `idle_timeout`: then the runtime makes a
+    batch without rows when rows wait and the dimension is another one (`HasPendingRows`).
 
     The rows of a batch and the waiting rows are written in one commit, so every version of the table contains each row
     once: enriched or waiting. The `userMetadata` of the commit has the batch and the version of the dimension.
