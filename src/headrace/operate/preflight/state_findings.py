@@ -80,8 +80,8 @@ def _beats(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
                 "HRC-122",
                 Severity.ERROR,
                 f"flow '{flow.name}', input '{name}'",
-                "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint has "
-                "no offsets of it.",
+                "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint "
+                "has no offsets of it.",
                 "Take `idle_timeout` away, or give the flow a new name.",
             )
 
