@@ -33,8 +33,8 @@ def headrace(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def last_object(printed: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
-    return found
+    comparison: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    return comparison
 
 
 def test_every_demo_is_certified():
@@ -85,9 +85,9 @@ def test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_goes_on_the_
     expected = replay(islice(Shop(7).history(), result["model"]["transactions"]))
     for table, rows in expected.items():
         mirror = spark.read.format("delta").load(f"{tmp_path}/.headrace/demo/cdc/lake/silver/shop/{table}")
-        found = [row.asDict() for row in mirror.drop("_headrace_position").collect()]
-        assert {tuple(row[name] for name in KEYS[table]): plain(row) for row in found} == rows
-        assert len(found) == len(rows)
+        comparison = [row.asDict() for row in mirror.drop("_headrace_position").collect()]
+        assert {tuple(row[name] for name in KEYS[table]): plain(row) for row in comparison} == rows
+        assert len(comparison) == len(rows)
 
 
 def plain(row: dict[str, object]) -> dict[str, object]:

@@ -60,7 +60,7 @@ def test_random_kills_lose_nothing_and_repeat_nothing(broker: Broker, postgres: 
     driver = ProcessDriver.of(chain.plan, chain.line)
     try:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while any(found != Difference() for found in chain.read(KILLS + 1, settled=False).values()):
+        while any(results != Difference() for results in chain.read(KILLS + 1, settled=False).values()):
             assert driver.died_of() is None, driver.died_of()
             assert time.monotonic() < deadline, chain.read(KILLS + 1, settled=False)
             chain.line.hear(1.0)
@@ -73,5 +73,5 @@ def test_random_kills_lose_nothing_and_repeat_nothing(broker: Broker, postgres: 
     for case in EXACT.values():
         for place in case.places:
             if isinstance(place, KafkaTopicSink):
-                seen = Counter(map(canonical, chain.follower.seen[place.topic]))
-                assert seen == Counter(map(canonical, case.model(chain.stages)))
+                observed = Counter(map(canonical, chain.follower.seen[place.topic]))
+                assert observed == Counter(map(canonical, case.model(chain.stages)))

@@ -79,10 +79,10 @@ def test_a_slot_that_was_moved_past_what_is_captured_is_a_gap(pressed: psycopg.C
     pressed.execute("SELECT pg_logical_emit_message(true, 'missed', 'a change that nobody captured')")
     pressed.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (SHOP.slot,))
 
-    with pytest.raises(DataError, match="somebody advanced the slot") as gone:
+    with pytest.raises(DataError, match="somebody advanced the slot") as lost:
         check_capture(SHOP, postgres, worker)
-    assert gone.value.code == "HR-522"
-    assert "snapshot again" in gone.value.remedy
+    assert lost.value.code == "HR-522"
+    assert "snapshot again" in lost.value.remedy
 
 
 def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_is_a_gap(
@@ -107,9 +107,9 @@ def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_
     assert full.retained_bytes is not None
     assert full.retained_bytes > SHOP.retained_max
     assert SHOP.slot in full.warning
-    told = CliRunner().invoke(app, words)
-    assert told.exit_code == 1, (told.output, told.exception)
-    assert '"ok": false' in told.output
+    events = CliRunner().invoke(app, words)
+    assert events.exit_code == 1, (events.output, events.exception)
+    assert '"ok": false' in events.output
 
     # More than the server is willing to keep: it may go any moment, and with the next checkpoint it goes.
     pressed.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")
@@ -117,7 +117,7 @@ def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_
     write_log(pressed, 4)
     assert "any moment" in check_capture(replace(SHOP, retained_max=10**12), postgres, worker).warning
     pressed.execute("CHECKPOINT")
-    with pytest.raises(DataError, match="invalidated") as gone:
+    with pytest.raises(DataError, match="invalidated") as lost:
         check_capture(SHOP, postgres, worker)
-    assert gone.value.code == "HR-522"
-    assert "snapshot again" in gone.value.remedy
+    assert lost.value.code == "HR-522"
+    assert "snapshot again" in lost.value.remedy

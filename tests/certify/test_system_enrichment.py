@@ -11,8 +11,8 @@ import pytest
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.topics import create_topics
-from headrace.demos.enrichment import EnrichmentDemo, versions_seen
-from headrace.demos.protocol import DemoSettings, Scene
+from headrace.demos.enrichment import EnrichmentDemo, dimension_versions
+from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.sinks.delta.dimension import AsOf
 from systems.killed_driver import target_for
 
@@ -32,8 +32,8 @@ def test_every_purchase_is_there_once_and_gets_its_product_when_it_becomes_known
     settings = settings_for("enriched")
     target = target_for(tmp_path, broker.bootstrap)
     create_topics(target.kafka, dict.fromkeys(settings.topics, 2))
-    demo, scene = EnrichmentDemo(settings=settings), Scene(DemoSettings(), target)
-    assert demo.status(scene, spark) == ()
+    demo, context = EnrichmentDemo(settings=settings), DemoContext(DemoSettings(), target)
+    assert demo.status(context, spark) == ()
     # Nothing is known at first: all purchases wait.
     send_purchases(target, settings, 30, 20)
     run_purchases(spark, target, settings)
@@ -48,22 +48,22 @@ def test_every_purchase_is_there_once_and_gets_its_product_when_it_becomes_known
     know_products(spark, target, settings, 20, 0)
     send_purchases(target, settings, 10, 0)
     run_purchases(spark, target, settings)
-    second = demo.compare(scene, spark)
+    second = demo.compare(context, spark)
     assert second.comparison.differences == []
 
     # Two batches each, which saw the newest version of their time: 0 is the table as it was made, without rows.
-    assert versions_seen(spark, target, settings) == [-1, -1, 1, 1, 2, 2]
+    assert dimension_versions(spark, target, settings) == [-1, -1, 1, 1, 2, 2]
     assert first.outcome.enriched_later > 0.8 * before
-    told = cast("dict[str, int]", second.as_dict()["enrichment"])
-    assert told["enriched_later"] > first.outcome.enriched_later
-    assert 0 < told["waiting"] < before
-    assert told["dimension_versions"] == 2
-    enriched = second.comparison.rows["delta:silver/purchases"] - told["waiting"]
-    assert demo.status(scene, spark) == [
-        f"{enriched:,} purchases beside their products, {told['waiting']:,} wait for theirs; "
+    figures = cast("dict[str, int]", second.as_dict()["enrichment"])
+    assert figures["enriched_later"] > first.outcome.enriched_later
+    assert 0 < figures["waiting"] < before
+    assert figures["dimension_versions"] == 2
+    enriched = second.comparison.rows["delta:silver/purchases"] - figures["waiting"]
+    assert demo.status(context, spark) == [
+        f"{enriched:,} purchases with their products, {figures['waiting']:,} wait for theirs; "
         "the dimension is at version 2"
     ]
-    assert second.lines()[0].startswith(f"{told['enriched_later']:,} purchases came before their product")
+    assert second.lines()[0].startswith(f"{figures['enriched_later']:,} purchases came before their product")
     reasons = {row.reason for row in spark.read.format("delta").load(quarantine_table(target, "purchases")).collect()}
     assert reasons >= {
         "null_value",

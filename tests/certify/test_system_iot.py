@@ -12,8 +12,8 @@ import pytest
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.demos.compare import Comparison, table_rows, topic_rows
 from headrace.demos.iot import IotDemo
-from headrace.demos.model_inputs import consumed
-from headrace.demos.protocol import DemoSettings, Scene
+from headrace.demos.model_inputs import read_records
+from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.operate.run import Application
 from headrace.patterns.iot.flows import flows
 from headrace.patterns.iot.model import DEVICE_METRICS, recompute
@@ -42,13 +42,16 @@ def test_every_row_equals_the_model_and_a_device_that_was_offline_for_hours_is_r
 
     assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
     assert {figure.rows_in for figure in figures.values()} == {sent}
-    demo, scene = IotDemo(settings=settings), Scene(DemoSettings(rate=50, backfill=timedelta(seconds=2)), target)
-    verdict = demo.compare(scene, spark)
-    found = verdict.comparison
-    assert found.differences == []
-    assert found.repeated == {}
+    demo, context = (
+        IotDemo(settings=settings),
+        DemoContext(DemoSettings(rate=50, backfill=timedelta(seconds=2)), target),
+    )
+    verdict = demo.compare(context, spark)
+    comparison = verdict.comparison
+    assert comparison.differences == []
+    assert comparison.repeated == {}
     # Equal and empty would prove nothing.
-    assert all(rows > 0 for rows in found.rows.values()), found.rows
+    assert all(rows > 0 for rows in comparison.rows.values()), comparison.rows
     alerts = {(row["alert"]) for row in topic_rows(target, settings.alerts_topic)}
     assert alerts == {"HIGH_TEMP", "HIGH_HUMIDITY"}
     assert {row["status"] for row in topic_rows(target, settings.status_topic)} == {"SILENT", "BACK"}
@@ -61,14 +64,14 @@ def test_every_row_equals_the_model_and_a_device_that_was_offline_for_hours_is_r
 
     # The readings that the device kept for six hours are late, but for those of the last two batches.
     late = spark.read.format("delta").load(late_table(target, "device_metrics"))
-    kept = late.where("row like '%dev-back%'").count()
-    assert kept > 90
+    ledger_rows = late.where("row like '%dev-back%'").count()
+    assert ledger_rows > 90
     plan = repaired(tmp_path / "project", target, spark, monkeypatch)
     assert (plan["ok"], plan["left"]) == (True, [])
     assert sum(window["rows"] for window in plan["windows"]) == figures["device_metrics"].late
-    whole = recompute(consumed(target, settings.topic), DEVICE_METRICS)
-    assert sum(row.device_id == "dev-back" and row.alert == "HIGH_TEMP" for row in whole) >= 70
+    complete = recompute(read_records(target, settings.topic), DEVICE_METRICS)
+    assert sum(row.device_id == "dev-back" and row.alert == "HIGH_TEMP" for row in complete) >= 70
     after = Comparison()
-    after.add("gold", [asdict(row) for row in whole], table_rows(spark, "delta", target.table(settings.gold_table)))
+    after.add("gold", [asdict(row) for row in complete], table_rows(spark, "delta", target.table(settings.gold_table)))
     assert after.differences == []
-    shown_is_what_is_there(spark, demo, scene, [row for row in whole if row.window_start == to_ms(NOW) - 600_000])
+    shown_is_what_is_there(spark, demo, context, [row for row in complete if row.window_start == to_ms(NOW) - 600_000])

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.medallion import MedallionDemo, compare
-from headrace.demos.protocol import DemoSettings, Scene
-from headrace.operate.quarantine.redrive import redriving
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.operate.quarantine.redrive import open_redrive
 from headrace.patterns.medallion.flows import flows
 from systems.killed_driver import target_for
 from systems.past_traffic import NOW
@@ -53,13 +53,15 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
 
     figures = run_layers(spark, target, flows(settings))
 
-    demo, scene = MedallionDemo(settings=settings), Scene(DemoSettings(), target, figures)
-    verdict = demo.compare(scene, spark)
-    found = verdict.comparison
-    assert found.differences == []
-    assert all(rows > 0 for place, rows in found.rows.items() if not place.startswith("late rows")), found.rows
+    demo, context = MedallionDemo(settings=settings), DemoContext(DemoSettings(), target, figures)
+    verdict = demo.compare(context, spark)
+    comparison = verdict.comparison
+    assert comparison.differences == []
+    assert all(rows > 0 for place, rows in comparison.rows.items() if not place.startswith("late rows")), (
+        comparison.rows
+    )
     assert figures["bronze"].rows_out == sent + 2
-    assert found.rows["rules of silver"] == len(settings.rules)
+    assert comparison.rows["rules of silver"] == len(settings.rules)
     assert verdict.figures["rules"] == figures["silver"].rules
     assert {name for name, rows in figures["silver"].rules.items() if not rows} == {"sane_amount"}
     assert set(figures["silver"].bad) >= {
@@ -70,12 +72,12 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
     }
     gold = table_rows(spark, "delta", target.table(settings.gold_table))
     assert [(row["orders"], str(row["revenue"])) for row in gold if row["country"] == "PT"] == [(1, "12.50")]
-    (told,) = demo.status(scene, spark)
+    (told,) = demo.status(context, spark)
     assert f"{settings.bronze_table} {sent + 2:,}, " in told
     assert told.endswith(f"{settings.gold_table} {len(gold):,}")
     # Its small files were joined between batches, and readers of the versions before saw nothing of it.
-    made = spark.sql(f"DESCRIBE HISTORY delta.`{target.table(settings.silver_table)}`").collect()
-    assert "OPTIMIZE" in {row.operation for row in made}
+    created = spark.sql(f"DESCRIBE HISTORY delta.`{target.table(settings.silver_table)}`").collect()
+    assert "OPTIMIZE" in {row.operation for row in created}
     (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{target.table(settings.bronze_table)}`").collect()
     assert detail["properties"].items() >= KEPT.items()
 
@@ -88,7 +90,7 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
     driven = [order for order in refused if order != "tried"]
     assert len(driven) == len(refused) - 1 > 0
     assert not set(refused) & {row["order_id"] for row in rows_of(spark, target, settings.silver_table)}
-    with redriving(spark, target, flows(loose)[1]) as again:
+    with open_redrive(spark, target, flows(loose)[1]) as again:
         plan = again.plan("rule:positive_amount")
         assert plan.still_bad == {"rule:no_test_orders": 1}
         assert again.apply(plan) == len(driven)
@@ -105,6 +107,6 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
         after.add(path, rows, rows_of(spark, target, path))
     assert after.differences == []
     assert rebuilt["silver"].rules["positive_amount"] == len(refused)
-    found, expected = compare(spark, target, flows(loose), loose)
-    assert found.differences == []
+    comparison, expected = compare(spark, target, flows(loose), loose)
+    assert comparison.differences == []
     assert rebuilt["silver"].rules == expected.broken

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace.demos.orders.demo import compare, hit_rates, states
+from headrace.demos.orders.demo import compare, hit_rates, join_states
 from headrace.errors import RecoveryError
 from headrace.operate.run import Application
 from headrace.patterns.orders import model
@@ -37,18 +37,18 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
 
     assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
     assert {figure.rows_in for figure in figures.values()} == {sent}
-    found = compare(spark, target, settings)
-    assert found.differences == []
+    comparison = compare(spark, target, settings)
+    assert comparison.differences == []
     # Equal and empty would prove nothing.
-    assert all(rows > 0 for rows in found.rows.values()), found.rows
-    assert found.rows["delta:silver/paid_orders"] < found.rows["delta:silver/orders_and_payments"]
+    assert all(rows > 0 for rows in comparison.rows.values()), comparison.rows
+    assert comparison.rows["delta:silver/paid_orders"] < comparison.rows["delta:silver/orders_and_payments"]
 
-    assert {each.input for each in replayed(spark, target, settings, "inner").late} == {"orders", "payments"}
-    told = states(spark, target, settings)
+    assert {row.input for row in replayed(spark, target, settings, "inner").late} == {"orders", "payments"}
+    told = join_states(spark, target, settings)
     for how in settings.joins:
         figure = figures[NAMES[how]]
         outcome = replayed(spark, target, settings, how)
-        assert sum(each.rows for each in figure.state) == outcome.state[-1]
+        assert sum(row.rows for row in figure.state) == outcome.state[-1]
         # All that was kept and is not any more. Some rows are past their end when they come: in and out in one batch.
         good = sent - sum(map(len, outcome.bad.values())) - len(outcome.late)
         assert 0 < sum(outcome.forgotten) <= figure.evicted <= good - outcome.state[-1]
@@ -56,14 +56,14 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
         assert told[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
         assert told[NAMES[how]]["forecast_bytes"] > 0
         reached = newest(target, settings, model.JOINS[how].delay_ms)
-        assert {name: each.timestamp() * 1000 // 1 for name, each in figure.watermarks.items()} == reached
+        assert {name: row.timestamp() * 1000 // 1 for name, row in figure.watermarks.items()} == reached
         # The one in force at the end is that of the topic that is further behind.
         assert figure.held_back_by == min(reached, key=reached.__getitem__)
         assert outcome.watermarks[-1] == min(reached.values())
 
     # Of the minutes that are judged: the orders that are paid within the hour, but for payments that came too late.
     rates = hit_rates(spark, target, settings)
-    orders, paid = (sum(int(str(each[name])) for each in rates) for name in ("orders", "paid"))
+    orders, paid = (sum(int(str(row[name])) for row in rates) for name in ("orders", "paid"))
     assert 0.88 < paid / orders < 0.95
     without_left = replace(settings, joins=("inner", "full"))
     assert hit_rates(spark, target, without_left) == rates
@@ -79,6 +79,6 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     admin = AdminClient(dict(target.kafka))
     for answer in admin.delete_records(ends).values():
         answer.result(30)
-    with pytest.raises(RecoveryError, match="cannot be computed anew") as refused:
+    with pytest.raises(RecoveryError, match="cannot be recomputed") as refused:
         command(NAMES["full"])
     assert refused.value.code == "HR-357"

@@ -33,11 +33,11 @@ def test_every_row_of_every_sink_equals_the_model(broker: Broker, spark: SparkSe
 
     assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
     assert {figure.rows_in for figure in figures.values()} == {sent}
-    found = compare(spark, target, flows(settings), settings)
-    assert found.differences == []
-    assert found.repeated == {}
+    comparison = compare(spark, target, flows(settings), settings)
+    assert comparison.differences == []
+    assert comparison.repeated == {}
     # Equal and empty would prove nothing.
-    assert all(rows > 0 for rows in found.rows.values()), found.rows
+    assert all(rows > 0 for rows in comparison.rows.values()), comparison.rows
     reasons = {row.reason for row in spark.read.format("delta").load(quarantine_table(target, "surge")).collect()}
     assert reasons >= {
         "null_value",

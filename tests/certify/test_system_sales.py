@@ -11,9 +11,9 @@ import pytest
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.demos.compare import Comparison
-from headrace.demos.protocol import DemoSettings, Scene
-from headrace.demos.sales import SalesDemo, add_gold, expected_gold, gold_rows, replayed, sketch_errors
-from headrace.operate.late.repair import repairing
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.sales import SalesDemo, add_gold, expected_gold, gold_rows, replay_model, sketch_errors
+from headrace.operate.late.repair import open_repair
 from headrace.operate.run import Application
 from headrace.patterns.sales.flows import flows
 from systems.killed_driver import target_for
@@ -48,24 +48,27 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
 
     assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
     assert {figure.rows_in for figure in figures.values()} == {sent}
-    demo, scene = SalesDemo(settings=settings), Scene(DemoSettings(rate=50, backfill=timedelta(seconds=2)), target)
-    verdict = demo.compare(scene, spark)
-    found = verdict.comparison
-    assert found.differences == []
+    demo, context = (
+        SalesDemo(settings=settings),
+        DemoContext(DemoSettings(rate=50, backfill=timedelta(seconds=2)), target),
+    )
+    verdict = demo.compare(context, spark)
+    comparison = verdict.comparison
+    assert comparison.differences == []
     # Equal and empty would prove nothing.
-    assert all(rows > 0 for rows in found.rows.values()), found.rows
+    assert all(rows > 0 for rows in comparison.rows.values()), comparison.rows
     assert verdict.lines()[0].startswith(f"{figures[gold.name].late:,} sales came after their 5 minutes were closed")
     reasons = {row.reason for row in spark.read.format("delta").load(quarantine_table(target, gold.name)).collect()}
     assert reasons >= {"null_value", "malformed_json", "missing:amount", "wrong_type:amount", "event_time_in_future"}
 
-    with repairing(spark, target, gold) as work:
+    with open_repair(spark, target, gold) as work:
         plan = work.plan()
         work.apply(plan)
 
     assert plan.changed > 0
     assert plan.left == ()
     repaired = Comparison()
-    outcome = replayed(spark, target, gold, settings, delay_ms=NEVER_LATE_MS)
+    outcome = replay_model(spark, target, gold, settings, delay_ms=NEVER_LATE_MS)
     add_gold(repaired, spark, target, settings, outcome)
     assert repaired.differences == []
     assert versions_that_do_not_add_up(spark, target, settings) == []
@@ -78,4 +81,4 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
     assert set(verdict.as_dict()["sketch"]) == {"stated", *settings.grains}  # type: ignore[call-overload]
     tables_are_as_declared(spark, target, settings)
     days = [row for row in expected_gold(outcome, settings) if row.grain == "1 day"]
-    shown_is_what_is_there(spark, demo, scene, days)
+    shown_is_what_is_there(spark, demo, context, days)

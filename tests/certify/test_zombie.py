@@ -36,9 +36,9 @@ def started(role: str, name: str, folder: Path, bootstrap: str) -> subprocess.Po
 
 def ended(driver: subprocess.Popen[str]) -> dict[str, str | None]:
     """Return the code that each flow ended with."""
-    told, wrong = driver.communicate(timeout=PATIENCE)
+    events, wrong = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 0, wrong
-    codes = dict(json.loads(told.splitlines()[-1]))
+    codes = dict(json.loads(events.splitlines()[-1]))
     print(wrong)  # noqa: T201 - shown when the test fails
     return codes
 
@@ -53,8 +53,8 @@ def await_entered(folder: Path, driver: subprocess.Popen[str]) -> None:
 
 
 def in_delta(folder: Path) -> list[int]:
-    found = QueryBuilder().register("held", DeltaTable(str(folder / "lake" / "delta"))).execute("SELECT id FROM held")
-    return sorted(found.read_all()["id"].to_pylist())
+    rows = QueryBuilder().register("held", DeltaTable(str(folder / "lake" / "delta"))).execute("SELECT id FROM held")
+    return sorted(rows.read_all()["id"].to_pylist())
 
 
 def in_files(folder: Path) -> list[int]:

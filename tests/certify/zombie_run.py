@@ -74,12 +74,12 @@ def main() -> None:
         # The first one hardly ever looks at its lease by itself: only its batches, and its sinks, can find out.
         lease=Lease("record", 600 if role == "first" else 3),
     )
-    flows = [flow(each, sink, folder, role == "first") for each, sink in sinks(name).items()]
+    flows = [flow(row, sink, folder, role == "first") for row, sink in sinks(name).items()]
     application, _spark = open_application(flows, target, log=folder / f"{role}.log")
     ended = application.run()
     for figures in ended.values():
         print(figures.error, file=sys.stderr)  # noqa: T201
-    print(json.dumps({each: figures.error.code if figures.error else None for each, figures in ended.items()}))  # noqa: T201
+    print(json.dumps({row: figures.error.code if figures.error else None for row, figures in ended.items()}))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -116,10 +116,10 @@ def each_event(stages: Stages) -> list[Row]:
 
 
 def per_minute(events: DataFrame) -> DataFrame:
-    found = events.groupBy(F.window("at", "1 minute"), "key").agg(
+    result = events.groupBy(F.window("at", "1 minute"), "key").agg(
         F.count("*").alias("events"), F.sum("seq").alias("sum")
     )
-    return found.select(F.unix_timestamp("window.start").alias("minute"), "key", "events", "sum")
+    return result.select(F.unix_timestamp("window.start").alias("minute"), "key", "events", "sum")
 
 
 def closed_minutes(stages: Stages) -> list[Row]:
@@ -153,16 +153,16 @@ def first_of_a_kind(events: DataFrame) -> DataFrame:
 
 
 def kinds(stages: Stages) -> list[Row]:
-    found = {(event.key, event.seq % _KINDS) for events in stages for event in events}
-    return [{"key": key, "kind": kind} for key, kind in sorted(found)]
+    result = {(event.key, event.seq % _KINDS) for events in stages for event in events}
+    return [{"key": key, "kind": kind} for key, kind in sorted(result)]
 
 
 def minutes_of_keys(events: DataFrame) -> DataFrame:
-    found = events.groupBy(F.window("at", "1 minute"), "key").agg(
+    result = events.groupBy(F.window("at", "1 minute"), "key").agg(
         F.count("*").alias("events"), F.sum("seq").alias("sum")
     )
     window = F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end")
-    return found.select(F.lit("1 minute").alias("grain"), *window, "key", "events", "sum")
+    return result.select(F.lit("1 minute").alias("grain"), *window, "key", "events", "sum")
 
 
 def summed(rows: GroupedData) -> DataFrame:
@@ -192,15 +192,15 @@ def beside_their_rank(stages: Stages) -> list[Row]:
 
 def as_envelopes(events: DataFrame) -> DataFrame:
     """Changes of two tables, told by events: every fifth deletes the row of its key, the others set it."""
-    gone = F.expr(f"seq % {_DELETES} = 0")
+    missing = F.expr(f"seq % {_DELETES} = 0")
     columns = F.create_map(F.lit("key"), F.col("key"), F.lit("seq"), F.col("seq").cast("string"))
     return events.select(
         F.concat(F.lit("captured-"), _half()).alias("topic"),
         F.lit(0).alias("partition"),
         F.col("seq").alias("offset"),
-        F.when(gone, "d").otherwise("u").alias("op"),
+        F.when(missing, "d").otherwise("u").alias("op"),
         columns.alias("columns"),
-        F.when(~gone, columns).alias("after"),
+        F.when(~missing, columns).alias("after"),
     ).repartition(2, "topic", "offset")
 
 

@@ -201,8 +201,8 @@ class ProcessDriver:
         return self._process.stderr.read()[-2000:] if self._process.stderr else ""
 
     def drain(self) -> str:
-        _, said = self._process.communicate(timeout=_PATIENCE_SECONDS)
-        return said if self._process.returncode else ""
+        _, output = self._process.communicate(timeout=_PATIENCE_SECONDS)
+        return output if self._process.returncode else ""
 
     def kill(self) -> None:
         """Kill the driver, its JVM and its Python workers: the workers have a group of their own."""
@@ -335,8 +335,8 @@ class Chain:
             else:
                 point, number = interrupted = step.stops[-1]
                 self._set_back(point, number)
-                seen = number + 1 if point in WRITTEN else number
-                killed = self.read(seen, number + 1 if point == "P2" else seen, settled=point != "P2")
+                observed = number + 1 if point in WRITTEN else number
+                killed = self.read(observed, number + 1 if point == "P2" else observed, settled=point != "P2")
             self.seconds["-".join(point for point, _ in step.stops)] = round(time.monotonic() - began, 1)
         self.follower.finish()
         self.line.close()
@@ -377,11 +377,11 @@ class Chain:
     ) -> None:
         reached = {point: number, **({"P5": number - 1} if point == "P0" else {})}
         for name, case in self.cases.items():
-            for each, stage_number in reached.items():
+            for row, stage_number in reached.items():
                 rows = case.expected(self.stages[: stage_number + 1]) - case.expected(self.stages[:stage_number])
-                found = Outcome(rows, killed[name].since(before[name]), recovered[name].since(before[name]))
+                result = Outcome(rows, killed[name].since(before[name]), recovered[name].since(before[name]))
                 # A point with a step of its own keeps what that step found.
-                self.outcomes.setdefault((name, each), found)
+                self.outcomes.setdefault((name, row), result)
 
     # ---- drivers ----
 
@@ -416,8 +416,8 @@ class Chain:
                     self.errors[str(words["case"])].append(str(words["error"]))
                     if words["down"]:
                         self._down.add(str(words["case"]))
-            elif (said := driver.died_of()) is not None:
-                raise AssertionError(f"The driver ended by itself, while {waiting} were waited for: {said}")
+            elif (output := driver.died_of()) is not None:
+                raise AssertionError(f"The driver ended by itself, while {waiting} were waited for: {output}")
             elif time.monotonic() > deadline:
                 raise AssertionError(
                     f"{waiting} did not come in {_PATIENCE_SECONDS:.0f} s; logs are in {self.plan.folder}"
@@ -462,9 +462,9 @@ class Chain:
         Only a driver that was killed in the middle leaves transactions open: otherwise they are waited for (`settled`).
         """
         earlier = self.stages[: visible if before_middle is None else before_middle]
-        found = {}
+        result = {}
         for name, case in self.cases.items():
             expected = case.expected(self.stages[:visible], earlier)
             holds = held(case, self.plan.target, settled=settled)
-            found[name] = Difference(holds - expected, expected - holds)
-        return found
+            result[name] = Difference(holds - expected, expected - holds)
+        return result

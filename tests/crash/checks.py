@@ -38,9 +38,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "inexact": [case for case in cases.values() if case.repeats],
         "half_done": [case for case in cases.values() if "P2" not in case.repeats],
     }
-    for argument, chosen in groups.items():
+    for argument, selected in groups.items():
         if argument in metafunc.fixturenames:
-            metafunc.parametrize(argument, chosen, ids=[case.name for case in chosen])
+            metafunc.parametrize(argument, selected, ids=[case.name for case in selected])
     if "point" in metafunc.fixturenames:
         metafunc.parametrize("point", POINTS)
 
@@ -121,8 +121,8 @@ def test_no_version_of_a_table_holds_a_part_of_a_batch(chain: Chain, exact: Case
 def test_a_reader_of_committed_records_never_sees_one_twice_or_out_of_order(chain: Chain, exact: Case):
     for place in exact.places:
         if isinstance(place, KafkaTopicSink):
-            seen = chain.follower.seen[place.topic]
-            assert Counter(map(canonical, seen)) == Counter(map(canonical, exact.model(chain.stages)))
+            observed = chain.follower.seen[place.topic]
+            assert Counter(map(canonical, observed)) == Counter(map(canonical, exact.model(chain.stages)))
             for key in KEYS:
-                numbers = [row["seq"] for row in seen if row["key"] == key and "seq" in row]
+                numbers = [row["seq"] for row in observed if row["key"] == key and "seq" in row]
                 assert numbers == sorted(numbers)

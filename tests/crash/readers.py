@@ -104,10 +104,10 @@ def half_done(place: Sink, target: Target) -> bool:
 
 
 def delta_rows(table: DeltaTable) -> list[Row]:
-    found = QueryBuilder().register("held", table).execute("SELECT * FROM held").read_all()
-    names = found.schema.names
+    result = QueryBuilder().register("held", table).execute("SELECT * FROM held").read_all()
+    names = result.schema.names
     return [
-        dict(zip(names, row, strict=True)) for row in zip(*(found[name].to_pylist() for name in names), strict=True)
+        dict(zip(names, row, strict=True)) for row in zip(*(result[name].to_pylist() for name in names), strict=True)
     ]
 
 
@@ -170,7 +170,7 @@ class Follower(threading.Thread):
     def finish(self) -> None:
         """Read on to the end of every topic, and stop."""
         ends = {topic: await_stable(self._target, topic) for topic in self.seen}
-        self._ends = {(topic, number): end for topic, found in ends.items() for number, end in found.items()}
+        self._ends = {(topic, number): end for topic, result in ends.items() for number, end in result.items()}
         self._finishing.set()
         self.join(_ANSWER_SECONDS)
         assert not self.is_alive(), "the follower did not reach the end of its topics"
@@ -191,8 +191,8 @@ def _consumer(target: Target, isolation: str) -> Consumer:
 
 def _assign(consumer: Consumer, topics: list[str]) -> int:
     """Read the topics from their beginning; return how many partitions there are."""
-    known = consumer.list_topics(timeout=_ANSWER_SECONDS).topics
-    partitions = [TopicPartition(topic, number, 0) for topic in topics for number in known[topic].partitions]
+    expected = consumer.list_topics(timeout=_ANSWER_SECONDS).topics
+    partitions = [TopicPartition(topic, number, 0) for topic in topics for number in expected[topic].partitions]
     consumer.assign(partitions)
     return len(partitions)
 

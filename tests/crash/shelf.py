@@ -31,8 +31,8 @@ class Shelf:
         self._store.execute("CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, text TEXT)")
 
     def last(self, key: str) -> str | None:
-        found = self._store.execute("SELECT text FROM last WHERE key = ?", [key]).fetchone()
-        return None if found is None else str(found[0])
+        result = self._store.execute("SELECT text FROM last WHERE key = ?", [key]).fetchone()
+        return None if result is None else str(result[0])
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         self._store.executemany("INSERT INTO held VALUES (?)", rows.select(F.to_json(F.struct("*"))).collect())
@@ -58,5 +58,5 @@ def place(target: Target) -> Path:
 def on_the_shelf(target: Target) -> list[str]:
     """Return the rows that a reader sees."""
     with closing(sqlite3.connect(place(target))) as store:
-        made = store.execute("SELECT count(*) FROM sqlite_master WHERE name = 'held'").fetchone()[0]
-        return [row for (row,) in store.execute("SELECT row FROM held")] if made else []
+        created = store.execute("SELECT count(*) FROM sqlite_master WHERE name = 'held'").fetchone()[0]
+        return [row for (row,) in store.execute("SELECT row FROM held")] if created else []

@@ -19,8 +19,8 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.backup import back_up
-from headrace.operate.checkpoint.restore import plan_restore, require_not_ahead, restore
-from headrace.operate.checkpoint.row_counts import counted
+from headrace.operate.checkpoint.restore import plan_restore, require_sinks_not_ahead, restore
+from headrace.operate.checkpoint.row_counts import count_rows
 from headrace.operate.checkpoint.show import show
 from headrace.operate.checkpoint.verify import verify
 from headrace.operate.run import Application, FlowFigures
@@ -79,7 +79,7 @@ class Shop:
     def restore(self, backup: Path) -> Path | None:
         """Restore as the command does."""
         plan = plan_restore(self.checkpoint(), backup, self.flow)
-        require_not_ahead(plan, self.flow, self.target, self.spark)
+        require_sinks_not_ahead(plan, self.flow, self.target, self.spark)
         return restore(self.checkpoint(), plan)
 
     def counts(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_the_real_checkpoint_has_no_flaws_and_shows_where_it_stands(shop: Shop):
     assert [(each.input, each.kind, each.ranges[0].start) for each in anatomy.reads] == [("rows", "files", "entry 2")]
     # One row per city, in two partitions.
     assert {store.name for store in anatomy.state} == {"stateStoreSave"}
-    assert sum(store.rows or 0 for store in counted(shop.spark, found, anatomy.state)) == 2
+    assert sum(store.rows or 0 for store in count_rows(shop.spark, found, anatomy.state)) == 2
 
 
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "deleted", "emptied"])

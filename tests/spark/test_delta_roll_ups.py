@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
-from headrace.demos.sales import not_adding_up
+from headrace.demos.sales import sum_mismatches
 from headrace.errors import FlowError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
@@ -56,21 +56,21 @@ def at(clock: str) -> datetime:
 
 
 def windows(spark: SparkSession, *rows: Row) -> DataFrame:
-    told = [
+    sums = [
         ("5 minutes", at(clock), at(clock) + timedelta(minutes=5), shop, Decimal(revenue), orders)
         for shop, clock, revenue, orders in rows
     ]
     columns = "grain string, window_start timestamp, window_end timestamp, shop string, revenue decimal(20,2), "
-    return spark.createDataFrame(told, f"{columns} orders long").coalesce(1)
+    return spark.createDataFrame(sums, f"{columns} orders long").coalesce(1)
 
 
 def held(spark: SparkSession, target: Target, grain: str) -> list[tuple[object, ...]]:
     table = spark.read.format("delta").load(target.table("gold/sales")).where(f"grain = '{grain}'")
-    found = [
+    result = [
         (row.shop, row.window_start.astimezone(UTC), row.window_end - row.window_start, str(row.revenue), row.orders)
         for row in table.collect()
     ]
-    return sorted(found, key=str)
+    return sorted(result, key=str)
 
 
 def versions(spark: SparkSession, target: Target) -> list[list[dict[str, Any]]]:
@@ -122,7 +122,7 @@ def test_every_version_adds_up_while_windows_come_change_and_come_again(spark: S
         ("b", at("1 00:00"), day, "32.00", 1),
         (None, at("0:00"), day, "64.25", 2),
     ]
-    assert [wrong for rows in versions(spark, target) if (wrong := not_adding_up(rows, GRAINS))] == []
+    assert [wrong for rows in versions(spark, target) if (wrong := sum_mismatches(rows, GRAINS))] == []
     assert SINK.committed_batches(spark, "sales", "0", target).last == {"q": 3}
 
 
@@ -131,11 +131,11 @@ def test_a_sum_that_is_not_that_of_its_parts_is_noticed():
         {"grain": grain, "window_start": at(start), "category": "a", "revenue": Decimal("1.00"), "orders": 1}
         for grain, start in zip(GRAINS, ("10:00", "10:00", "0:00"), strict=True)
     ]
-    assert not_adding_up(rows, GRAINS) == []
+    assert sum_mismatches(rows, GRAINS) == []
 
     wrong = [{**row, "orders": 2} if row["grain"] == "1 hour" else row for row in rows]
-    assert len(not_adding_up(wrong, GRAINS)) == 2
-    assert len(not_adding_up([row for row in rows if row["grain"] != "5 minutes"], GRAINS)) == 1
+    assert len(sum_mismatches(wrong, GRAINS)) == 2
+    assert len(sum_mismatches([row for row in rows if row["grain"] != "5 minutes"], GRAINS)) == 1
 
 
 def test_the_table_is_clustered_and_its_small_files_are_joined(spark: SparkSession, target: Target):

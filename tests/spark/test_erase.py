@@ -64,7 +64,7 @@ apart = Flow("apart", Input(RateSource(1)), lambda rows: rows, DeltaAppend("gold
 CUSTOMERS = SourceTable(
     "public",
     "customers",
-    (SourceColumn("id", "bigint", False), *(SourceColumn(each, "text", True) for each in ("email", "name", "city"))),
+    (SourceColumn("id", "bigint", False), *(SourceColumn(item, "text", True) for item in ("email", "name", "city"))),
     ("id",),
     "postgres",
 )
@@ -131,13 +131,13 @@ class Lake:
         self.sink.write(frame, Batch("cdc_shop", "q1", number, self.target))
 
     def _file_rows(self) -> None:
-        bad = [
+        invalid = [
             (b'{"id":42}', b'{"op":"u","after":{"id":42,"email":7}}'),
             (b'{"id":43}', b'{"op":"u","after":{"id":43,"email":7}}'),
             (b"\xff", f"torn: {TEXTS[1]}".encode() + b"\xff"),
             (b'{"id":421}', b'{"op":"u","after":{"id":421}}'),
         ]
-        rows = [("rows", TOPIC, 0, n, NOON, "wrong", *each, 1, "q1", NOON) for n, each in enumerate(bad)]
+        rows = [("rows", TOPIC, 0, n, NOON, "wrong", *item, 1, "q1", NOON) for n, item in enumerate(invalid)]
         # An order with the number 42 is nobody's customer number.
         other = [("rows", "orders", 0, 9, NOON, "wrong", b'{"id":42}', b'{"id":42,"customer_id":7}', 1, "q2", NOON)]
         self._save(rows, QUARANTINE, "_headrace/cdc_shop/quarantine")
@@ -145,7 +145,7 @@ class Lake:
         late = [(json.dumps({"customer_id": key, "total": 3}), "q2", 1) for key in (42, 43)]
         self._save(late, "row string, query_id string, batch_id bigint", "_headrace/totals/late")
         of_rows = [{"id": key, "email": TEXTS[0] if key == SUBJECT else "x"} for key in (SUBJECT, 43)]
-        changes = [{"op": "u", "key": {"id": each["id"]}, "before": None, "after": each} for each in of_rows]
+        changes = [{"op": "u", "key": {"id": item["id"]}, "before": None, "after": item} for item in of_rows]
         both = pa.struct([("id", pa.int64()), ("email", pa.string())])
         schema = pa.schema(
             [("op", pa.string()), ("key", pa.struct([("id", pa.int64())])), ("before", both), ("after", both)]
@@ -171,12 +171,12 @@ class Lake:
         columns = dict(zip(("topic", "key", "after"), zip(*rows, strict=True), strict=True))
         columns |= {"_headrace_batch": [batch] * len(rows), "_headrace_query": ["q1"] * len(rows)}
         kinds = [pa.string(), pa.string(), pa.map_(pa.string(), pa.string()), pa.int64(), pa.string()]
-        made = pa.table([pa.array(c, k) for c, k in zip(columns.values(), kinds, strict=True)], list(columns))
-        write_deltalake(str(self.root / PENDING), made, mode="append")
+        created = pa.table([pa.array(c, k) for c, k in zip(columns.values(), kinds, strict=True)], list(columns))
+        write_deltalake(str(self.root / PENDING), created, mode="append")
 
     def _save(self, rows: list[tuple[object, ...]], columns: str, path: str) -> None:
         # By another writer of Delta, which takes no job of Spark.
-        named = [each.split() for each in columns.replace("\n", " ").split(",")]
+        named = [item.split() for item in columns.replace("\n", " ").split(",")]
         schema = pa.schema([(name, ARROW[kind]) for name, kind in named])
         values = [dict(zip(schema.names, row, strict=True)) for row in rows]
         write_deltalake(str(self.root / path), pa.Table.from_pylist(values, schema))
@@ -193,8 +193,8 @@ class Lake:
 
 def places(root: Path) -> set[str]:
     """Scan raw: every Parquet column, every byte, every log. Return each place that holds the row, as a word."""
-    found = set()
-    for file in (each for each in root.rglob("*") if each.is_file()):
+    result = set()
+    for file in (item for item in root.rglob("*") if item.is_file()):
         path, content = str(file.relative_to(root)), file.read_bytes()
         table = re.split("/_delta_log/|/_change_data/|/part-", path, maxsplit=1)[0]
         part = "log" if "_delta_log" in path else "feed" if "_change_data" in path else "data"
@@ -207,21 +207,21 @@ def places(root: Path) -> set[str]:
                 table, "customer_id"
             )
             if any(SUBJECT in (row.get(column), _key_of(row)) for row in rows):
-                found.add(f"{table}: {part} row")
+                result.add(f"{table}: {part} row")
             if part == "data" and table.startswith(("_headrace", PENDING)) and any(_names_it(row) for row in rows):
-                found.add(f"{table}: {part} payload")
-        if any(text[:32].encode() in each for text in TEXTS[:2] for each in held):
-            found.add(f"{table}: {part} text")
+                result.add(f"{table}: {part} payload")
+        if any(text[:32].encode() in item for text in TEXTS[:2] for item in held):
+            result.add(f"{table}: {part} text")
         # The third text holds quotes, which JSON escapes: its end has none.
-        if any("Löwe of a name".encode() in each or "Änna".encode() in each for each in held):
-            found.add(f"{table}: {part} text")
+        if any("Löwe of a name".encode() in item or "Änna".encode() in item for item in held):
+            result.add(f"{table}: {part} text")
         if part == "log" and file.suffix == ".json" and "orders" not in table:
             plain = content.decode().replace("\\", "")
             if re.search(r"`id` IN \([^)]*\b42L", plain):
-                found.add(f"{table}: log condition")
+                result.add(f"{table}: log condition")
             if '"id":42,' in plain or '"id":42}' in plain or "= 42" in plain:
-                found.add(f"{table}: log key")
-    return found
+                result.add(f"{table}: log key")
+    return result
 
 
 def _key_of(row: dict[str, object]) -> object:
@@ -232,11 +232,11 @@ def _key_of(row: dict[str, object]) -> object:
 
 def _flat(value: object) -> Iterator[object]:
     if isinstance(value, dict):
-        for each in value.values():
-            yield from _flat(each)
+        for item in value.values():
+            yield from _flat(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _flat(each)
+        for item in value:
+            yield from _flat(item)
     else:
         yield value
 
@@ -275,7 +275,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *, there: bool) -> Iterator[None]
 @contextmanager
 def dying(monkeypatch: pytest.MonkeyPatch, at: str) -> Iterator[None]:
     """Kill the command when it is about to cut the log of a table."""
-    cut = erase_table._cut
+    cut = erase_table._truncate_log
 
     def dies(session: SparkSession, location: str) -> tuple[int, int]:
         if location.endswith(at):
@@ -283,7 +283,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: str) -> Iterator[None]:
         return cut(session, location)
 
     with monkeypatch.context() as patched:
-        patched.setattr(erase_table, "_cut", dies)
+        patched.setattr(erase_table, "_truncate_log", dies)
         yield
 
 
@@ -293,9 +293,9 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     # A row that its source has, or that the mirror still shows, would come back.
     for key, there, code in ((SUBJECT, True, "HR-530"), (40, False, "HR-531")):
         with answering(monkeypatch, there=there):
-            kept = lake.erase("--table", "public.customers", "--key", str(key), "--yes")
-        assert isinstance(kept.exception, DataError), kept.output
-        assert kept.exception.code == code
+            remaining = lake.erase("--table", "public.customers", "--key", str(key), "--yes")
+        assert isinstance(remaining.exception, DataError), remaining.output
+        assert remaining.exception.code == code
 
     # A change that waits for the rest of its transaction is still needed.
     waits = lake.erase("--table", "customers", "--key", "40", "--yes")
@@ -313,8 +313,8 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
 
 def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves(spark: SparkSession, tmp_path: Path):
     target = Target("dev", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
-    given = Input(RateSource(1), watermark=Watermark("timestamp", "1 hour"))
-    flow = Flow("totals", given, lambda rows: rows, DeltaAppend("gold/totals"))
+    setup = Input(RateSource(1), watermark=Watermark("timestamp", "1 hour"))
+    flow = Flow("totals", setup, lambda rows: rows, DeltaAppend("gold/totals"))
     orders = pa.table({"customer_id": [SUBJECT, 43], "at": [NOON, NOON]})
     write_deltalake(str(tmp_path / "orders"), orders)
     read = spark.readStream.format("delta").load(str(tmp_path / "orders")).withWatermark("at", "1 hour")
@@ -323,8 +323,10 @@ def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves
     counted.option("checkpointLocation", where).trigger(availableNow=True).start().awaitTermination()
 
     def state(key: int) -> tuple[str, str, str, str]:
-        (found,) = external.beyond(spark, target, [flow], Subject("customers", {"id": str(key)}, {}), Texts(()))
-        return found.place, found.holds, found.why, found.removes
+        (result,) = external.external_places(
+            spark, target, [flow], Subject("customers", {"id": str(key)}, {}), Texts(())
+        )
+        return result.place, result.holds, result.why, result.removes
 
     place, holds, why, removes = state(SUBJECT)
     assert (place, holds) == ("state of flow 'totals', operator 0", "yes")
@@ -362,12 +364,12 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     assert done.exit_code == 0, (done.output, done.exception)
     assert places(lake.root) == set()
     assert not note.exists()
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["erased"]
-    outcome = {place["path"]: place for place in told["places"]}
+    expected = json.loads(done.stdout.splitlines()[-1])
+    assert expected["erased"]
+    outcome = {place["path"]: place for place in expected["places"]}
     assert {outcome[path]["outcome"] for path in (mirror, graves, "gold/orders")} == {"clean"}
     assert outcome[mirror]["log_files_removed"] > 0
-    assert [each["row"] for each in told["source"]] == ["unknown"]
+    assert [item["row"] for item in expected["source"]] == ["unknown"]
 
     # Everybody else's rows are what they were, and so is what the flow counts on.
     assert {path: lake.rows(path) for path in others} == others
@@ -393,7 +395,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     assert {row[0] for row in lake.rows(mirror)} == {40, 41, 43, 44, 46}
 
     # The report holds no value of the row, and shows a change to itself.
-    report = Path(told["report"])
+    report = Path(expected["report"])
     texts = [file.read_text() for file in report.parent.iterdir()]
     assert len(texts) == 3
     assert not [text for text in texts for value in TEXTS if value[:10] in text]

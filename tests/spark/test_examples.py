@@ -53,7 +53,7 @@ def test_the_tests_of_an_example_pass(
     for name, each in tests.items():
         (tmp_path / name).mkdir()
         fixtures = {"spark": spark, "tmp_path": tmp_path / name}
-        each(**{wanted: fixtures[wanted] for wanted in inspect.signature(each).parameters})
+        each(**{expected: fixtures[expected] for expected in inspect.signature(each).parameters})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_example_is_a_project_without_errors(example: str, load: Callable[[st
     load(example, "flows")
     flows = Project.open(EXAMPLES / example).flows()
     assert flows
-    assert [found for found in check(flows) if found.severity is Severity.ERROR] == []
+    assert [result for result in check(flows) if result.severity is Severity.ERROR] == []
 
 
 def test_word_count_has_at_most_fifteen_lines() -> None:

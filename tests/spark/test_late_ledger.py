@@ -42,7 +42,7 @@ from headrace import (
     Watermark,
     per_key,
 )
-from headrace.audit.flow_audit import FlowAudit, Step, late_table, unexplained_table
+from headrace.audit.flow_audit import BatchToAudit, FlowAudit, late_table, unexplained_table
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowStarted
 from headrace.runtime.supervisor import Supervisor
@@ -84,13 +84,13 @@ def script(batches: Sequence[Sequence[float]]) -> list[Arrive]:
 
 def expected(batches: Sequence[Sequence[float]], bound: Callable[[float], float]) -> list[tuple[int, float, float]]:
     """Return (batch, minute, minutes behind the watermark) of each late row."""
-    found = []
+    result = []
     for number, batch in enumerate(batches):
-        seen = [minute for before in batches[: max(0, number - 1)] for minute in before]
+        observed = [minute for before in batches[: max(0, number - 1)] for minute in before]
         for minute in batch:
-            if seen and bound(minute) <= max(seen) - DELAY:
-                found.append((number, minute, round(max(seen) - DELAY - minute, 6)))
-    return sorted(found)
+            if observed and bound(minute) <= max(observed) - DELAY:
+                result.append((number, minute, round(max(observed) - DELAY - minute, 6)))
+    return sorted(result)
 
 
 def filed(rows: Sequence[Row]) -> list[tuple[int, float, float]]:
@@ -101,8 +101,8 @@ def filed(rows: Sequence[Row]) -> list[tuple[int, float, float]]:
 
 
 def flow(name: str, transform: Callable[..., DataFrame], **others: Any) -> Flow:
-    given = Input(KafkaSource("events"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
-    return Flow(name, given, transform, Noop(), **{"state": ONE, **others})
+    input_ = Input(KafkaSource("events"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
+    return Flow(name, input_, transform, Noop(), **{"state": ONE, **others})
 
 
 def sessions_and_a_chain(rows: DataFrame) -> DataFrame:
@@ -123,10 +123,10 @@ BOUNDS: dict[int, tuple[str, Callable[[float], float]]] = {
 
 
 def test_the_ledger_holds_exactly_the_rows_of_the_model(spark: SparkSession, tmp_path: Path):
-    found = rehearse(flow("ledger", sessions_and_a_chain), script(MINUTES), spark=spark, folder=tmp_path, sink=Noop())
+    result = rehearse(flow("ledger", sessions_and_a_chain), script(MINUTES), spark=spark, folder=tmp_path, sink=Noop())
 
     places = {(number, minute): place for number, b in enumerate(MINUTES) for place, minute in enumerate(b)}
-    by_operator = {number: [row for row in found.late if row["operator_number"] == number] for number in range(3)}
+    by_operator = {number: [row for row in result.late if row["operator_number"] == number] for number in range(3)}
     assert by_operator.pop(1) == []
     for operator, rows in by_operator.items():
         words, bound = BOUNDS[operator]
@@ -139,7 +139,7 @@ def test_the_ledger_holds_exactly_the_rows_of_the_model(spark: SparkSession, tmp
         assert sorted(row["offset"] for row in rows) == sorted(
             number * 1_000_000 + places[number, minute] for number, minute, _ in late
         )
-    assert found.table(unexplained_table(found.target, "ledger")) == []
+    assert result.table(unexplained_table(result.target, "ledger")) == []
 
 
 def test_the_ledger_holds_the_late_rows_of_two_operators_that_are_fed_alike(spark: SparkSession, tmp_path: Path):
@@ -151,14 +151,14 @@ def test_the_ledger_holds_the_late_rows_of_two_operators_that_are_fed_alike(spar
         )
 
     memory = Memory()
-    found = rehearse(flow("twice", twice), script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
+    result = rehearse(flow("twice", twice), script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
 
     late = expected(MINUTES, lambda minute: minute)
     for operator in (0, 1):
-        assert filed([row for row in found.late if row["operator_number"] == operator]) == late
+        assert filed([row for row in result.late if row["operator_number"] == operator]) == late
         # Neither has taken one of them in.
-        kept = [row for row in memory.rows() if row["n"] == operator]
-        assert len(kept) == sum(len(batch) for batch in MINUTES) - len(late)
+        rows_ = [row for row in memory.rows() if row["n"] == operator]
+        assert len(rows_) == sum(len(batch) for batch in MINUTES) - len(late)
 
 
 def test_each_side_of_a_join_has_late_rows_of_its_own(spark: SparkSession, tmp_path: Path):
@@ -170,18 +170,18 @@ def test_each_side_of_a_join_has_late_rows_of_its_own(spark: SparkSession, tmp_p
         in_time = F.expr("p.at BETWEEN o.at AND o.at + INTERVAL 1 HOUR")
         return orders.join(payments, (F.col("o.id") == F.col("p.id")) & in_time).select("o.id", "o.at")
 
-    given = Input(KafkaSource("x"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
-    join = Flow("joined", {"orders": given, "payments": given}, joined, Noop(), state=ONE)
+    input_ = Input(KafkaSource("x"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
+    join = Flow("joined", {"orders": input_, "payments": input_}, joined, Noop(), state=ONE)
     arrivals = [
         Arrive(orders=[event(1, minute) for minute in orders], payments=[event(1, minute) for minute in payments])
         for orders, payments in zip(left, right, strict=True)
     ]
-    found = rehearse(join, arrivals, spark=spark, folder=tmp_path, sink=Noop())
+    result = rehearse(join, arrivals, spark=spark, folder=tmp_path, sink=Noop())
 
     # The slower input holds the watermark: it is 45 - 10 for batch 3, by the batches up to 1.
-    late = {(row["input"], row["operator"], (row["event_time"].astimezone(UTC) - NOON).seconds) for row in found.late}
+    late = {(row["input"], row["operator"], (row["event_time"].astimezone(UTC) - NOON).seconds) for row in result.late}
     assert late == {("payments", "join, right side", 35 * 60), ("payments", "join, right side", 2099)}
-    assert found.table(unexplained_table(found.target, "joined")) == []
+    assert result.table(unexplained_table(result.target, "joined")) == []
 
 
 def counting() -> StatefulProcessor:
@@ -222,11 +222,11 @@ def test_late_rows_of_a_class_of_custom_state_are_filed(spark: SparkSession, tmp
 
     memory = Memory()
     custom = flow("custom", counted, output_mode="update", state=RocksDB(shuffle_partitions=1))
-    found = rehearse(custom, script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
+    result = rehearse(custom, script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
 
     late = expected(MINUTES, lambda minute: minute)
-    assert filed(found.late) == late
-    assert {row["operator"] for row in found.late} == {"custom state"}
+    assert filed(result.late) == late
+    assert {row["operator"] for row in result.late} == {"custom state"}
     assert max(row["n"] for row in memory.rows()) == sum(len(batch) for batch in MINUTES) - len(late)
 
 
@@ -241,11 +241,11 @@ def test_late_rows_of_custom_state_are_filed(spark: SparkSession, tmp_path: Path
 
     custom = flow("custom", counted, output_mode="update", state=RocksDB(shuffle_partitions=1))
     memory = Memory()
-    found = rehearse(custom, script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
+    result = rehearse(custom, script(MINUTES), spark=spark, folder=tmp_path, sink=memory)
 
     late = expected(MINUTES, lambda minute: minute)
-    assert filed(found.late) == late
-    assert {row["operator"] for row in found.late} == {"custom state"}
+    assert filed(result.late) == late
+    assert {row["operator"] for row in result.late} == {"custom state"}
     # What Spark took in is the rest.
     assert max(row["n"] for row in memory.rows()) == sum(len(batch) for batch in MINUTES) - len(late)
 
@@ -279,8 +279,8 @@ def once(
     source: DeltaSource | FileSource,
     transform: Callable[[DataFrame], DataFrame] = by_id,
 ) -> FlowFigures:
-    given = Input(source, watermark=Watermark("at", f"{DELAY} minutes"))
-    silver = Flow("silver", given, transform, Noop(), state=ONE, trigger=AvailableNow())
+    input_ = Input(source, watermark=Watermark("at", f"{DELAY} minutes"))
+    silver = Flow("silver", input_, transform, Noop(), state=ONE, trigger=AvailableNow())
     return Application(spark, target, [silver]).run()["silver"]
 
 
@@ -324,9 +324,9 @@ def test_drops_of_a_batch_that_cannot_be_read_again_are_told_and_kept(spark: Spa
     assert figures.error is None
     assert figures.late == 0
     assert {gap.batch_id: gap.dropped for gap in figures.late_unexplained} == dict(counts)
-    kept = spark.read.format("delta").load(unexplained_table(target, "silver")).collect()
-    assert {row["batch_id"]: row["dropped"] for row in kept} == dict(counts)
-    assert "as it was at the flow's first start" in kept[0]["why"]
+    rows_ = spark.read.format("delta").load(unexplained_table(target, "silver")).collect()
+    assert {row["batch_id"]: row["dropped"] for row in rows_} == dict(counts)
+    assert "as it was at the flow's first start" in rows_[0]["why"]
 
 
 def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: SparkSession, tmp_path: Path):
@@ -342,7 +342,9 @@ def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: Spark
     audit = FlowAudit(spark, target, silver)
     for event in events:
         if isinstance(event, BatchCommitted):
-            audit.take([Step(event.batch_id, bad=False, late=event.dropped > 0, dropped=event.dropped_by_operator)])
+            audit.take(
+                [BatchToAudit(event.batch_id, bad=False, late=event.dropped > 0, dropped=event.dropped_by_operator)]
+            )
 
     counts = Counter(number for number, _, _ in expected(MINUTES, lambda minute: minute))
     assert {gap.batch_id: gap.dropped for gap in audit.tally().unexplained} == dict(counts)

@@ -29,7 +29,7 @@ from headrace import (
 )
 from headrace.clients.storage import LocalFileStore
 from headrace.operate.late.plan import RepairPlan
-from headrace.operate.late.repair import repairing
+from headrace.operate.late.repair import open_repair
 from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -90,13 +90,13 @@ def modelled(
     rows: Iterable[tuple[str, float, str]], width: int, until: float
 ) -> dict[tuple[str, int], tuple[int, Decimal]]:
     """Return orders and total per shop and end of window, for windows of a width, every five minutes, up to a time."""
-    found: dict[tuple[str, int], tuple[int, Decimal]] = {}
+    result: dict[tuple[str, int], tuple[int, Decimal]] = {}
     for shop, minute, price in rows:
         for start in range(int(minute // 5) * 5, int(minute // 5) * 5 - width, -5):
             if start + width <= until:
-                orders, total = found.get((shop, start + width), (0, Decimal(0)))
-                found[shop, start + width] = (orders + 1, total + Decimal(price))
-    return found
+                orders, total = result.get((shop, start + width), (0, Decimal(0)))
+                result[shop, start + width] = (orders + 1, total + Decimal(price))
+    return result
 
 
 def flow(transform: object, sink: DeltaAppend | DeltaUpsert | KafkaSink, mode: str) -> Flow:
@@ -104,25 +104,25 @@ def flow(transform: object, sink: DeltaAppend | DeltaUpsert | KafkaSink, mode: s
     return Flow("totals", orders, transform, sink, output_mode=mode, state=InMemory(shuffle_partitions=1))  # type: ignore[arg-type]
 
 
-def standing(found: Rehearsal, folder: Path) -> Flow:
+def standing(result: Rehearsal, folder: Path) -> Flow:
     """Return the rehearsed flow with the script as its source, as the runtime ran it."""
-    (given,) = found.flow.named_inputs.values()
-    made = scripted("rows", given, folder / "unused", None)
-    source = Scripted("rows", folder / "script" / "rows", carries_payload=True, columns=made.columns)
-    return replace(found.flow, inputs=replace(given, source=source))
+    (input_,) = result.flow.named_inputs.values()
+    created = scripted("rows", input_, folder / "unused", None)
+    source = Scripted("rows", folder / "script" / "rows", carries_payload=True, columns=created.columns)
+    return replace(result.flow, inputs=replace(input_, source=source))
 
 
 def repaired(spark: SparkSession, target: Target, flow: Flow) -> RepairPlan:
-    with repairing(spark, target, flow) as work:
+    with open_repair(spark, target, flow) as work:
         plan = work.plan()
         if plan.windows:
             work.apply(plan)
     return plan
 
 
-def summary(spark: SparkSession, found: Rehearsal) -> LateSummary:
-    checkpoint = Checkpoint.of("totals", found.target, LocalFileStore())
-    return summarise_late("totals", found.target, found.flow, checkpoint.query_id(), lambda: spark)
+def summary(spark: SparkSession, result: Rehearsal) -> LateSummary:
+    checkpoint = Checkpoint.of("totals", result.target, LocalFileStore())
+    return summarise_late("totals", result.target, result.flow, checkpoint.query_id(), lambda: spark)
 
 
 def minute(moment: datetime) -> int:
@@ -133,21 +133,21 @@ def test_windows_that_were_appended_get_their_late_rows_and_the_open_ones_stay_o
     spark: SparkSession, tmp_path: Path
 ):
     sink = DeltaAppend("gold")
-    bad = Arrive({"price": Decimal("2048.00"), "at": at(2)})
+    invalid = Arrive({"price": Decimal("2048.00"), "at": at(2)})
     played = script(BATCHES)
-    found = rehearse(
-        flow(totals, sink, "append"), [*played[:1], bad, *played[1:]], spark=spark, folder=tmp_path, sink=sink
+    result = rehearse(
+        flow(totals, sink, "append"), [*played[:1], invalid, *played[1:]], spark=spark, folder=tmp_path, sink=sink
     )
-    declared = standing(found, tmp_path)
+    declared = standing(result, tmp_path)
 
     def table() -> dict[tuple[str, int], tuple[int, Decimal]]:
-        return {(row.shop, minute(row.since) + 5): (row.orders, row.total) for row in found.table("gold")}
+        return {(row.shop, minute(row.since) + 5): (row.orders, row.total) for row in result.table("gold")}
 
     everything = [row for batch in BATCHES for row in batch]
     late = [("north", 3, "32.00"), ("east", 2, "64.00"), ("south", 29, "128.00"), ("north", 13, "512.00")]
     in_time = [row for row in everything if row not in late]
     assert table() == modelled(in_time, 5, CLOSED)
-    before = summary(spark, found)
+    before = summary(spark, result)
     assert (before.rows, before.entries, before.repaired) == (4, 4, 0)
     assert before.by_batch == {4: 3, 5: 1}
     # 27, 28 and 1 minutes behind 12:30, and 18 behind 12:31.
@@ -159,19 +159,19 @@ def test_windows_that_were_appended_get_their_late_rows_and_the_open_ones_stay_o
 
     # By now the shop may be missing. The row that was bad for it stays out.
     relaxed = StructType([replace_nullable(field) for field in ORDER])
-    (given,) = declared.named_inputs.values()
-    plan = repaired(spark, found.target, replace(declared, inputs=replace(given, schema=relaxed)))
+    (input_,) = declared.named_inputs.values()
+    plan = repaired(spark, result.target, replace(declared, inputs=replace(input_, schema=relaxed)))
 
     assert {minute(start): rows for (start, _), rows in plan.windows.items()} == {0: 2, 10: 1, 25: 1}
     assert (plan.changed, plan.added, plan.removed) == (2, 2, 0)
     assert table() == modelled(everything, 5, CLOSED)
-    assert len(found.table("gold")) == len(table())
-    after = summary(spark, found)
+    assert len(result.table("gold")) == len(table())
+    after = summary(spark, result)
     assert after.repaired == 4
     assert all(window.repaired for window in after.windows)
 
     version = len(list((tmp_path / "lake" / "gold" / "_delta_log").glob("*.json")))
-    again = repaired(spark, found.target, declared)
+    again = repaired(spark, result.target, declared)
     assert (again.windows, again.changes) == ({}, 0)
     assert len(list((tmp_path / "lake" / "gold" / "_delta_log").glob("*.json"))) == version
 
@@ -184,11 +184,11 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     spark: SparkSession, tmp_path: Path
 ):
     sink = DeltaUpsert("gold", key=("until", "shop"))
-    found = rehearse(flow(rolling, sink, "update"), script(BATCHES), spark=spark, folder=tmp_path, sink=sink)
-    declared = standing(found, tmp_path)
+    result = rehearse(flow(rolling, sink, "update"), script(BATCHES), spark=spark, folder=tmp_path, sink=sink)
+    declared = standing(result, tmp_path)
 
     def table() -> dict[tuple[str, int], tuple[int, Decimal]]:
-        return {(row.shop, minute(row.until)): (row.orders, row.total) for row in found.table("gold")}
+        return {(row.shop, minute(row.until)): (row.orders, row.total) for row in result.table("gold")}
 
     everything = [row for batch in BATCHES for row in batch]
     assert table() != modelled(everything, 10, 100)
@@ -196,7 +196,7 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     assert table()["south", 35] == (1, Decimal("128.00"))
 
     def refused(changed: Flow) -> str:
-        with pytest.raises(HeadraceError) as error, repairing(spark, found.target, changed) as work:
+        with pytest.raises(HeadraceError) as error, open_repair(spark, result.target, changed) as work:
             work.plan()
         return error.value.code
 
@@ -207,15 +207,15 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     )
     sessions = replace(declared, transform=lambda o: o.groupBy(F.session_window("at", "5 minutes"), "shop").count())
     assert refused(sessions) == "HR-351"
-    with acquire_lease(Checkpoint.of("totals", found.target, LocalFileStore()), found.target.lease):
+    with acquire_lease(Checkpoint.of("totals", result.target, LocalFileStore()), result.target.lease):
         assert refused(declared) == "HR-302"
 
-    plan = repaired(spark, found.target, declared)
+    plan = repaired(spark, result.target, declared)
 
     assert {minute(end) for _, end in plan.windows} == {5, 10, 15, 20, 30}
     assert table() == modelled(everything, 10, 100)
-    assert summary(spark, found).rows == 4
-    assert repaired(spark, found.target, declared).windows == {}
+    assert summary(spark, result).rows == 4
+    assert repaired(spark, result.target, declared).windows == {}
 
 
 def test_windows_of_a_delta_table_get_their_late_rows_from_the_version_that_the_flow_began_at(
@@ -226,8 +226,8 @@ def test_windows_of_a_delta_table_get_their_late_rows_from_the_version_that_the_
     late = [("north", 3, "32.00"), ("east", 40_000_000, "2.00")]
     for batch in ([("north", 1, "1.00")], [("north", 40, "8.00")], [("north", 41, "16.00")], late):
         rows = [(shop, Decimal(price), at(minute)) for shop, minute, price in batch]
-        made = spark.createDataFrame(rows, ORDER).coalesce(1)
-        made.write.format("delta").mode("append").save(target.table("silver"))
+        created = spark.createDataFrame(rows, ORDER).coalesce(1)
+        created.write.format("delta").mode("append").save(target.table("silver"))
     source = DeltaSource("silver", max_files_per_trigger=1, starting_version=0)
     orders = Input(source, watermark=Watermark("at", "10 minutes"))
     state = InMemory(shuffle_partitions=1)

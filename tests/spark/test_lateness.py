@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from headrace import Input, KafkaSource, OutputMode, Watermark
-from headrace.audit.late import late
+from headrace.audit.late import dropped_rows
 from headrace.patterns.rides.flows import RIDE, city_rides
 from headrace.spark_plan.late_filters import LatePlan, find_late_filters, mark_input
 
@@ -42,7 +42,7 @@ def late_rows(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, wate
     """Return the name of each late row and the bounds of the window that it missed, where it missed one."""
     (filtered,) = found(transform, rows).filters
     bounds = [F.date_format(each, "HH:mm").alias(each) for each in ("window_start", "window_end")]
-    filed = late(filtered, ms(watermark)).select("row", *bounds).collect()
+    filed = dropped_rows(filtered, ms(watermark)).select("row", *bounds).collect()
     return sorted((json.loads(row["row"])["name"], row["window_start"], row["window_end"]) for row in filed)
 
 
@@ -61,14 +61,14 @@ def test_a_row_is_late_when_its_window_ended_at_or_before_the_watermark(spark: S
 
 def test_a_late_row_says_its_event_time_and_by_how_much_it_was_behind_the_watermark(spark: SparkSession) -> None:
     (filtered,) = found(per_five_minutes, events(spark, "08:03:30.250")).filters
-    (row,) = late(filtered, ms("08:05")).collect()
+    (row,) = dropped_rows(filtered, ms("08:05")).collect()
     assert (row["event_time"].astimezone(UTC), row["late_by"]) == (at("08:03:30.250"), 89.75)
     assert (row["input"], row["operator"]) == ("events", "window")
 
 
 def test_nothing_is_late_before_the_first_watermark(spark: SparkSession) -> None:
     (filtered,) = found(per_five_minutes, events(spark, "08:00")).filters
-    assert late(filtered, 0).collect() == []
+    assert dropped_rows(filtered, 0).collect() == []
 
 
 def test_in_complete_mode_nothing_is_late(spark: SparkSession) -> None:
@@ -87,7 +87,7 @@ def test_with_sliding_windows_a_row_is_late_once_for_each_window_that_it_missed(
     assert late_rows(sliding, rows, "08:15") == [("08:07", "08:00", "08:10"), ("08:07", "08:05", "08:15")]
     # It is one row all the same.
     (filtered,) = found(sliding, events(spark, "08:06", "08:07")).filters
-    filed = late(filtered, ms("08:20")).collect()
+    filed = dropped_rows(filtered, ms("08:20")).collect()
     assert len(filed) == 4
     assert len({row["row_id"] for row in filed}) == 2
 
@@ -136,7 +136,7 @@ def test_what_comes_out_of_one_window_is_told_apart_and_not_computed_for_the_nex
 
     ten, five = found(ten_of_five, events(spark, "08:00")).filters
     assert ten.rows is None
-    assert [row["window_end"].astimezone(UTC) for row in late(five, ms("09:00")).collect()] == [at("08:05")]
+    assert [row["window_end"].astimezone(UTC) for row in dropped_rows(five, ms("09:00")).collect()] == [at("08:05")]
 
 
 def test_two_windowed_aggregations_are_both_found(spark: SparkSession) -> None:
@@ -176,7 +176,7 @@ def test_the_late_rows_of_city_rides_are_whole_rides_of_a_counted_status(spark: 
     given = Input(KafkaSource("rides"), RIDE, Watermark("event_time", "10 minutes"))
     frame = mark_input(spark.createDataFrame(rides, RIDE), "rides", given, RIDE.names)
     (filtered,) = find_late_filters(city_rides(frame, "5 minutes"), OutputMode.UPDATE).filters
-    (filed,) = late(filtered, ms("08:05")).collect()
+    (filed,) = dropped_rows(filtered, ms("08:05")).collect()
     row = json.loads(filed["row"])
     assert (row["ride_id"], row["city"], row["status"]) == ("late", "Paris", "completed")
     assert row["event_time"] == "2024-05-06T08:01:00.000Z"

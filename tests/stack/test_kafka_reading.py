@@ -32,7 +32,7 @@ from headrace import (
 from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
-from headrace.operate.preflight.batch_size import fitted_flows
+from headrace.operate.preflight.batch_size import size_batches
 from headrace.operate.run import preflight
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import EventBus
@@ -244,7 +244,7 @@ def test_a_bound_fits_the_records_that_are_there_and_the_memory_of_the_machine(s
         Flow(name, Input(KafkaSource(house.topic("rides"), bound), schema=ROW), lambda rows: rows, Kept())
         for name, bound in (("one", AutoBatchSize()), ("two", AutoBatchSize()), ("three", 7))
     ]
-    bounded, found = fitted_flows(flows, house.target, spark)
+    bounded, found = size_batches(flows, house.target, spark)
     # Two of them share the memory; a half of it is for data, and a record of 300 bytes is there twice.
     assert found["one", "rows"].records == pytest.approx(memory / 2 / 2 / 600, abs=1_000)
     assert [flow.named_inputs["rows"].source for flow in bounded] == [

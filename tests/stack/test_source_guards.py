@@ -14,7 +14,7 @@ from confluent_kafka import Producer, TopicCollection, TopicPartition
 from deleted_topics import delete_topic
 from pyspark.sql.types import LongType, StructField, StructType
 
-from headrace.audit.flow_audit import FlowAudit, Step, quarantine_table
+from headrace.audit.flow_audit import BatchToAudit, FlowAudit, quarantine_table
 from headrace.clients.kafka import admin_client
 from headrace.clients.topics import create_topics
 from headrace.flow.checks.check import check
@@ -23,7 +23,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.operate.preflight.measure import measured
+from headrace.operate.preflight.measure import measure_rates
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
@@ -259,7 +259,7 @@ def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: 
     place.delete_before(2)
 
     audit = FlowAudit(place.spark, place.target, flow)
-    audit.take([Step(0, bad=True, late=False)])
+    audit.take([BatchToAudit(0, bad=True, late=False)])
 
     filed = place.spark.read.format("delta").load(quarantine_table(place.target, "orders")).collect()
     assert [(row.offset, row.partition) for row in filed] == [(3, 0)]
@@ -283,5 +283,5 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
     # 600 records in 300 seconds; those before them are an hour old.
     assert small.arrival_rates(place.target) == {"records": 2.0}
     flow = replace(flow, inputs=Input(small, schema=ROW))
-    findings = [each for each in check([flow], measured([flow], place.target)) if each.code == "HRC-204"]
+    findings = [each for each in check([flow], measure_rates([flow], place.target)) if each.code == "HRC-204"]
     assert [each.remedy.split(",")[0] for each in findings] == ["Set max_offsets_per_trigger=50_000"]

@@ -122,7 +122,7 @@ def test_orders_and_payments(killed: Killed, spark: SparkSession, tmp_path: Path
     client = admin_client(target.kafka)
     for answer in client.delete_records(ends).values():
         answer.result(30)
-    with pytest.raises(RecoveryError, match="cannot be computed anew") as refused:
+    with pytest.raises(RecoveryError, match="cannot be recomputed") as refused:
         command(NAMES["full"])
     assert refused.value.code == "HR-357"
 
@@ -170,7 +170,7 @@ def test_enrichment(killed: Killed, spark: SparkSession):
     middle = enrichment.run(spark, target, settings)
 
     assert middle.outcome.enriched_later > 0
-    seen = enrichment_demo.versions_seen(spark, target, settings)
+    seen = enrichment_demo.dimension_versions(spark, target, settings)
     # The batch that the killed driver had written keeps the version that it met; later batches meet newer ones.
     assert seen[enrichment.KILLED_IN["purchases"]] < seen[-1]
     enrichment.know_products(spark, target, settings, 10, 0)
@@ -178,7 +178,7 @@ def test_enrichment(killed: Killed, spark: SparkSession):
 
     last = enrichment.run(spark, target, settings)
 
-    assert enrichment_demo.versions_seen(spark, target, settings)[: len(seen)] == seen
-    assert enrichment_demo.versions_seen(spark, target, settings)[len(seen)] > seen[-1]
+    assert enrichment_demo.dimension_versions(spark, target, settings)[: len(seen)] == seen
+    assert enrichment_demo.dimension_versions(spark, target, settings)[len(seen)] > seen[-1]
     assert last.outcome.enriched_later > middle.outcome.enriched_later
     assert [flow.name for flow in enrichment_flows(settings)] == list(enrichment.KILLED_IN)

@@ -35,7 +35,7 @@ from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Compatibility
 from headrace.flow.checks.operators import OperatorKind
 from headrace.flow.levers import Trigger
-from headrace.operate.run import Application, FlowFigures, until_done_of
+from headrace.operate.run import Application, FlowFigures, as_available_now
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.continuous import record_start_offsets
 from headrace.runtime.events import BatchCommitted, Event
@@ -184,7 +184,7 @@ def test_rows_arrive_and_bad_ones_are_filed_and_a_restart_loses_none(
 
     # Once more, and this time to the end of what is there.
     send(place, name, range(20, 24), b"more rubbish")
-    third = run(spark, place, until_done_of(made))
+    third = run(spark, place, as_available_now(made))
     assert (third.error, third.bad) == (None, {"malformed_json": 1})
     assert set(ids(place, f"{name}-out")) == evens(range(24))
     filed = spark.read.format("delta").load(quarantine_table(place, made.name))

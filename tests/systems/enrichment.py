@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.clients.topics import create_topics
-from headrace.demos.enrichment import Compared, compare
-from headrace.demos.feeder import Generated, Generator, generate
-from headrace.demos.model_inputs import consumed
+from headrace.demos.enrichment import EnrichmentComparison, compare
+from headrace.demos.feeder import Generator, SendableRecord, generate
+from headrace.demos.model_inputs import read_records
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
@@ -72,7 +72,7 @@ class Until:
     def __init__(self, records: Generator, first: int, last: int) -> None:
         self._records, self._first, self._last = records, first, last
 
-    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[Generated]:
+    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[SendableRecord]:
         first, last = (NOW - timedelta(minutes=minutes) for minutes in (self._first, self._last))
         return self._records.events(first, last)
 
@@ -101,7 +101,7 @@ def write_history(spark: SparkSession, target: Target, settings: EnrichmentSetti
     Of every second product it is not known since when the first state was so.
     """
     told: dict[str, dict[str, dict[str, str]]] = {}
-    for record in consumed(target, settings.products_topic):
+    for record in read_records(target, settings.products_topic):
         state = json.loads(record.value or b"", parse_float=str)
         told.setdefault(state["product_id"], {})[state["updated_at"]] = state
     rows = []
@@ -121,7 +121,7 @@ def run_purchases(spark: SparkSession, target: Target, settings: EnrichmentSetti
     assert ran["purchases"].error is None
 
 
-def run(spark: SparkSession, target: Target, settings: EnrichmentSettings) -> Compared:
+def run(spark: SparkSession, target: Target, settings: EnrichmentSettings) -> EnrichmentComparison:
     """Run the purchases and compare them, and the products, with the model."""
     run_purchases(spark, target, settings)
     found = compare(spark, target, flows(settings), settings)

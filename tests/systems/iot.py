@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.clients.topics import create_topics
-from headrace.demos.feeder import Generated, generate
+from headrace.demos.feeder import SendableRecord, generate
 from headrace.demos.iot import IotDemo, size
-from headrace.demos.model_inputs import boundaries, consumed
-from headrace.demos.protocol import Scene
+from headrace.demos.model_inputs import batch_ranges, read_records
+from headrace.demos.protocol import DemoContext
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
@@ -71,7 +71,7 @@ class Returned:
 
     past: Past
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Generated]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[SendableRecord]:
         yield from self.past.events(from_, until)
         now = round(NOW.timestamp() * 1000)
         for minute in range(0, 360, 3):
@@ -92,7 +92,7 @@ def filled(target: Target, settings: IotSettings, *, rate: float) -> int:
 def the_bound_holds(spark: SparkSession, target: Target, settings: IotSettings, skew: Any) -> None:
     """Every batch but the last is as large as it may be, and none is larger: of each flow, and of both partitions."""
     for flow in flows(settings):
-        batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
+        batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
         full = [batch for batch in batches if size(batch)][:-1]
         assert len(full) == 4
         # Each partition's share of the bound is rounded down.
@@ -100,7 +100,7 @@ def the_bound_holds(spark: SparkSession, target: Target, settings: IotSettings, 
         assert max(map(size, batches)) == skew["largest_batch"][flow.name] <= MOST
         # The partition of the busiest device is longer, and no batch is without the other one.
         assert all(len(batch) == 2 and all(end > start for start, end in batch.values()) for batch in full), full
-    records = consumed(target, settings.topic)
+    records = read_records(target, settings.topic)
     rows = [sum(record.partition == each for record in records) for each in range(2)]
     assert skew["rows_by_partition"] == {"0": rows[0], "1": rows[1]}
     # 20 % by one device, and the rest by 39 of them and the one that is back.
@@ -124,7 +124,7 @@ def repaired(folder: Path, target: Target, spark: SparkSession, monkeypatch: pyt
     return found
 
 
-def shown_is_what_is_there(spark: SparkSession, demo: IotDemo, scene: Scene, newest: list[DeviceMetrics]) -> None:
+def shown_is_what_is_there(spark: SparkSession, demo: IotDemo, scene: DemoContext, newest: list[DeviceMetrics]) -> None:
     """The demo's line about the newest whole window, its table as declared, and its feed into the topic of its own."""
     (line,) = demo.status(scene, spark)
     readings = sum(row.reading_count for row in newest)
@@ -142,10 +142,10 @@ def shown_is_what_is_there(spark: SparkSession, demo: IotDemo, scene: Scene, new
     assert len(merges) >= 5
     assert all("window_start" in (said := row.operationParameters["predicate"]) and ">=" in said for row in merges)
 
-    before = len(consumed(scene.target, demo.settings.topic))
+    before = len(read_records(scene.target, demo.settings.topic))
     sent = demo.feed(scene, set_by_records(scene.target, demo.settings.topic))
     assert sent.records > 0
-    assert len(consumed(scene.target, demo.settings.topic)) - before == sent.records
+    assert len(read_records(scene.target, demo.settings.topic)) - before == sent.records
 
 
 def to_ms(moment: datetime) -> int:

@@ -29,8 +29,8 @@ from headrace.cli.project import opened
 from headrace.clients.kafka import admin_client, read_stable, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
-from headrace.operate.late.repair import repairing
-from headrace.operate.quarantine.redrive import Redrive, redriving
+from headrace.operate.late.repair import open_repair
+from headrace.operate.quarantine.redrive import Redrive, open_redrive
 from headrace.operate.run import Application
 from systems import late_run
 
@@ -208,7 +208,7 @@ def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(
     truncated = client.delete_records([TopicPartition(place.topic, 0, 3)])
     assert [each.result().low_watermark for each in truncated.values()] == [3]
 
-    with repairing(place.spark, target, flow) as work:
+    with open_repair(place.spark, target, flow) as work:
         plan = work.plan()
         work.apply(plan)
 
@@ -238,7 +238,7 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
     assert place.said(*words, code=2)["ok"] is False
 
     _, target, (flow,) = opened(place.fixed, None, ["totals"])
-    with pytest.raises(HeadraceError) as refused, redriving(place.spark, target, flow) as work:
+    with pytest.raises(HeadraceError) as refused, open_redrive(place.spark, target, flow) as work:
         work.plan(to=f"{place.topic}-nowhere")
     assert refused.value.code == "HR-501"
 
@@ -254,7 +254,7 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Redrive, "_append", raising)
-    with redriving(place.spark, target, flow) as work:
+    with open_redrive(place.spark, target, flow) as work:
         rest = work.plan()
         assert (rest.rows, rest.unfinished) == (0, 2)
         with pytest.raises(KeyboardInterrupt):

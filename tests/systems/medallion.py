@@ -15,7 +15,7 @@ from headrace.clients.storage import LocalFileStore
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Row, table_rows
 from headrace.demos.feeder import generate
-from headrace.demos.model_inputs import consumed
+from headrace.demos.model_inputs import read_records
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow, Every
 from headrace.flow.target import Target
@@ -113,7 +113,7 @@ def violations(spark: SparkSession, target: Target, settings: MedallionSettings,
     end = checkpoint.offset_entry(checkpoint.committed_batches()[-1]).offsets[0]
     start = checkpoint.offset_entry(first - 1).offsets[0] if first else source.start_offset(end or "")
     read = {(row["partition"], row["offset"]) for row in source.batch(spark, target, start or "", end or "").collect()}
-    records = [each for each in consumed(target, settings.topic) if (each.partition, each.offset) in read]
+    records = [each for each in read_records(target, settings.topic) if (each.partition, each.offset) in read]
     return dict(model.silver(records).broken)
 
 

@@ -15,7 +15,7 @@ from headrace.cli.main import app
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import generate
-from headrace.demos.model_inputs import boundaries, consumed
+from headrace.demos.model_inputs import batch_ranges, read_records
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
@@ -72,8 +72,8 @@ def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -
 
 def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
     """Return, by input, the watermark of its newest good record."""
-    orders = [model.judge_order(each) for each in consumed(target, settings.orders_topic)]
-    payments = [model.judge_payment(each) for each in consumed(target, settings.payments_topic)]
+    orders = [model.judge_order(each) for each in read_records(target, settings.orders_topic)]
+    payments = [model.judge_payment(each) for each in read_records(target, settings.payments_topic)]
     return {
         "orders": max(each.order_time for each in orders if isinstance(each, model.Order)) - delay_ms,
         "payments": max(each.pay_time for each in payments if isinstance(each, model.Payment)) - delay_ms,
@@ -84,8 +84,8 @@ def replayed(
     spark: SparkSession, target: Target, settings: OrderSettings, how: Join, recorded: list[int] | None = None
 ) -> model.JoinOutcome:
     flow = next(each for each in flows(settings) if each.name == NAMES[how])
-    records = [consumed(target, topic) for topic in settings.topics]
-    return model.replay(*records, boundaries(spark, target, flow), model.JOINS[how], recorded)
+    records = [read_records(target, topic) for topic in settings.topics]
+    return model.replay(*records, batch_ranges(spark, target, flow), model.JOINS[how], recorded)
 
 
 def command_line(
@@ -122,7 +122,7 @@ def reconciled(
     assert (code, plan["repaired"], plan["whole"]) == (0, True, False)
     start, end = (round(datetime.fromisoformat(plan[each]).timestamp() * 1000) for each in ("start", "end"))
     assert start < end < (NOW - timedelta(hours=1)).timestamp() * 1000
-    records = [consumed(target, topic) for topic in settings.topics]
+    records = [read_records(target, topic) for topic in settings.topics]
     rows = table_rows(spark, "delta", target.table(settings.table(how)))
     compared = Comparison()
     due = model.daily_rows(*records, model.JOINS[how], start, end)

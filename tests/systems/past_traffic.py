@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 
 from headrace.clients.positions import end_offsets
-from headrace.demos.feeder import Generated, Generator
+from headrace.demos.feeder import Generator, SendableRecord
 from headrace.flow.target import Target
 
 # Windows of a day that is over.
@@ -27,7 +27,7 @@ class Past:
     def topic(self) -> str:
         return self.records.topic
 
-    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[Generated]:
+    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[SendableRecord]:
         return self.records.events(NOW - timedelta(hours=self.hours), NOW)
 
 

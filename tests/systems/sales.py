@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from headrace.clients.topics import create_topics
 from headrace.demos.feeder import generate
-from headrace.demos.model_inputs import consumed
-from headrace.demos.protocol import Scene
-from headrace.demos.sales import SalesDemo, gold_rows, not_adding_up
+from headrace.demos.model_inputs import read_records
+from headrace.demos.protocol import DemoContext
+from headrace.demos.sales import SalesDemo, gold_rows, sum_mismatches
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
@@ -54,7 +54,7 @@ def versions_that_do_not_add_up(spark: SparkSession, target: Target, settings: S
     newest = spark.sql(f"DESCRIBE HISTORY delta.`{location}`").agg({"version": "max"}).collect()[0][0]
     versions = {number: gold_rows(spark, target, settings, number) for number in range(1, newest + 1)}
     assert all(versions.values())
-    return [number for number, rows in versions.items() if not_adding_up(rows, settings.grains)]
+    return [number for number, rows in versions.items() if sum_mismatches(rows, settings.grains)]
 
 
 def tables_are_as_declared(spark: SparkSession, target: Target, settings: SalesSettings) -> None:
@@ -69,7 +69,7 @@ def tables_are_as_declared(spark: SparkSession, target: Target, settings: SalesS
         assert all("window_start" in (said := row.operationParameters["predicate"]) and ">=" in said for row in merges)
 
 
-def shown_is_what_is_there(spark: SparkSession, demo: SalesDemo, scene: Scene, days: list[GoldRow]) -> None:
+def shown_is_what_is_there(spark: SparkSession, demo: SalesDemo, scene: DemoContext, days: list[GoldRow]) -> None:
     """The demo's lines about the day, and its feed into the topic of its own."""
     shown = [line.split() for line in demo.status(scene, spark)]
     newest = max(row.window_start for row in days)
@@ -79,11 +79,11 @@ def shown_is_what_is_there(spark: SparkSession, demo: SalesDemo, scene: Scene, d
         if row.window_start == newest
     ]
     topic = demo.settings.topic
-    before = len(consumed(scene.target, topic))
+    before = len(read_records(scene.target, topic))
     sent = demo.feed(scene, set_by_records(scene.target, topic))
     assert sent.records > 0
-    records = consumed(scene.target, topic)
+    records = read_records(scene.target, topic)
     assert len(records) - before == sent.records
     # Both flows are waited for until they have read all of it.
     ends = {(topic, number): sum(record.partition == number for record in records) for number in range(2)}
-    assert demo.awaited(scene) == {"category_sales": ends, "rolling_revenue": ends}
+    assert demo.awaited_offsets(scene) == {"category_sales": ends, "rolling_revenue": ends}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.storage import file_store
-from headrace.demos.wait import Arrivals
+from headrace.demos.wait import OffsetWaiter
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -29,8 +29,8 @@ def bus() -> EventBus:
 
 
 @pytest.fixture
-def arrivals(bus: EventBus, target: Target) -> Arrivals:
-    return Arrivals(bus, target, None)
+def arrivals(bus: EventBus, target: Target) -> OffsetWaiter:
+    return OffsetWaiter(bus, target, None)
 
 
 def planned(target: Target, batch: int, offsets: dict[str, dict[str, int]]) -> None:
@@ -48,7 +48,7 @@ def committed(target: Target, batch: int, bus: EventBus) -> None:
 
 
 def test_a_wait_ends_with_the_batch_that_holds_the_last_offset(
-    target: Target, bus: EventBus, arrivals: Arrivals
+    target: Target, bus: EventBus, arrivals: OffsetWaiter
 ) -> None:
     planned(target, 0, {"t": {"0": 4}})
     committed(target, 0, bus)
@@ -64,7 +64,7 @@ def test_a_wait_ends_with_the_batch_that_holds_the_last_offset(
 
 
 def test_what_is_planned_and_not_committed_is_not_there_when_the_time_is_over(
-    target: Target, bus: EventBus, arrivals: Arrivals
+    target: Target, bus: EventBus, arrivals: OffsetWaiter
 ) -> None:
     planned(target, 0, {"t": {"0": 4}, "u": {"0": 1}})
     committed(target, 0, bus)
@@ -73,14 +73,16 @@ def test_what_is_planned_and_not_committed_is_not_there_when_the_time_is_over(
     assert arrivals.wait(AWAITED, 0) == {"f": {("t", 0): 5}}
 
 
-def test_a_flow_without_offsets_is_waited_for_until_it_has_committed_rows(bus: EventBus, arrivals: Arrivals) -> None:
+def test_a_flow_without_offsets_is_waited_for_until_it_has_committed_rows(
+    bus: EventBus, arrivals: OffsetWaiter
+) -> None:
     bus.publish(BatchCommitted("f", 0, 0, 0, {}, 0, 1, None))
     assert arrivals.wait({"f": {}}, 0) == {"f": {}}
     bus.publish(BatchCommitted("f", 1, 1, 1, {}, 0, 1, None))
     assert arrivals.wait({"f": {}}, 0) == {}
 
 
-def test_a_wait_that_nobody_wants_any_more_says_what_is_left(arrivals: Arrivals) -> None:
+def test_a_wait_that_nobody_wants_any_more_says_what_is_left(arrivals: OffsetWaiter) -> None:
     enough = threading.Event()
     enough.set()
 

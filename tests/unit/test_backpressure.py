@@ -29,7 +29,7 @@ from headrace.audit.throughput import Throughput, processed_per_second
 from headrace.flow.checks.backpressure import AvailableResources, MeasuredRates, bound_for_rate, choose_batch_size
 from headrace.flow.levers import Trigger
 from headrace.flow.source import AutoBatchSize, Bounded, Source
-from headrace.operate.preflight.measure import measured
+from headrace.operate.preflight.measure import measure_rates
 from headrace.runtime.events import BatchCommitted, EventBus
 
 ROW = StructType([StructField("id", StringType())])
@@ -113,9 +113,9 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
     source: Source, rates: MeasuredRates | None, trigger: Trigger, remedy: str
 ) -> None:
     assert isinstance(source, Bounded)
-    ((code, severity, said),) = found(source, rates, trigger)
+    ((code, severity, message),) = found(source, rates, trigger)
     assert (code, severity) == ("HRC-110", Severity.ERROR)
-    assert said.startswith(remedy)
+    assert message.startswith(remedy)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
 def test_a_bound_below_what_arrives_is_a_warning(
     source: Source, rates: MeasuredRates, trigger: Trigger, remedies: list[str]
 ) -> None:
-    said = found(source, rates, trigger)
-    assert [(code, severity) for code, severity, _ in said] == [("HRC-204", Severity.WARNING)] * len(remedies)
-    assert all(remedy.startswith(wanted) for (_, _, remedy), wanted in zip(said, remedies, strict=True))
+    message = found(source, rates, trigger)
+    assert [(code, severity) for code, severity, _ in message] == [("HRC-204", Severity.WARNING)] * len(remedies)
+    assert all(remedy.startswith(expected) for (_, _, remedy), expected in zip(message, remedies, strict=True))
 
 
 @pytest.fixture
@@ -192,8 +192,8 @@ def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_nex
     throughput.close()
 
     assert processed_per_second(target, "orders") == 10_400
-    assert measured([kafka], target) == {("orders", "rows"): MeasuredRates({}, 10_400)}
-    ((_, _, remedy),) = [each for each in found(OPEN, measured([kafka], target)["orders", "rows"])]
+    assert measure_rates([kafka], target) == {("orders", "rows"): MeasuredRates({}, 10_400)}
+    ((_, _, remedy),) = [each for each in found(OPEN, measure_rates([kafka], target)["orders", "rows"])]
     assert remedy.startswith("Set max_offsets_per_trigger=84_000.")  # 83,200
 
 
@@ -249,7 +249,7 @@ def test_of_a_flow_with_two_inputs_the_record_says_nothing_about_one(target: Tar
     throughput = Throughput(None, target, [both], bus)  # type: ignore[arg-type]
     bus.publish(BatchCommitted("both", 0, 10_000, 0, {}, 0, 1_000, None))
     throughput.close()
-    assert measured([both], target) == {("both", "a"): MeasuredRates(), ("both", "b"): MeasuredRates()}
+    assert measure_rates([both], target) == {("both", "a"): MeasuredRates(), ("both", "b"): MeasuredRates()}
 
 
 def test_a_broker_that_is_away_costs_seconds_and_no_error(target: Target) -> None:

@@ -25,7 +25,7 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.target import Target
 from headrace.operate.checkpoint import restore as checkpoint_restore
 from headrace.operate.checkpoint.backup import back_up
-from headrace.operate.checkpoint.checksums import hadoop_agrees, spark_agrees
+from headrace.operate.checkpoint.checksums import matches_hadoop_checksum, matches_spark_checksum
 from headrace.operate.checkpoint.find import find_checkpoint
 from headrace.operate.checkpoint.offsets import next_reads
 from headrace.operate.checkpoint.restore import plan_restore, restore
@@ -76,7 +76,7 @@ class Made:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def stored(tmp_path: Path) -> Made:
     """Three batches, 0 to 2, all committed and noted."""
     found = Made(tmp_path / "checkpoints")
     for number in range(3):
@@ -96,27 +96,27 @@ def code(act: Callable[[], object]) -> str:
 def test_the_checksums_of_hadoop_and_of_spark_are_the_known_ones() -> None:
     """The check values of CRC-32 and CRC-32C: the sums of the digits 1 to 9."""
     digits = b"123456789"
-    assert hadoop_agrees(digits, b"crc\0" + struct.pack(">iI", 512, 0xCBF43926))
-    assert not hadoop_agrees(b"123456780", b"crc\0" + struct.pack(">iI", 512, 0xCBF43926))
+    assert matches_hadoop_checksum(digits, b"crc\0" + struct.pack(">iI", 512, 0xCBF43926))
+    assert not matches_hadoop_checksum(b"123456780", b"crc\0" + struct.pack(">iI", 512, 0xCBF43926))
     signed = struct.unpack(">i", struct.pack(">I", 0xE3069283))[0]
     noted = {"algorithm": "CRC32C", "value": signed, "mainFileSize": 9}
-    assert spark_agrees(digits, json.dumps(noted).encode())
-    assert not spark_agrees(b"123456780", json.dumps(noted).encode())
-    assert not spark_agrees(digits, b"{")
+    assert matches_spark_checksum(digits, json.dumps(noted).encode())
+    assert not matches_spark_checksum(b"123456780", json.dumps(noted).encode())
+    assert not matches_spark_checksum(digits, b"{")
 
 
-def test_a_checksum_that_is_wrong_beside_a_file_that_is_right_is_the_one_to_delete(made: Made) -> None:
-    made.put("offsets/.1.crc", b"crc\0" + struct.pack(">iI", 512, 7))
-    [flaw] = verify(made.checkpoint).damages
+def test_a_checksum_that_is_wrong_beside_a_file_that_is_right_is_the_one_to_delete(stored: Made) -> None:
+    stored.put("offsets/.1.crc", b"crc\0" + struct.pack(">iI", 512, 7))
+    [flaw] = verify(stored.checkpoint).damages
     assert flaw.path == "spark/offsets/.1.crc"
     assert flaw.remedy.startswith("Delete this checksum")
 
 
-def test_a_file_of_the_state_that_is_not_what_its_checksum_was_taken_of_is_named(made: Made) -> None:
-    made.state("1.changelog", "2.changelog", "3.changelog", "4.changelog")
+def test_a_file_of_the_state_that_is_not_what_its_checksum_was_taken_of_is_named(stored: Made) -> None:
+    stored.state("1.changelog", "2.changelog", "3.changelog", "4.changelog")
     for number in (3, 4):
-        made.put(f"state/0/0/.{number}.changelog.crc", b"crc\0" + struct.pack(">iI", 512, 7))
-    verdict = verify(made.checkpoint)
+        stored.put(f"state/0/0/.{number}.changelog.crc", b"crc\0" + struct.pack(">iI", 512, 7))
+    verdict = verify(stored.checkpoint)
     assert [flaw.path for flaw in verdict.damages] == ["spark/state/0/0/3.changelog"]
     # Version 4 belongs to a batch that was never committed: it is written again.
     assert [flaw.path for flaw in verdict.flaws if flaw.level == "note"] == ["spark/state/0/0/4.changelog"]
@@ -137,10 +137,10 @@ def test_a_file_of_the_state_that_is_not_what_its_checksum_was_taken_of_is_named
     ],
 )
 def test_the_state_of_the_last_commit_needs_a_snapshot_and_every_change_since(
-    made: Made, there: list[str], missing: list[str]
+    stored: Made, there: list[str], missing: list[str]
 ) -> None:
-    made.state(*there)
-    assert made.damages() == [(f"spark/state/0/0/{name}", "is not there") for name in missing]
+    stored.state(*there)
+    assert stored.damages() == [(f"spark/state/0/0/{name}", "is missing") for name in missing]
 
 
 def snapshot(tables: dict[str, int]) -> bytes:
@@ -153,15 +153,15 @@ def snapshot(tables: dict[str, int]) -> bytes:
     return file.getvalue()
 
 
-def test_a_snapshot_of_rocksdb_is_whole_with_all_the_tables_that_it_names(made: Made) -> None:
-    made.state("3.changelog")
-    made.put("state/0/0/2.zip", snapshot({"1.sst": 4, "2.sst": 4}))
+def test_a_snapshot_of_rocksdb_is_whole_with_all_the_tables_that_it_names(stored: Made) -> None:
+    stored.state("3.changelog")
+    stored.put("state/0/0/2.zip", snapshot({"1.sst": 4, "2.sst": 4}))
     for name, content in (("1.sst", b"rows"), ("2.sst", b"row")):
-        made.put(f"state/0/0/SSTs/{name}", content)
-    assert made.damages() == [("spark/state/0/0/SSTs/2.sst", "has 3 bytes; the snapshot 2.zip names 4")]
-    (made.folder / "spark/state/0/0/SSTs/1.sst").unlink()
-    made.put("state/0/0/SSTs/2.sst", b"rows")
-    assert made.damages() == [("spark/state/0/0/SSTs/1.sst", "is not there")]
+        stored.put(f"state/0/0/SSTs/{name}", content)
+    assert stored.damages() == [("spark/state/0/0/SSTs/2.sst", "has 3 bytes; the snapshot 2.zip names 4")]
+    (stored.folder / "spark/state/0/0/SSTs/1.sst").unlink()
+    stored.put("state/0/0/SSTs/2.sst", b"rows")
+    assert stored.damages() == [("spark/state/0/0/SSTs/1.sst", "is missing")]
 
 
 @settings(max_examples=150, deadline=None)
@@ -171,61 +171,61 @@ def test_a_snapshot_with_any_byte_changed_is_named_or_reads_as_before(
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "any-byte-of-a-snapshot"
     fresh = not root.exists()
-    made = Made(root)
+    stored = Made(root)
     if fresh:
         for number in range(3):
-            made.batch(number)
-        made.state("3.changelog")
-    whole = snapshot({})
-    place = data.draw(st.integers(0, len(whole) - 1), label="place")
-    value = data.draw(st.integers(0, 255).filter(lambda each: each != whole[place]), label="byte")
-    made.put("state/0/0/2.zip", whole[:place] + bytes([value]) + whole[place + 1 :])
+            stored.batch(number)
+        stored.state("3.changelog")
+    complete = snapshot({})
+    place = data.draw(st.integers(0, len(complete) - 1), label="place")
+    value = data.draw(st.integers(0, 255).filter(lambda item: item != complete[place]), label="byte")
+    stored.put("state/0/0/2.zip", complete[:place] + bytes([value]) + complete[place + 1 :])
     # Times and rights of the archive's members are bytes that nobody reads; Hadoop's sums cover them on a disk.
-    assert {path for path, _ in made.damages()} <= {"spark/state/0/0/2.zip"}
-    made.put("state/0/0/.2.zip.crc", b"crc\0" + struct.pack(">iI", 4096, zlib.crc32(whole)))
-    assert [path for path, _ in made.damages()] == ["spark/state/0/0/2.zip"]
-    (made.folder / "spark/state/0/0/.2.zip.crc").unlink()
+    assert {path for path, _ in stored.damages()} <= {"spark/state/0/0/2.zip"}
+    stored.put("state/0/0/.2.zip.crc", b"crc\0" + struct.pack(">iI", 4096, zlib.crc32(complete)))
+    assert [path for path, _ in stored.damages()] == ["spark/state/0/0/2.zip"]
+    (stored.folder / "spark/state/0/0/.2.zip.crc").unlink()
 
 
-def test_a_partition_that_is_gone_is_missed(made: Made) -> None:
-    made.state("1.changelog", "2.changelog", "3.changelog")
-    made.put("state/0/_metadata/metadata", "v1\n" + OPERATOR.replace('Partitions":1', 'Partitions":2'))
-    assert [path for path, _ in made.damages()] == [f"spark/state/0/1/{number}.changelog" for number in (1, 2, 3)]
+def test_a_partition_that_is_gone_is_missed(stored: Made) -> None:
+    stored.state("1.changelog", "2.changelog", "3.changelog")
+    stored.put("state/0/_metadata/metadata", "v1\n" + OPERATOR.replace('Partitions":1', 'Partitions":2'))
+    assert [path for path, _ in stored.damages()] == [f"spark/state/0/1/{number}.changelog" for number in (1, 2, 3)]
 
 
-def test_what_a_killed_driver_left_half_written_is_no_damage(made: Made) -> None:
-    made.put("commits/.3.6a1f.tmp", "")
-    [flaw] = verify(made.checkpoint).flaws
-    assert (flaw.level, flaw.found) == ("note", "was never finished")
+def test_what_a_killed_driver_left_half_written_is_no_damage(stored: Made) -> None:
+    stored.put("commits/.3.6a1f.tmp", "")
+    [flaw] = verify(stored.checkpoint).flaws
+    assert (flaw.level, flaw.found) == ("note", "was never completed")
 
 
 # ---- find ----
 
 
 def test_a_flow_that_left_the_project_is_found_by_its_folder_and_one_that_never_ran_by_its_declaration(
-    made: Made,
+    stored: Made,
 ) -> None:
-    assert find_checkpoint("rides", made.target, LocalFileStore()).folder == str(made.folder)
-    assert find_checkpoint("fresh", made.target, LocalFileStore(), ["fresh"]).planned_batches() == []
-    assert code(lambda: find_checkpoint("fresh", made.target, LocalFileStore(), [])) == "HR-321"
+    assert find_checkpoint("rides", stored.target, LocalFileStore()).folder == str(stored.folder)
+    assert find_checkpoint("fresh", stored.target, LocalFileStore(), ["fresh"]).planned_batches() == []
+    assert code(lambda: find_checkpoint("fresh", stored.target, LocalFileStore(), [])) == "HR-321"
 
 
 @pytest.mark.parametrize("name", ["../rides", "rides/spark", "/etc", "..", "", "rides.replaced-1", "Rides"])
-def test_a_name_cannot_lead_out_of_the_root(made: Made, name: str) -> None:
-    assert code(lambda: find_checkpoint(name, made.target, LocalFileStore(), [name])) == "HR-321"
+def test_a_name_cannot_lead_out_of_the_root(stored: Made, name: str) -> None:
+    assert code(lambda: find_checkpoint(name, stored.target, LocalFileStore(), [name])) == "HR-321"
 
 
-def test_a_link_cannot_lead_out_of_the_root(made: Made, tmp_path: Path) -> None:
+def test_a_link_cannot_lead_out_of_the_root(stored: Made, tmp_path: Path) -> None:
     Made(tmp_path / "elsewhere", "other")
-    (made.root / "linked").symlink_to(tmp_path / "elsewhere" / "other")
-    assert code(lambda: find_checkpoint("linked", made.target, LocalFileStore())) == "HR-322"
-    (made.root / "half").mkdir()
-    (made.root / "half" / "spark").symlink_to(tmp_path / "elsewhere" / "other" / "spark")
-    assert code(lambda: find_checkpoint("half", made.target, LocalFileStore())) == "HR-322"
+    (stored.root / "linked").symlink_to(tmp_path / "elsewhere" / "other")
+    assert code(lambda: find_checkpoint("linked", stored.target, LocalFileStore())) == "HR-322"
+    (stored.root / "half").mkdir()
+    (stored.root / "half" / "spark").symlink_to(tmp_path / "elsewhere" / "other" / "spark")
+    assert code(lambda: find_checkpoint("half", stored.target, LocalFileStore())) == "HR-322"
 
 
-def test_a_root_that_is_a_link_itself_is_fine(made: Made, tmp_path: Path) -> None:
-    (tmp_path / "root").symlink_to(made.root)
+def test_a_root_that_is_a_link_itself_is_fine(stored: Made, tmp_path: Path) -> None:
+    (tmp_path / "root").symlink_to(stored.root)
     target = Target("dev", lake="unused", checkpoints=str(tmp_path / "root"))
     assert find_checkpoint("rides", target, LocalFileStore()).planned_batches() == [0, 1, 2]
 
@@ -233,42 +233,42 @@ def test_a_root_that_is_a_link_itself_is_fine(made: Made, tmp_path: Path) -> Non
 # ---- show ----
 
 
-def test_an_unfinished_batch_is_shown_with_the_exact_range_that_it_runs_again(made: Made) -> None:
-    made.batch(3, committed=False)
-    anatomy = show(made.checkpoint, made.target, None)
+def test_an_unfinished_batch_is_shown_with_the_exact_range_that_it_runs_again(stored: Made) -> None:
+    stored.batch(3, committed=False)
+    anatomy = show(stored.checkpoint, stored.target, None)
     assert (anatomy.unfinished, anatomy.committed) == (3, (0, 2))
     [source] = anatomy.reads
-    found = [(each.topic, each.partition, each.start, each.end, each.records) for each in source.ranges]
+    found = [(item.topic, item.partition, item.start, item.end, item.records) for item in source.ranges]
     assert found == [("rides", 0, 30, 40, 10), ("rides", 1, 2, 3, 1)]
     assert anatomy.watermark == "2024-05-06T12:00:00.000Z"
     assert anatomy.begun_at == "2024-05-06T12:10:00.123Z"
 
 
 def test_the_first_batch_begins_where_the_topic_was_first_read_and_a_new_partition_at_0(tmp_path: Path) -> None:
-    made = Made(tmp_path)
-    made.put("sources/0/0", '\0v1\n{"rides":{"0":4}}')
-    made.put("offsets/0", f'v1\n{SETTINGS}\n{{"rides":{{"0":9,"1":3}}}}')
-    [source] = next_reads(made.checkpoint, made.target, [])
-    assert [(each.start, each.end) for each in source.ranges] == [(4, 9), (0, 3)]
+    stored = Made(tmp_path)
+    stored.put("sources/0/0", '\0v1\n{"rides":{"0":4}}')
+    stored.put("offsets/0", f'v1\n{SETTINGS}\n{{"rides":{{"0":9,"1":3}}}}')
+    [source] = next_reads(stored.checkpoint, stored.target, [])
+    assert [(item.start, item.end) for item in source.ranges] == [(4, 9), (0, 3)]
 
 
-def test_without_an_unfinished_batch_the_flow_goes_on_where_the_last_one_ended(made: Made) -> None:
-    [source] = next_reads(made.checkpoint, made.target, ["rows"])
-    assert [(each.place, each.start, each.end, each.records) for each in source.ranges] == [
+def test_without_an_unfinished_batch_the_flow_goes_on_where_the_last_one_ended(stored: Made) -> None:
+    [source] = next_reads(stored.checkpoint, stored.target, ["rows"])
+    assert [(item.place, item.start, item.end, item.records) for item in source.ranges] == [
         ("rides[0]", 30, None, None),
         ("rides[1]", 2, None, None),
     ]
     assert source.unknown == "Target 'dev' does not say where Kafka is."
 
 
-def test_the_offsets_of_other_sources_are_said_in_words(made: Made) -> None:
+def test_the_offsets_of_other_sources_are_said_in_words(stored: Made) -> None:
     table = '{"sourceVersion":1,"reservoirId":"a","reservoirVersion":%d,"index":%d,"isStartingVersion":false}'
-    made.put("offsets/3", f'v1\n{SETTINGS}\n{table % (16, -1)}\n{{"logOffset":1}}\n7\n-')
-    made.put("offsets/4", f'v1\n{SETTINGS}\n{table % (17, 2)}\n{{"logOffset":2}}\n9\n-')
-    made.put("commits/3", 'v1\n{"nextBatchWatermarkMs":0}')
-    made.put("sources/1/2", 'v1\n{"path":"file:///a.csv","timestamp":1,"batchId":2}')
-    found = list(next_reads(made.checkpoint, made.target, ["table", "folder", "rate", "nothing"]))
-    assert [(each.input, each.kind, each.ranges[0].start, each.ranges[0].end, each.files) for each in found] == [
+    stored.put("offsets/3", f'v1\n{SETTINGS}\n{table % (16, -1)}\n{{"logOffset":1}}\n7\n-')
+    stored.put("offsets/4", f'v1\n{SETTINGS}\n{table % (17, 2)}\n{{"logOffset":2}}\n9\n-')
+    stored.put("commits/3", 'v1\n{"nextBatchWatermarkMs":0}')
+    stored.put("sources/1/2", 'v1\n{"path":"file:///a.csv","timestamp":1,"batchId":2}')
+    found = list(next_reads(stored.checkpoint, stored.target, ["table", "folder", "rate", "nothing"]))
+    assert [(item.input, item.kind, item.ranges[0].start, item.ranges[0].end, item.files) for item in found] == [
         ("table", "delta", "version 16", "version 17, file 2", ()),
         ("folder", "files", "entry 1", "entry 2", ("file:///a.csv",)),
         ("rate", "other", 7, 9, ()),
@@ -276,34 +276,34 @@ def test_the_offsets_of_other_sources_are_said_in_words(made: Made) -> None:
     ]
 
 
-def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_trusted(made: Made) -> None:
-    made.put("offsets/2", "v1")
-    anatomy = show(made.checkpoint, made.target, None)
+def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_trusted(stored: Made) -> None:
+    stored.put("offsets/2", "v1")
+    anatomy = show(stored.checkpoint, stored.target, None)
     assert (anatomy.committed, anatomy.reads, anatomy.query_id) == ((0, 2), (), None)
     assert [flaw.path for flaw in anatomy.damages] == ["spark/offsets/2"]
 
 
-def test_lost_offsets_are_shown_in_the_order_of_their_batches(made: Made) -> None:
-    lost = made.folder / "headrace" / "lost"
+def test_lost_offsets_are_shown_in_the_order_of_their_batches(stored: Made) -> None:
+    lost = stored.folder / "headrace" / "lost"
     lost.mkdir(parents=True)
     for number in (10, 9):
         entry = {"query_id": "6a1f", "topic": "rides", "partition": 0, "first": number, "end": 20, "kind": "lost"}
         (lost / f"{number}.json").write_text(json.dumps({"batch": number, "lost": [entry]}))
     (lost / "11.json").write_text("torn")
-    found = show(made.checkpoint, made.target, None).lost
-    assert [(each["batch"], each.get("first"), each["kind"]) for each in found] == [
+    found = show(stored.checkpoint, stored.target, None).lost
+    assert [(item["batch"], item.get("first"), item["kind"]) for item in found] == [
         (9, 9, "lost"),
         (10, 10, "lost"),
         (11, None, "unreadable"),
     ]
 
 
-def test_who_runs_the_flow_is_shown_only_while_it_runs(made: Made) -> None:
-    with acquire_lease(made.checkpoint):
-        holder = show(made.checkpoint, made.target, None).holder
+def test_who_runs_the_flow_is_shown_only_while_it_runs(stored: Made) -> None:
+    with acquire_lease(stored.checkpoint):
+        holder = show(stored.checkpoint, stored.target, None).holder
         assert holder is not None
         assert "pid" in holder
-    assert show(made.checkpoint, made.target, None).holder is None
+    assert show(stored.checkpoint, stored.target, None).holder is None
 
 
 # ---- backup and restore ----
@@ -314,84 +314,84 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path: content for path, content in found.items() if "headrace/lease" not in path}
 
 
-def test_a_backup_holds_every_file_but_the_lease_and_comes_back_the_same(made: Made, tmp_path: Path) -> None:
-    before = files(made.folder)
-    folder, backup = back_up(made.checkpoint, tmp_path / "backups")
+def test_a_backup_holds_every_file_but_the_lease_and_comes_back_the_same(stored: Made, tmp_path: Path) -> None:
+    before = files(stored.folder)
+    folder, backup = back_up(stored.checkpoint, tmp_path / "backups")
     assert {path: content for path, content in files(folder).items() if path != "backup.json"} == before
     assert (backup.query_id, backup.committed, backup.planned) == ("6a1f", 2, 2)
 
-    made.put("offsets/2", "torn")
-    torn = files(made.folder)
-    aside = restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
+    stored.put("offsets/2", "torn")
+    torn = files(stored.folder)
+    aside = restore(stored.checkpoint, plan_restore(stored.checkpoint, folder, None))
     assert aside is not None
-    assert files(made.folder) == before
+    assert files(stored.folder) == before
     assert files(aside) == torn
-    require_intact(made.checkpoint)
+    require_intact(stored.checkpoint)
 
 
-def test_a_running_flow_is_neither_backed_up_nor_replaced(made: Made, tmp_path: Path) -> None:
-    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
-    plan = plan_restore(made.checkpoint, folder, None)
-    before = files(made.root)
-    with acquire_lease(made.checkpoint):
-        assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-302"
-        assert code(lambda: restore(made.checkpoint, plan)) == "HR-302"
-    assert files(made.root) == before
+def test_a_running_flow_is_neither_backed_up_nor_replaced(stored: Made, tmp_path: Path) -> None:
+    folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
+    plan = plan_restore(stored.checkpoint, folder, None)
+    before = files(stored.root)
+    with acquire_lease(stored.checkpoint):
+        assert code(lambda: back_up(stored.checkpoint, tmp_path / "backups")) == "HR-302"
+        assert code(lambda: restore(stored.checkpoint, plan)) == "HR-302"
+    assert files(stored.root) == before
 
 
-def test_what_is_damaged_or_was_never_started_is_not_backed_up(made: Made, tmp_path: Path) -> None:
-    made.put("commits/1", "")
-    assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-320"
-    fresh = Checkpoint.of("fresh", made.target, LocalFileStore())
+def test_what_is_damaged_or_was_never_started_is_not_backed_up(stored: Made, tmp_path: Path) -> None:
+    stored.put("commits/1", "")
+    assert code(lambda: back_up(stored.checkpoint, tmp_path / "backups")) == "HR-320"
+    fresh = Checkpoint.of("fresh", stored.target, LocalFileStore())
     assert code(lambda: back_up(fresh, tmp_path / "backups")) == "HR-324"
     assert not (tmp_path / "backups").exists()
 
 
-def test_a_link_within_a_checkpoint_is_not_followed_into_a_backup(made: Made, tmp_path: Path) -> None:
+def test_a_link_within_a_checkpoint_is_not_followed_into_a_backup(stored: Made, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("v1\n{}")
-    (made.folder / "spark/state").mkdir()
-    (made.folder / "spark/state/link").symlink_to(tmp_path / "secret")
-    assert code(lambda: back_up(made.checkpoint, tmp_path / "backups")) == "HR-322"
+    (stored.folder / "spark/state").mkdir()
+    (stored.folder / "spark/state/link").symlink_to(tmp_path / "secret")
+    assert code(lambda: back_up(stored.checkpoint, tmp_path / "backups")) == "HR-322"
 
 
-def test_a_backup_that_cannot_be_written_leaves_nothing_behind(made: Made, tmp_path: Path) -> None:
+def test_a_backup_that_cannot_be_written_leaves_nothing_behind(stored: Made, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert code(lambda: back_up(made.checkpoint, tmp_path / "file" / "backups")) == "HR-324"
+    assert code(lambda: back_up(stored.checkpoint, tmp_path / "file" / "backups")) == "HR-324"
 
 
-def test_a_backup_that_was_changed_is_refused(made: Made, tmp_path: Path) -> None:
-    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
-    before = files(made.root)
+def test_a_backup_that_was_changed_is_refused(stored: Made, tmp_path: Path) -> None:
+    folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
+    before = files(stored.root)
     offsets = folder / "spark/offsets/1"
-    whole = offsets.read_bytes()
+    complete = offsets.read_bytes()
 
     def refused() -> str:
-        return code(lambda: plan_restore(made.checkpoint, folder, None))
+        return code(lambda: plan_restore(stored.checkpoint, folder, None))
 
-    offsets.write_bytes(whole[:-1] + b"\n")
+    offsets.write_bytes(complete[:-1] + b"\n")
     assert refused() == "HR-325"
     offsets.unlink()
     assert refused() == "HR-325"
-    offsets.write_bytes(whole)
+    offsets.write_bytes(complete)
     (folder / "spark/offsets/9").write_text("added")
     assert refused() == "HR-325"
     (folder / "spark/offsets/9").unlink()
-    plan_restore(made.checkpoint, folder, None)
+    plan_restore(stored.checkpoint, folder, None)
     (folder / "backup.json").unlink()
     assert refused() == "HR-325"
-    assert files(made.root) == before
+    assert files(stored.root) == before
 
 
-def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(made: Made, tmp_path: Path) -> None:
-    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
-    other = Checkpoint.of("other", made.target, LocalFileStore())
+def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(stored: Made, tmp_path: Path) -> None:
+    folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
+    other = Checkpoint.of("other", stored.target, LocalFileStore())
     assert code(lambda: plan_restore(other, folder, None)) == "HR-326"
-    made.put("metadata", '{"id":"begun anew"}')
-    assert code(lambda: plan_restore(made.checkpoint, folder, None)) == "HR-326"
+    stored.put("metadata", '{"id":"begun anew"}')
+    assert code(lambda: plan_restore(stored.checkpoint, folder, None)) == "HR-326"
     # Where nothing is, nothing is replaced.
-    made.folder.rename(tmp_path / "away")
-    assert restore(made.checkpoint, plan_restore(made.checkpoint, folder, None)) is None
-    assert made.checkpoint.query_id() == "6a1f"
+    stored.folder.rename(tmp_path / "away")
+    assert restore(stored.checkpoint, plan_restore(stored.checkpoint, folder, None)) is None
+    assert stored.checkpoint.query_id() == "6a1f"
 
 
 class Silent:
@@ -408,42 +408,42 @@ class Silent:
     def write(self, rows: object, batch: object) -> None: ...
 
 
-def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(made: Made, tmp_path: Path) -> None:
+def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(stored: Made, tmp_path: Path) -> None:
     flow = Flow("rides", Input(KafkaSource("rides")), lambda rows: rows, Silent())
-    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
-    plan_restore(made.checkpoint, folder, flow)
-    made.batch(3)
-    assert code(lambda: plan_restore(made.checkpoint, folder, flow)) == "HR-327"
+    folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
+    plan_restore(stored.checkpoint, folder, flow)
+    stored.batch(3)
+    assert code(lambda: plan_restore(stored.checkpoint, folder, flow)) == "HR-327"
     # Also when nothing but the manifest tells of the later batch.
-    for path in sorted((made.folder / "spark").rglob("*"), reverse=True):
+    for path in sorted((stored.folder / "spark").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    assert code(lambda: plan_restore(made.checkpoint, folder, flow)) == "HR-327"
+    assert code(lambda: plan_restore(stored.checkpoint, folder, flow)) == "HR-327"
 
 
-def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left(made: Made, tmp_path: Path) -> None:
+def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left(stored: Made, tmp_path: Path) -> None:
     """Sinks refuse a driver whose number is below one that they have seen."""
     for _ in range(3):
-        with acquire_lease(made.checkpoint):
+        with acquire_lease(stored.checkpoint):
             pass
-    folder, backup = back_up(made.checkpoint, tmp_path / "backups")
+    folder, backup = back_up(stored.checkpoint, tmp_path / "backups")
     assert backup.lease == 4
-    made.folder.rename(tmp_path / "away")
-    restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
-    with acquire_lease(made.checkpoint) as holding:
+    stored.folder.rename(tmp_path / "away")
+    restore(stored.checkpoint, plan_restore(stored.checkpoint, folder, None))
+    with acquire_lease(stored.checkpoint) as holding:
         assert holding.token == 6
-    restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
-    with acquire_lease(made.checkpoint) as holding:
+    restore(stored.checkpoint, plan_restore(stored.checkpoint, folder, None))
+    with acquire_lease(stored.checkpoint) as holding:
         assert holding.token == 8
 
 
 @pytest.mark.parametrize("cut_at", ["after the old one is aside", "before anything moves"])
 def test_a_restore_that_is_cut_off_is_not_started_from_and_can_be_run_again(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
+    stored: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
 ) -> None:
-    folder, _ = back_up(made.checkpoint, tmp_path / "backups")
-    before = files(made.folder)
-    made.put("offsets/2", "torn")
-    plan, moved, calls = plan_restore(made.checkpoint, folder, None), checkpoint_restore._moved, []
+    folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
+    before = files(stored.folder)
+    stored.put("offsets/2", "torn")
+    plan, moved, calls = plan_restore(stored.checkpoint, folder, None), checkpoint_restore._move_checkpoint, []
 
     def killed(source: Path, into: Path) -> Path | None:
         calls.append(source)
@@ -451,25 +451,25 @@ def test_a_restore_that_is_cut_off_is_not_started_from_and_can_be_run_again(
             raise KeyboardInterrupt
         return moved(source, into)
 
-    monkeypatch.setattr(checkpoint_restore, "_moved", killed)
+    monkeypatch.setattr(checkpoint_restore, "_move_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
-        restore(made.checkpoint, plan)
-    assert code(lambda: require_intact(made.checkpoint)) == "HR-320"
+        restore(stored.checkpoint, plan)
+    assert code(lambda: require_intact(stored.checkpoint)) == "HR-320"
 
     monkeypatch.undo()
-    restore(made.checkpoint, plan_restore(made.checkpoint, folder, None))
-    assert files(made.folder) == before
-    require_intact(made.checkpoint)
+    restore(stored.checkpoint, plan_restore(stored.checkpoint, folder, None))
+    assert files(stored.folder) == before
+    require_intact(stored.checkpoint)
 
 
 # ---- the command ----
 
 
 @pytest.fixture
-def project(made: Made, tmp_path: Path) -> Path:
+def project(stored: Made, tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "headrace.yml").write_text(f"name: shop\ntargets: {{dev: {{checkpoints: {made.root}}}}}\n")
+    (folder / "headrace.yml").write_text(f"name: shop\ntargets: {{dev: {{checkpoints: {stored.root}}}}}\n")
     (folder / "flows.py").write_text("")
     return folder
 
@@ -479,14 +479,14 @@ def headrace(project: Path, *words: str, answer: str | None = None) -> tuple[int
     return result.exit_code, result.stdout
 
 
-def test_the_commands_answer_machines_with_one_object(made: Made, project: Path) -> None:
+def test_the_commands_answer_machines_with_one_object(stored: Made, project: Path) -> None:
     exit_code, printed = headrace(project, "show", "rides", "--json")
     assert (exit_code, json.loads(printed)["committed"]) == (0, [0, 2])
     exit_code, printed = headrace(project, "backup", "rides", "--json")
     backup = json.loads(printed)["backup"]
     assert (exit_code, Path(backup).parent) == (0, project / ".headrace" / "backups")
 
-    made.put("commits/1", "")
+    stored.put("commits/1", "")
     exit_code, printed = headrace(project, "verify", "rides", "--json")
     flaws = json.loads(printed)["flaws"]
     assert (exit_code, [flaw["path"] for flaw in flaws]) == (3, ["spark/commits/1"])
@@ -497,15 +497,15 @@ def test_the_commands_answer_machines_with_one_object(made: Made, project: Path)
     assert headrace(project, "verify", "rides")[0] == 0
 
 
-def test_a_restore_asks_first_and_no_changes_nothing(made: Made, project: Path) -> None:
+def test_a_restore_asks_first_and_no_changes_nothing(stored: Made, project: Path) -> None:
     _, printed = headrace(project, "backup", "rides")
-    before = files(made.root)
+    before = files(stored.root)
     assert headrace(project, "restore", "rides", "--from", printed.strip(), answer="n\n")[0] == 1
-    assert files(made.root) == before
+    assert files(stored.root) == before
     assert headrace(project, "restore", "rides", "--from", printed.strip(), answer="y\n")[0] == 0
 
 
-def test_progress_can_be_looked_after_while_the_project_cannot_be_imported(made: Made, project: Path) -> None:
+def test_progress_can_be_looked_after_while_the_project_cannot_be_imported(stored: Made, project: Path) -> None:
     (project / "flows.py").write_text("import nothing_of_this_name")
     exit_code, printed = headrace(project, "show", "rides", "--json")
     assert (exit_code, json.loads(printed)["query_id"]) == (0, "6a1f")

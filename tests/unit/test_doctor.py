@@ -217,7 +217,7 @@ def test_the_json_output_of_an_impossible_run_says_so_and_keeps_the_exit_code(ma
 
 def test_an_old_python_fails(machine: Machine) -> None:
     # The interpreter of the test cannot be an older one, so the bound is a newer one.
-    machine.monkeypatch.setattr(doctor, "LEAST_PYTHON", (99, 0))
+    machine.monkeypatch.setattr(doctor, "MIN_PYTHON", (99, 0))
     level, _, remedy = machine.findings(exit_code=1)["python"]
     assert (level, remedy) == ("fail", "Install Python 3.11 or newer and make the environment again.")
 

@@ -22,12 +22,12 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
 from headrace.operate.erase import report
-from headrace.operate.erase.erase import Request, subject_of
-from headrace.operate.erase.external import Source
-from headrace.operate.erase.places import Column, Lake, Table, involved, known
-from headrace.operate.erase.plan import Place
-from headrace.operate.erase.scan import Signs, Traces, texts_of, traces
-from headrace.operate.erase.subject import Subject, Texts, singular, telling
+from headrace.operate.erase.erase import ErasureRequest, subject_of
+from headrace.operate.erase.external import SourceLookup
+from headrace.operate.erase.places import Lake, LakeTable, TableColumn, affected_flows, match_tables
+from headrace.operate.erase.plan import ScannedPlace
+from headrace.operate.erase.scan import SearchTerms, Traces, find_traces, subject_texts
+from headrace.operate.erase.subject import Subject, Texts, is_identifying, singular
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.rate import RateSource
@@ -35,10 +35,10 @@ from headrace.sources.rate import RateSource
 CUSTOMER = Subject("customers", {"id": "42"}, {"gold/vip": "member"})
 
 
-def table(path: str, *columns: str) -> Table:
+def table(path: str, *columns: str) -> LakeTable:
     kind = "filed" if path.startswith("_headrace") else "table"
-    held = tuple(Column(name, name, "string", name) for name in columns)
-    return Table(path, f"/lake/{path}", kind, held, ())
+    column_names = tuple(TableColumn(name, name, "string", name) for name in columns)
+    return LakeTable(path, f"/lake/{path}", kind, column_names, ())
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def table(path: str, *columns: str) -> Table:
 def test_rows_are_known_by_the_key_or_by_a_column_named_after_the_table(
     path: str, columns: list[str], known_by: list[str]
 ):
-    assert CUSTOMER.known_by(path, columns) == tuple({name: "42"} for name in known_by)
+    assert CUSTOMER.key_columns(path, columns) == tuple({name: "42"} for name in known_by)
 
 
 def test_a_key_of_several_columns_is_known_in_tables_of_the_same_name_only():
     subject = Subject("customers", {"tenant": "7", "id": "42"}, {})
 
-    assert subject.known_by("silver/customers", ["id", "tenant", "email"]) == ({"tenant": "7", "id": "42"},)
-    assert subject.known_by("gold/orders", ["customer_id", "tenant", "id"]) == ()
+    assert subject.key_columns("silver/customers", ["id", "tenant", "email"]) == ({"tenant": "7", "id": "42"},)
+    assert subject.key_columns("gold/orders", ["customer_id", "tenant", "id"]) == ()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_payload_holds_the_key_under_a_name_that_means_it(payload: str, own: b
     [("anna@example.org", True), ("Ann", False), ("123456", False), ("2026-03-02", False), ("0170 1234567", True)],
 )
 def test_short_texts_and_numbers_tell_nothing(text: str, is_telling: bool):
-    assert telling(text) is is_telling
+    assert is_identifying(text) is is_telling
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_a_condition_in_a_log_holds_the_key_as_a_bound_or_as_a_member_of_a_list(
 @pytest.mark.parametrize("kind", [T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.StringType()])
 def test_the_condition_by_which_a_mirror_replaces_rows_holds_every_key_that_it_names(kind: T.DataType):
     numbers = (3, 17, 42, 99)
-    keys = [(str(each),) if isinstance(kind, T.StringType) else (each,) for each in numbers]
+    keys = [(str(item),) if isinstance(kind, T.StringType) else (item,) for item in numbers]
     written = key_condition(T.StructType([T.StructField("id", kind)]), keys)
 
-    held = [n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).in_logs(["id"]), written)]
+    column_names = [n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).in_logs(["id"]), written)]
 
-    assert held == [*numbers]
+    assert column_names == [*numbers]
 
 
 def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Path):
@@ -165,12 +165,12 @@ def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Pa
     (tmp_path / "1.changelog").write_bytes(b"\x00")
     (tmp_path / "empty").touch()
     paths = sorted(LocalFileStore().sizes(str(tmp_path)))
-    signs = Signs(({"id": "42"},), (), CUSTOMER.in_logs(["id"]), Texts((long,)))
+    signs = SearchTerms(({"id": "42"},), (), CUSTOMER.in_logs(["id"]), Texts((long,)))
 
-    found = traces(LocalFileStore(), str(tmp_path), paths, signs)
+    found = find_traces(LocalFileStore(), str(tmp_path), paths, signs)
 
     assert found == Traces(files=9, rows=3, found=2, log=3, closed=1)
-    assert set(texts_of(LocalFileStore(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
+    assert set(subject_texts(LocalFileStore(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
 
 
 def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp_path: Path):
@@ -179,10 +179,10 @@ def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp
         {"op": "d", "transaction": "transaction 7", "key": {"id": 43}, "after": None},
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    ways = CUSTOMER.known_by("bronze/customers", ["op", "key", "key.id", "after", "after.id"])
+    ways = CUSTOMER.key_columns("bronze/customers", ["op", "key", "key.id", "after", "after.id"])
 
-    assert traces(LocalFileStore(), str(tmp_path), ["a.parquet"], Signs(ways)).rows == 1
-    found = set(texts_of(LocalFileStore(), str(tmp_path), ["a.parquet"], ways))
+    assert find_traces(LocalFileStore(), str(tmp_path), ["a.parquet"], SearchTerms(ways)).rows == 1
+    found = set(subject_texts(LocalFileStore(), str(tmp_path), ["a.parquet"], ways))
     assert found == {("after", "anna@example.org")}
 
 
@@ -192,8 +192,8 @@ def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
     own = CUSTOMER.in_payloads(own=True)
     assert own is not None
 
-    found = traces(
-        LocalFileStore(), str(tmp_path), ["a.parquet"], Signs(payloads=((r"^shop\.[^.]+\.customers$", own),))
+    found = find_traces(
+        LocalFileStore(), str(tmp_path), ["a.parquet"], SearchTerms(payloads=((r"^shop\.[^.]+\.customers$", own),))
     )
 
     assert found.rows == 1
@@ -213,14 +213,14 @@ def test_flows_that_write_read_or_file_must_not_run_and_others_may():
     ]
     tables = [table("silver/customers", "id"), table("gold/customers_else", "id"), table("_headrace/files/late", "row")]
 
-    found = involved(flows, target, known(Lake(tuple(tables), {}), CUSTOMER, flows))
+    found = affected_flows(flows, target, match_tables(Lake(tuple(tables), {}), CUSTOMER, flows))
 
-    assert [each.name for each in found] == ["writes", "reads", "files"]
+    assert [item.name for item in found] == ["writes", "reads", "files"]
 
 
-def source(*key: str) -> list[Source]:
+def source(*key: str) -> list[SourceLookup]:
     columns = tuple(SourceColumn(name, "text", True) for name in ("tenant", "id", "email"))
-    return [Source("shop", SourceTable("public", "customers", columns, key, "postgres"))]
+    return [SourceLookup("shop", SourceTable("public", "customers", columns, key, "postgres"))]
 
 
 @pytest.mark.parametrize(
@@ -235,25 +235,27 @@ def source(*key: str) -> list[Source]:
 def test_a_key_is_of_the_columns_that_the_source_names(
     key: tuple[str, ...], columns: tuple[str, ...], expected: dict[str, str]
 ):
-    assert subject_of(Request("public.customers", key), Lake((), {}), source(*columns)).key == expected
+    assert subject_of(ErasureRequest("public.customers", key), Lake((), {}), source(*columns)).key == expected
 
 
 def test_without_a_source_the_tombstones_say_the_key():
     graves = table("silver/_tombstones/customers", "number", "_headrace_position")
 
-    assert subject_of(Request("customers", ("42",)), Lake((graves,), {}), []).key == {"number": "42"}
+    assert subject_of(ErasureRequest("customers", ("42",)), Lake((graves,), {}), []).key == {"number": "42"}
 
 
 @pytest.mark.parametrize(
     ("request_", "found", "error", "code"),
     [
-        (Request("customers", ("42",)), source("tenant", "id"), ConfigError, "HR-136"),
-        (Request("customers", ("id=42",)), source("tenant", "id"), ConfigError, "HR-136"),
-        (Request("custmers", ("42",)), [], DataError, "HR-532"),
-        (Request("customers", ("42",), ("gold/orders=buyer",)), [], ConfigError, "HR-137"),
+        (ErasureRequest("customers", ("42",)), source("tenant", "id"), ConfigError, "HR-136"),
+        (ErasureRequest("customers", ("id=42",)), source("tenant", "id"), ConfigError, "HR-136"),
+        (ErasureRequest("custmers", ("42",)), [], DataError, "HR-532"),
+        (ErasureRequest("customers", ("42",), ("gold/orders=buyer",)), [], ConfigError, "HR-137"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(request_: Request, found: list[Source], error: type[HeadraceError], code: str):
+def test_what_cannot_be_meant_is_refused(
+    request_: ErasureRequest, found: list[SourceLookup], error: type[HeadraceError], code: str
+):
     lake = Lake((table("silver/customers", "id"), table("gold/orders", "id", "customer_id")), {})
 
     with pytest.raises(error) as refused:
@@ -296,7 +298,7 @@ def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: in
 def test_a_place_is_clean_when_nothing_was_found_and_everything_was_looked_into(
     kind: str, erased: bool, after: Traces, outcome: str
 ):
-    place = Place("there", kind, erased, Traces(files=3, rows=1, found=1), after=after)
+    place = ScannedPlace("there", kind, erased, Traces(files=3, rows=1, found=1), after=after)
 
     assert place.outcome == outcome
     assert bool(place.remedy) == (outcome != "clean")

@@ -42,10 +42,10 @@ def arriving(*milliseconds: int) -> Iterator[GeneratedRecord]:
 
 def test_records_of_the_past_come_at_once_and_the_others_at_their_time() -> None:
     clock = Clock(now=10.0)
-    seen = []
+    sent = []
     for record in pace(arriving(1_000, 9_999, 10_000, 10_500, 10_501), clock=lambda: clock.now, wait=clock.wait):
-        seen.append((record.arrival_ms, round(clock.now, 3)))
-    assert seen == [(1_000, 10.0), (9_999, 10.0), (10_000, 10.0), (10_500, 10.5), (10_501, 10.501)]
+        sent.append((record.arrival_ms, round(clock.now, 3)))
+    assert sent == [(1_000, 10.0), (9_999, 10.0), (10_000, 10.0), (10_500, 10.5), (10_501, 10.501)]
 
 
 def test_a_stop_ends_the_wait_for_a_record_that_is_far_away() -> None:

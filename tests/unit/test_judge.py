@@ -35,7 +35,7 @@ from headrace.cdc import sink as cdc_sink
 from headrace.flow.checks import compatibility, matrix
 from headrace.flow.checks.operators import Operator, OperatorKind, QueryPlan, UnknownPlan
 from headrace.operate.preflight import plans
-from headrace.operate.run import until_done_of
+from headrace.operate.run import as_available_now
 from headrace.sinks.kafka.topic import KafkaTopicSink
 from matrix_page import SINKS, drawn
 
@@ -44,7 +44,7 @@ ROW = StructType([StructField("id", StringType())])
 
 
 def flow(**changes: object) -> Flow:
-    given: dict[str, object] = {
+    input_: dict[str, object] = {
         "name": "judged",
         "inputs": Input(KafkaSource("t"), schema=ROW),
         "transform": lambda rows: rows,
@@ -52,7 +52,7 @@ def flow(**changes: object) -> Flow:
         "output_mode": "update",
         "trigger": RealTime(),
     }
-    return Flow(**(given | changes))  # type: ignore[arg-type]
+    return Flow(**(input_ | changes))  # type: ignore[arg-type]
 
 
 def codes(made: Flow, *kinds: OperatorKind) -> list[str]:
@@ -83,7 +83,7 @@ def test_a_trigger_without_batches_takes_kafka_to_kafka_in_its_own_mode(made: Fl
 
 def test_a_source_that_knows_batches_only_is_named() -> None:
     made = flow(inputs={"rows": Input(FileSource("in", "json", ROW))})
-    (found,) = [each for each in check([made]) if each.code == "HRC-108"]
+    (found,) = [finding for finding in check([made]) if finding.code == "HRC-108"]
     assert "input 'rows'" in found.place
 
 
@@ -116,23 +116,23 @@ def test_complete_mode_wants_an_aggregation_somewhere_and_nothing_else_is_said_o
 def test_sparks_own_refusal_is_told_only_where_the_matrix_has_none() -> None:
     made = flow(trigger=AvailableNow())
     unknown = QueryPlan((Operator(OperatorKind.PROJECTION),), spark_refusal="Something new.")
-    (found,) = [each for each in check([made], plans={made.name: unknown}) if each.severity is Severity.ERROR]
+    (found,) = [finding for finding in check([made], plans={made.name: unknown}) if finding.severity is Severity.ERROR]
     assert (found.code, "Something new." in found.reason) == ("HRC-117", True)
     known = QueryPlan((Operator(OperatorKind.SORT_ROWS),), spark_refusal="Sorting is not supported.")
-    assert [each.code for each in check([made], plans={made.name: known})] == ["HRC-111", "HRC-301"]
+    assert [finding.code for finding in check([made], plans={made.name: known})] == ["HRC-111", "HRC-301"]
 
 
 def test_a_plan_that_is_not_known_leaves_the_guess_by_the_declaration() -> None:
     made = flow(trigger=AvailableNow())
     assert codes(made) == ["HRC-201"]
     found = check([made], plans={made.name: UnknownPlan("no")})
-    assert [each.code for each in found] == ["HRC-201", "HRC-301", "HRC-209"]
+    assert [finding.code for finding in found] == ["HRC-201", "HRC-301", "HRC-209"]
     assert codes(made, OperatorKind.PROJECTION) == []
 
 
 @pytest.mark.parametrize(("needed", "free", "found"), [(1, 1, []), (2, 1, ["HRC-116"]), (4, 0, ["HRC-116"])])
 def test_slots_are_counted_for_triggers_that_hold_them(needed: int, free: int, found: list[str]) -> None:
-    assert [each.code for each in compatibility.check_task_slots(flow(), needed, free)] == found
+    assert [finding.code for finding in compatibility.check_task_slots(flow(), needed, free)] == found
     assert list(compatibility.check_task_slots(flow(trigger=Every("1 second")), needed, free)) == []
 
 
@@ -157,9 +157,9 @@ def test_available_now_warns_of_nothing() -> None:
 
 
 def test_until_done_ends_every_flow_and_keeps_continuous_processing() -> None:
-    assert until_done_of(flow()).trigger == AvailableNow()
-    assert until_done_of(flow(trigger=Every("1 day"))).trigger == AvailableNow()
-    assert until_done_of(flow(trigger=Continuous("2 seconds"))).trigger == Continuous("2 seconds", until_done=True)
+    assert as_available_now(flow()).trigger == AvailableNow()
+    assert as_available_now(flow(trigger=Every("1 day"))).trigger == AvailableNow()
+    assert as_available_now(flow(trigger=Continuous("2 seconds"))).trigger == Continuous("2 seconds", until_done=True)
 
 
 def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
@@ -170,18 +170,18 @@ def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
 
 
 def test_every_refusal_of_a_sink_has_a_reason_and_a_way_out() -> None:
-    refusing = {each.__name__: frozenset(OutputMode) - each.output_modes for each in SINKS}  # type: ignore[attr-defined]
-    told = {name: frozenset(others) for name, (_, others) in matrix.SINKS.items()}
-    assert {name: modes for name, modes in refusing.items() if modes} == told
+    refusing = {finding.__name__: frozenset(OutputMode) - finding.output_modes for finding in SINKS}  # type: ignore[attr-defined]
+    messages = {name: frozenset(others) for name, (_, others) in matrix.SINKS.items()}
+    assert {name: modes for name, modes in refusing.items() if modes} == messages
 
 
 def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
     found = pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")
-    modules = [*(importlib.import_module(each.name) for each in found), cdc_sink]
-    classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+    modules = [*(importlib.import_module(finding.name) for finding in found), cdc_sink]
+    classes = [finding for module in modules for finding in vars(module).values() if isinstance(finding, type)]
     # Those that wrap others have the modes as a property. A `KafkaTopicSink` is what the two for topics have in common.
-    ends = {each for each in classes if isinstance(getattr(each, "output_modes", None), frozenset)}
-    assert {each for each in ends if not each.__name__.startswith("_")} - {KafkaTopicSink} == set(SINKS)
+    ends = {finding for finding in classes if isinstance(getattr(finding, "output_modes", None), frozenset)}
+    assert {finding for finding in ends if not finding.__name__.startswith("_")} - {KafkaTopicSink} == set(SINKS)
 
 
 def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:

@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 from headrace import Flow, Input, KafkaSource, Noop, Target, Watermark
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.operate.late.summary import repaired_table, summarise_late
-from headrace.operate.quarantine.listing import list_quarantine, redriven_table, safe
+from headrace.operate.quarantine.listing import list_quarantine, printable, redriven_table
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
@@ -36,7 +36,7 @@ def no_spark() -> None:
     ],
 )
 def test_a_payload_is_shown_as_one_line_that_no_terminal_takes_for_a_command(payload: bytes | None, shown: str | None):
-    assert safe(payload) == shown
+    assert printable(payload) == shown
 
 
 def at(minute: float) -> datetime:
@@ -88,17 +88,17 @@ def test_a_summary_counts_rows_once_and_says_which_delay_would_have_kept_them(tm
     marks = {"query_id": ["q"], "window_start": [at(20)], "window_end": [at(30)], "up_to": [5]}
     write_deltalake(repaired_table(target, "totals"), pa.table(marks))
     given = Input(KafkaSource("orders"), watermark=Watermark("at", "10 minutes"))
-    found = summarise_late("totals", target, Flow("totals", given, lambda rows: rows, Noop()), "q", no_spark)  # type: ignore[arg-type]
+    summary = summarise_late("totals", target, Flow("totals", given, lambda rows: rows, Noop()), "q", no_spark)  # type: ignore[arg-type]
 
-    assert (found.rows, found.entries, found.repaired) == (10, 11, 8)
-    assert found.by_batch == {4: 1, 5: 8, 6: 1}
-    assert found.by_hour == {"2026-03-02T13:00Z": 10}
-    assert found.by_operator == {"window": 9, "deduplication": 1}
-    assert found.late_by == {"p50": 120, "p90": 120, "p99": 22 * 60, "max": 22 * 60}
+    assert (summary.rows, summary.entries, summary.repaired) == (10, 11, 8)
+    assert summary.by_batch == {4: 1, 5: 8, 6: 1}
+    assert summary.by_hour == {"2026-03-02T13:00Z": 10}
+    assert summary.by_operator == {"window": 9, "deduplication": 1}
+    assert summary.late_by == {"p50": 120, "p90": 120, "p99": 22 * 60, "max": 22 * 60}
     # Nine of ten are kept by one minute more (and a moment), all by 20.
-    kept = {"90 %": "11 minutes 1 second", "99 %": "30 minutes 1 second", "100 %": "30 minutes 1 second"}
-    assert found.delays == {"rows": kept}
-    assert [(window.rows, window.repaired) for window in found.windows] == [(1, False), (1, False), (8, True)]
+    rows_ = {"90 %": "11 minutes 1 second", "99 %": "30 minutes 1 second", "100 %": "30 minutes 1 second"}
+    assert summary.delays == {"rows": rows_}
+    assert [(window.rows, window.repaired) for window in summary.windows] == [(1, False), (1, False), (8, True)]
 
 
 def test_the_quarantine_is_listed_by_reason_with_what_was_sent_again(tmp_path: Path):
@@ -120,12 +120,12 @@ def test_the_quarantine_is_listed_by_reason_with_what_was_sent_again(tmp_path: P
     sent = {name: rows[name][1:2] for name in ("topic", "partition", "offset", "kafka_time")}
     write_deltalake(redriven_table(target, "totals"), pa.table(sent))
 
-    found = list_quarantine("totals", target, None, 2, no_spark)  # type: ignore[arg-type]
-    assert [(each.reason, each.rows, each.redriven) for each in found.reasons] == [
+    summary = list_quarantine("totals", target, None, 2, no_spark)  # type: ignore[arg-type]
+    assert [(each.reason, each.rows, each.redriven) for each in summary.reasons] == [
         ("missing:shop", 2, 1),
         ("malformed_json", 1, 0),
     ]
-    assert [(each.place, each.value) for each in found.examples] == [
+    assert [(each.place, each.value) for each in summary.examples] == [
         ("orders-0@3", "\\x07"),
         ("orders-0@2", '{"id": 1}'),
     ]

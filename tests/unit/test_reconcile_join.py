@@ -45,7 +45,7 @@ def target(tmp_path: Path) -> Target:
 
 def work(target: Target, monkeypatch: pytest.MonkeyPatch, watermark_ms: int | None = None) -> JoinReconciliation:
     """Return the reconciliation of a flow without batches, or with one that ran with a watermark."""
-    monkeypatch.setattr("headrace.demos.orders.reconcile.flow_session", lambda *_given: None)
+    monkeypatch.setattr("headrace.demos.orders.reconcile.flow_session", lambda *_arguments: None)
     checkpoint = Checkpoint.of(LEFT.name, target, LocalFileStore())
     if watermark_ms is not None:
         settings = json.dumps({"batchWatermarkMs": watermark_ms, "batchTimestampMs": 1, "conf": {}})
@@ -58,7 +58,7 @@ def work(target: Target, monkeypatch: pytest.MonkeyPatch, watermark_ms: int | No
 
 def test_another_flow_is_refused(target: Target):
     other = replace(LEFT, transform=lambda orders, payments: orders)
-    with pytest.raises(RecoveryError, match="is no join of orders and payments") as refused:
+    with pytest.raises(RecoveryError, match="is not a join of orders and payments") as refused:
         JoinReconciliation(NOBODY, target, other, Checkpoint.of(other.name, target, LocalFileStore()), NOBODY)
     assert refused.value.code == "HR-355"
 

@@ -1,1 +1,1 @@
-"""The audit of running flows: every late, invalid and future row, filed once and off the hot path."""
+"""The audit of running flows: records every late, invalid and future row once, off the hot path."""

@@ -1,19 +1,19 @@
-"""Bad and late rows, filed exactly, off the path of the batch.
+"""Record invalid and late rows exactly, without slowing down the batch.
 
-A query counts bad rows, and Spark says whether a batch dropped late ones. Only when a batch reports some is its range
-of offsets read again, from the checkpoint's own log, and exactly those rows are filed:
+A query counts invalid rows, and Spark reports whether a batch dropped late ones. Only for such a batch the audit reads
+its range of offsets again, as the checkpoint's own log has it, and records exactly those rows:
 
     LAKE/_headrace/FLOW/quarantine   payload, topic, partition, offset, reason
     LAKE/_headrace/FLOW/late         row, window, watermark, how late, topic, partition, offset
 
-What Spark counts as dropped and the ledger does not explain, because the rows cannot be had again, is told as an event
-and kept in LAKE/_headrace/FLOW/late_unexplained.
+Drops that Spark counted and the ledger does not explain, because the rows cannot be read again, are published as an
+event and stored in LAKE/_headrace/FLOW/late_unexplained.
 
-Each batch is filed once, also across crashes. How far the audit has come is written down after each step; a step that
-was cut off between the tables and the note is known by the batch that each table records with its rows. A batch that
-was committed by a driver that died before its audit is read again by the next one.
+Each batch is recorded once, also across crashes. After each pass the audit writes down the last batch it has finished.
+If it is killed between the tables and that note, the batch number that each table commits with its rows shows what is
+done. If a driver dies after a commit and before the audit of that batch, the next driver audits the batch.
 
-An auditor that has fallen behind takes all batches that wait in one step, so that it catches up.
+An auditor that has fallen behind takes all pending batches in one pass to catch up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.audit.flow_audit import FlowAudit, Step, Tally
+from headrace.audit.flow_audit import AuditCounts, BatchToAudit, FlowAudit
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.error_mapping import map_error
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Auditor:
-    """Follows the flows of one application, from the bus. `close` it when all flows have ended."""
+    """Audits the flows of one application, driven by its events. Call `close` when all flows have ended."""
 
     def __init__(
         self,
@@ -46,45 +46,45 @@ class Auditor:
         self._bus = bus
         self._flows = {flow.name: FlowAudit(application, target, flow) for flow in flows}
         self._events: queue.Queue[FlowStarted | BatchCommitted | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
-        bus.subscribe(self._hear)
+        bus.subscribe(self._on_event)
 
-    def _hear(self, event: Event) -> None:
-        """Take note of an event. Returns at once; the work is done on the auditor's own thread."""
+    def _on_event(self, event: Event) -> None:
+        """Queue an event and return immediately; the auditor's own thread does the work."""
         if isinstance(event, FlowStarted | BatchCommitted):
             self._events.put(event)
 
-    def close(self) -> Mapping[str, Tally]:
-        """File what is outstanding, and return what this process filed per flow. Called once, after the last event."""
+    def close(self) -> Mapping[str, AuditCounts]:
+        """Finish the pending batches, and return what this process recorded per flow. Call after the last event."""
         self._events.put(None)
         self._thread.join()
         return {name: audit.tally() for name, audit in self._flows.items()}
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         closing = False
         while not closing:
-            events = list(self._waiting())
+            events = list(self._pending_events())
             closing = None in events
-            steps: dict[str, list[Step]] = {}
+            batches: dict[str, list[BatchToAudit]] = {}
             for event in events:
-                step = None if event is None else _step(event)
-                if event is not None and step is not None:
-                    steps.setdefault(event.flow, []).append(step)
-            for flow, waiting in steps.items():
+                batch = None if event is None else _batch_to_audit(event)
+                if event is not None and batch is not None:
+                    batches.setdefault(event.flow, []).append(batch)
+            for flow, pending in batches.items():
                 audit = self._flows[flow]
                 try:
-                    audit.take(waiting)
+                    audit.take(pending)
                     audit.error = None
                 except Exception as error:
-                    # The batches are committed. They stay unaudited; the next batch, or the next start, files them.
+                    # The batches are committed. They stay unaudited; the next batch, or the next start, audits them.
                     audit.error = map_error(flow, error)
                     self._bus.publish(AuditFailed(flow, audit.error))
-                for gap in audit.newly_unexplained():
-                    self._bus.publish(LateUnexplained(flow, gap.batch_id, gap.dropped, gap.why))
+                for drop in audit.pop_unexplained():
+                    self._bus.publish(LateUnexplained(flow, drop.batch_id, drop.dropped, drop.why))
 
-    def _waiting(self) -> Iterator[FlowStarted | BatchCommitted | None]:
-        """Wait for one event, and yield it with all others that are there by then."""
+    def _pending_events(self) -> Iterator[FlowStarted | BatchCommitted | None]:
+        """Wait for one event, then yield it and all others in the queue."""
         yield self._events.get()
         while True:
             try:
@@ -93,11 +93,11 @@ class Auditor:
                 return
 
 
-def _step(event: FlowStarted | BatchCommitted) -> Step | None:
+def _batch_to_audit(event: FlowStarted | BatchCommitted) -> BatchToAudit | None:
     match event:
         case FlowStarted():
-            # Batches of earlier runs, which may have ended before they were audited.
-            return None if event.last_batch is None else Step(event.last_batch, bad=True, late=True)
+            # Earlier runs may have ended before they audited their last batches.
+            return None if event.last_batch is None else BatchToAudit(event.last_batch, bad=True, late=True)
         case BatchCommitted():
-            bad, late = not event.counted or any(event.invalid.values()), event.dropped > 0
-            return Step(event.batch_id, bad=bad, late=late, dropped=event.dropped_by_operator)
+            has_invalid, may_have_late = not event.counted or any(event.invalid.values()), event.dropped > 0
+            return BatchToAudit(event.batch_id, bad=has_invalid, late=may_have_late, dropped=event.dropped_by_operator)

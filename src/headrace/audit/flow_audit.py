@@ -1,4 +1,4 @@
-"""The audit of one flow: which batches to read again, which rows to file, and how far it has come."""
+"""The audit of one flow: which batches to read again, which rows to record, and which batch was audited last."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.audit.future import ahead_rows
-from headrace.audit.late import LateAudit, Unexplained
+from headrace.audit.future import rejected_rows
+from headrace.audit.late import LateAudit, UnexplainedDrop
 from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
@@ -29,30 +29,30 @@ from headrace.sources.errors import source_not_replayable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The most batches of one step. Each adds a scan to one plan, and Spark plans a few dozen of them in a second.
-_STEP = 16
+# The most batches of one pass. Each adds a scan to one plan, and Spark plans a few dozen of them in a second.
+_MAX_BATCHES_PER_PASS = 16
 
 
 def quarantine_table(target: Target, flow: str) -> str:
-    """Return where the bad rows of a flow are kept."""
+    """Return the location of a flow's quarantine of invalid rows."""
     return target.table(f"_headrace/{flow}/quarantine")
 
 
 def late_table(target: Target, flow: str) -> str:
-    """Return where the late rows of a flow are kept."""
+    """Return the location of a flow's ledger of late rows."""
     return target.table(f"_headrace/{flow}/late")
 
 
 def unexplained_table(target: Target, flow: str) -> str:
-    """Return where drops of a flow are kept that Spark counted and that no row of the late ledger explains."""
+    """Return the location of drops that Spark counted and the late ledger does not explain."""
     return target.table(f"_headrace/{flow}/late_unexplained")
 
 
 @dataclass(frozen=True)
-class Step:
-    """What is known about a batch that was committed: whether it has bad rows, and whether it may have late ones.
+class BatchToAudit:
+    """A committed batch to audit: whether it has invalid rows, and whether it may have late ones.
 
-    `dropped` is Spark's count of late rows per operator with state, None where it is not known.
+    `dropped` is Spark's count of late rows per stateful operator, None if unknown.
     """
 
     batch_id: int
@@ -62,140 +62,142 @@ class Step:
 
 
 @dataclass
-class Tally:
-    """What was filed for a flow: bad rows by reason, late rows, and what keeps the rest from being filed.
+class AuditCounts:
+    """What an audit recorded for a flow: invalid rows by reason, late rows, and what it could not record.
 
-    `unexplained` holds drops that Spark counted and whose rows could not be found. `unaudited` holds offsets that were
-    gone before they could be looked at, of a source that accepts it.
+    `unexplained` lists drops that Spark counted and whose rows could not be found. `unaudited` lists offsets that were
+    deleted from a source with an accepted loss before the audit could read them.
     """
 
     bad: dict[str, int] = field(default_factory=dict)
     late: int = 0
-    unexplained: list[Unexplained] = field(default_factory=list)
+    unexplained: list[UnexplainedDrop] = field(default_factory=list)
     unaudited: list[LostRange] = field(default_factory=list)
     error: HeadraceError | None = None
 
 
 class FlowAudit:
-    """Used by the auditor's thread, and for `tally` after that has ended."""
+    """Audits one flow. Used by the auditor's thread; call `tally` when that has ended."""
 
     def __init__(self, application: SparkSession, target: Target, flow: Flow) -> None:
         self._flow, self._target = flow, target
         self._session = flow_session(application, flow)
-        # Nobody prunes these tables by their columns' ranges, and collecting them costs a pass.
+        # No query prunes these tables by column statistics, and collecting them costs a pass.
         self._session.conf.set("spark.databricks.delta.stats.collect", "false")
         self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, application))
-        self._note = f"{self._checkpoint.metadata_dir}/audited.json"
+        self._note_path = f"{self._checkpoint.metadata_dir}/audited.json"
         self._lost = LostOffsets(self._checkpoint)
         self._unaudited: list[LostRange] = []
         self._late = LateAudit(self._session, target, flow, self._checkpoint, self._scan)
-        self._unexplained: list[Unexplained] = []
-        self._news: list[Unexplained] = []
-        self._first_here: int | None = None
+        self._unexplained: list[UnexplainedDrop] = []
+        self._unpublished: list[UnexplainedDrop] = []
+        self._first_audited: int | None = None
         self.error: HeadraceError | None = None
 
-    def take(self, steps: Sequence[Step]) -> None:
-        """Audit every batch up to the last one of `steps`. Called with all that wait, in the order of the batches.
+    def take(self, batches: Sequence[BatchToAudit]) -> None:
+        """Audit every batch up to the last one of `batches`, which are in ascending order.
 
-        A batch without a step is read again. Batches after the last step are left alone, even if the commit log has
-        them: the query is about to report what Spark counted in them.
+        A batch that is missing in `batches` is read again. Batches after the last one are left alone, even if the
+        commit log has them: the query is about to report what Spark counted in them.
         """
-        known: dict[int, Step] = {}
-        for step in steps:
-            known.setdefault(step.batch_id, step)
-        last = max(known, default=-1)
+        reported: dict[int, BatchToAudit] = {}
+        for batch in batches:
+            reported.setdefault(batch.batch_id, batch)
+        last = max(reported, default=-1)
         done = self._audited()
-        if self._first_here is None:
-            self._first_here = done + 1
+        if self._first_audited is None:
+            self._first_audited = done + 1
         pending = list(range(self._first_readable(done), last + 1))
-        for start in range(0, len(pending), _STEP):
-            span = pending[start : start + _STEP]
-            self._file_bad([number for number in span if number not in known or known[number].bad])
-            dropped = {number: known[number].dropped if number in known else None for number in span}
-            self._file_late({n: dropped[n] for n in span if n not in known or known[n].late})
-            self._remember(span[-1])
+        for start in range(0, len(pending), _MAX_BATCHES_PER_PASS):
+            group = pending[start : start + _MAX_BATCHES_PER_PASS]
+            self._record_invalid([number for number in group if number not in reported or reported[number].bad])
+            dropped = {number: reported[number].dropped if number in reported else None for number in group}
+            self._record_late({n: dropped[n] for n in group if n not in reported or reported[n].late})
+            self._remember(group[-1])
 
     def catch_up(self) -> None:
-        """Audit every committed batch. Called while no query of the flow runs."""
-        self.take([Step(batch, bad=True, late=True) for batch in self._checkpoint.committed_batches()[-1:]])
+        """Audit every committed batch. Call only while no query of the flow runs."""
+        self.take([BatchToAudit(batch, bad=True, late=True) for batch in self._checkpoint.committed_batches()[-1:]])
 
-    def tally(self) -> Tally:
-        """Count what this process filed, from the tables themselves."""
-        found = Tally(error=self.error, unaudited=self._unaudited, unexplained=self._unexplained)
-        if self._first_here is None:
-            return found
-        since = (F.col("query_id") == self._checkpoint.query_id()) & (F.col("batch_id") >= self._first_here)
-        bad = self._table(quarantine_table(self._target, self._flow.name))
-        if bad is not None:
-            rows = bad.where(since).groupBy("reason").count().orderBy("reason").collect()
-            found.bad = {row["reason"]: row["count"] for row in rows}
-        dropped = self._table(late_table(self._target, self._flow.name))
-        if dropped is not None:
-            found.late = dropped.where(since).count()
-        return found
+    def tally(self) -> AuditCounts:
+        """Count what this process recorded, from the tables themselves."""
+        counts = AuditCounts(error=self.error, unaudited=self._unaudited, unexplained=self._unexplained)
+        if self._first_audited is None:
+            return counts
+        since = (F.col("query_id") == self._checkpoint.query_id()) & (F.col("batch_id") >= self._first_audited)
+        quarantine = self._table(quarantine_table(self._target, self._flow.name))
+        if quarantine is not None:
+            reasons = quarantine.where(since).groupBy("reason").count().orderBy("reason").collect()
+            counts.bad = {row["reason"]: row["count"] for row in reasons}
+        late = self._table(late_table(self._target, self._flow.name))
+        if late is not None:
+            counts.late = late.where(since).count()
+        return counts
 
     def _first_readable(self, done: int) -> int:
-        """Return the first batch to audit. It begins where the one before ended, and Spark forgets old entries."""
+        """Return the first batch to audit. Its range needs the entry before it, and Spark deletes old entries."""
         oldest = next(iter(self._checkpoint.planned_batches()), 0)
         return max(done + 1, oldest + 1 if oldest else 0)
 
     def _audited(self) -> int:
-        text = self._checkpoint.files.read(self._note)
+        text = self._checkpoint.files.read(self._note_path)
         note = json.loads(text) if text else {}
-        # A note of another checkpoint says nothing about this one.
+        # A note of another checkpoint does not count for this one.
         return int(note["batch"]) if note.get("query_id") == self._checkpoint.query_id() else -1
 
     def _remember(self, batch_id: int) -> None:
         note = {"query_id": self._checkpoint.query_id(), "batch": batch_id}
-        self._checkpoint.files.write(self._note, json.dumps(note))
+        self._checkpoint.files.write(self._note_path, json.dumps(note))
 
-    def _file_bad(self, batches: Sequence[int]) -> None:
-        self._append(quarantine_table(self._target, self._flow.name), "quarantine", batches, self._bad_rows)
+    def _record_invalid(self, batches: Sequence[int]) -> None:
+        self._append(quarantine_table(self._target, self._flow.name), "quarantine", batches, self._invalid_rows)
 
-    def _file_late(self, dropped: Mapping[int, tuple[int, ...] | None]) -> None:
-        """File the late rows of batches, then what they do not explain of the drops that Spark counted."""
+    def _record_late(self, dropped: Mapping[int, tuple[int, ...] | None]) -> None:
+        """Record the late rows of batches, then the drops that Spark counted beyond them."""
         # Nothing is late in batch 0: there is no watermark before it.
         batches = [number for number in dropped if number > 0]
         counted = any(any(counts) for number in batches if (counts := dropped[number]) is not None)
-        if not batches or not (counted or self._late.possible):
+        if not batches or not (counted or self._late.can_drop_rows):
             return
         ledger = late_table(self._target, self._flow.name)
-        gaps: list[Unexplained] = []
+        drops: list[UnexplainedDrop] = []
 
-        def rows_of(wanted: Sequence[int]) -> list[DataFrame]:
-            parts, unread = self._late.rows({number: dropped[number] for number in wanted})
-            gaps.extend(unread)
+        def late_rows(batch_ids: Sequence[int]) -> list[DataFrame]:
+            parts, unreadable = self._late.rows({number: dropped[number] for number in batch_ids})
+            drops.extend(unreadable)
             return parts
 
-        self._append(ledger, "late", batches, rows_of)
+        self._append(ledger, "late", batches, late_rows)
         since = (F.col("query_id") == self._checkpoint.query_id()) & F.col("batch_id").isin(batches)
-        filed = self._table(ledger)
-        gaps.extend(self._late.short(dropped, None if filed is None else filed.where(since), gaps))
-        place = unexplained_table(self._target, self._flow.name)
-        self._append(place, "late_unexplained", batches, lambda wanted: self._told(gaps, wanted))
+        late = self._table(ledger)
+        drops.extend(self._late.unexplained_drops(dropped, None if late is None else late.where(since), drops))
+        location = unexplained_table(self._target, self._flow.name)
+        self._append(
+            location, "late_unexplained", batches, lambda batch_ids: self._record_unexplained(drops, batch_ids)
+        )
 
-    def newly_unexplained(self) -> list[Unexplained]:
-        """Return what was found unexplained since the last call."""
-        new, self._news = self._news, []
-        return new
+    def pop_unexplained(self) -> list[UnexplainedDrop]:
+        """Return the unexplained drops since the last call."""
+        drops, self._unpublished = self._unpublished, []
+        return drops
 
-    def _told(self, gaps: Sequence[Unexplained], batches: Sequence[int]) -> list[DataFrame]:
-        new = [gap for gap in gaps if gap.batch_id in batches]
+    def _record_unexplained(self, drops: Sequence[UnexplainedDrop], batches: Sequence[int]) -> list[DataFrame]:
+        new = [drop for drop in drops if drop.batch_id in batches]
         self._unexplained.extend(new)
-        self._news.extend(new)
+        self._unpublished.extend(new)
         return [self._late.frame(new)] if new else []
 
     def _append(
-        self, table: str, kind: str, batches: Sequence[int], rows_of: Callable[[Sequence[int]], list[DataFrame]]
+        self, table: str, kind: str, batches: Sequence[int], build_rows: Callable[[Sequence[int]], list[DataFrame]]
     ) -> None:
-        """Append the rows of the batches that the table does not hold yet, in one commit that records the last one."""
+        """Append the rows of batches that the table does not have yet, in one commit that records the last batch."""
         app_id = f"{self._checkpoint.query_id()}:{kind}"
-        recorded = self._recorded(table, app_id) if batches else -1
-        parts = rows_of([number for number in batches if number > recorded])
-        if not parts:
+        recorded = self._last_recorded(table, app_id) if batches else -1
+        frames = build_rows([number for number in batches if number > recorded])
+        if not frames:
             return
         (
-            reduce(DataFrame.unionByName, parts)
+            reduce(DataFrame.unionByName, frames)
             .withColumn("query_id", F.lit(self._checkpoint.query_id()))
             .withColumn("filed_at", F.current_timestamp())
             # Few rows from many scans: one file, not one per scan.
@@ -204,18 +206,18 @@ class FlowAudit:
             .mode("append")
             .option("txnAppId", app_id)
             .option("txnVersion", str(batches[-1]))
-            # A ledger that an earlier version of this program began has fewer columns.
+            # A ledger created by an earlier version of Headrace has fewer columns.
             .option("mergeSchema", "true")
             .save(table)
         )
 
-    def _bad_rows(self, batches: Sequence[int]) -> list[DataFrame]:
-        """Return the bad rows of the batches, one frame per input."""
-        parts = []
-        for name, given in self._flow.named_inputs.items():
-            # Without a schema a row is judged by its event time alone.
-            if given.schema is None:
-                parts.extend(ahead_rows(name, given, batches, self._checkpoint, self._scan))
+    def _invalid_rows(self, batches: Sequence[int]) -> list[DataFrame]:
+        """Return the invalid rows of the batches, one frame per input."""
+        frames = []
+        for name, input_ in self._flow.named_inputs.items():
+            # Without a schema only the event time and the rules of a row are checked.
+            if input_.schema is None:
+                frames.extend(rejected_rows(name, input_, batches, self._checkpoint, self._scan))
                 continue
             scans = [
                 scan.withColumn("batch_id", F.lit(number).cast("long"))
@@ -223,9 +225,9 @@ class FlowAudit:
                 if (scan := self._scan(number, name)) is not None
             ]
             if scans:
-                bad = invalid_rows(validate(reduce(DataFrame.unionByName, scans), given), given)
-                parts.append(
-                    bad.select(
+                invalid = invalid_rows(validate(reduce(DataFrame.unionByName, scans), input_), input_)
+                frames.append(
+                    invalid.select(
                         F.lit(name).alias("input"),
                         "topic",
                         "partition",
@@ -237,10 +239,10 @@ class FlowAudit:
                         "batch_id",
                     )
                 )
-        return parts
+        return frames
 
     def _scan(self, batch_id: int, name: str) -> DataFrame | None:
-        """Return the rows that a batch read of an input, as they came, or None when it read none."""
+        """Return the rows that a batch read from an input, unchanged, or None if it read none."""
         index = source_index(self._checkpoint, self._flow, name)
         if index is None:
             return None
@@ -251,16 +253,16 @@ class FlowAudit:
         if offsets is None:
             return None
         if isinstance(source, CanLoseRows) and source.data_loss_reason is not None:
-            # Such a source leaves out what is gone by now. That is no reason to stop, and none to be silent.
-            gone = source.watch(self._target).missing_offsets(*offsets)
-            found = [LostRange.of(each, name, source, "", LossKind.NOT_AUDITED) for each in gone]
-            self._unaudited.extend(self._lost.add(batch_id, found))
+            # Such a source skips deleted offsets. The audit continues and reports them.
+            unavailable = source.watch(self._target).missing_offsets(*offsets)
+            losses = [LostRange.of(range_, name, source, "", LossKind.NOT_AUDITED) for range_ in unavailable]
+            self._unaudited.extend(self._lost.add(batch_id, losses))
         if isinstance(source, ReadsFiles):
             return source.read_files(self._session, self._target, self._checkpoint.source_files(index, *offsets))
         return source.batch(self._session, self._target, *offsets)
 
     def _from_beginning(self, batch_id: int, index: int, source: Source) -> tuple[str, str] | None:
-        """Return the range of a batch that the checkpoint knows the end of only; None when it is empty."""
+        """Return the range of a batch of which the checkpoint has only the end; None if it is empty."""
         end = self._checkpoint.offset_entry(batch_id).offsets[index]
         first = source.start_offset(end) if isinstance(source, HasStartOffset) and end is not None else None
         if first is None or end is None:
@@ -273,8 +275,8 @@ class FlowAudit:
     def _is_table(self, location: str) -> bool:
         return bool(file_store(location, self._session).names(f"{location}/_delta_log"))
 
-    def _recorded(self, location: str, app_id: str) -> int:
-        """Return the last batch that a table records under an identity, or -1."""
+    def _last_recorded(self, location: str, app_id: str) -> int:
+        """Return the last batch that a table has recorded for an application id, or -1."""
         if not self._is_table(location):
             return -1
         return last_recorded(self._session, location, app_id)

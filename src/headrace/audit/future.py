@@ -1,4 +1,4 @@
-"""Bad rows of inputs with columns of their own, found again for the quarantine: from the future, or against a rule."""
+"""Read again, for the quarantine, the rows without a payload schema that a rule or the clock rejected."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# What a source says of rows that it cannot give once more.
-_NOT_AGAIN = "HR-511"
+# The error of a source that cannot read the same rows a second time.
+_SOURCE_NOT_REPLAYABLE = "HR-511"
 
 
-def ahead_rows(
+def rejected_rows(
     name: str,
-    given: Input,
+    input_: Input,
     batches: Sequence[int],
     checkpoint: Checkpoint,
     scan: Callable[[int, str], DataFrame | None],
 ) -> list[DataFrame]:
-    """Return the rows of an input that the clock of their batch or a rule left out, as the quarantine keeps them.
+    """Return the rows of an input that were rejected as future events or by a rule, as rows of the quarantine.
 
-    `scan` reads a batch of an input again. A batch that cannot be read again is passed over: its rows are in the counts
-    of the run, and stay in their source.
+    `scan` reads a batch of an input again. A batch that cannot be read again is skipped: the run still counts its rows,
+    and they stay in their source.
     """
-    if given.watermark is None and not given.rules:
+    if input_.watermark is None and not input_.rules:
         return []
-    parts = []
+    frames = []
     for number in batches:
         try:
             rows = scan(number, name)
         except DataError as error:
-            if error.code != _NOT_AGAIN:
+            if error.code != _SOURCE_NOT_REPLAYABLE:
                 raise
             continue
         if rows is None:
             continue
-        columns = [F.col(f"`{each}`") for each in rows.columns if each != "batch_id"]
+        columns = [F.col(f"`{column}`") for column in rows.columns if column != "batch_id"]
         clock = F.timestamp_millis(F.lit(checkpoint.offset_entry(number).timestamp_ms))
-        ahead = invalid_rows(validate_by_clock(rows, given, clock), given)
-        parts.append(
-            ahead.select(
+        rejected = invalid_rows(validate_by_clock(rows, input_, clock), input_)
+        frames.append(
+            rejected.select(
                 F.lit(name).alias("input"),
                 F.lit(None).cast("string").alias("topic"),
                 F.lit(None).cast("int").alias("partition"),
@@ -59,4 +59,4 @@ def ahead_rows(
                 F.lit(number).cast("long").alias("batch_id"),
             )
         )
-    return parts
+    return frames

@@ -1,9 +1,9 @@
-"""How fast a flow is by its own record: the rows a second that its batches processed, kept beside its checkpoint.
+"""Measure how many rows per second a flow processes, and store the rate with its checkpoint.
 
     FLOW/headrace/throughput.json
 
 The number is smoothed over large batches only: in a small one the fixed cost of a batch says more than its rows. It is
-written every half a minute and at the end of a run, so it costs nothing that anybody would notice.
+written every 30 seconds and at the end of a run, which costs next to nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from headrace.runtime.events import BatchCommitted, Event, EventBus
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The weight of the newest batch: after ten large batches little is left of what was before.
+# The weight of the newest batch: after ten large batches little of the earlier rate is left.
 _NEWEST = 0.2
 
-# A batch is large when it has half of the rows of the largest one lately; that one fades by a hundredth per batch.
+# A batch is large if it has half the rows of the largest recent one, which fades by 1 % per batch.
 _LARGE = 0.5
 _FADING = 0.99
 
@@ -35,39 +35,39 @@ _WRITE_EVERY_SECONDS = 30.0
 def processed_per_second(
     target: Target, flow: str, spark: SparkSession | None = None, *, batches_of: int = 0
 ) -> float | None:
-    """Return the rows a second of a flow that has run before, or None when nothing is known or readable.
+    """Return the rows per second of a flow in its earlier runs, or None if nothing is known or readable.
 
-    With `batches_of`, only when it had batches of so many rows: one that keeps up says little of how fast it could be.
+    With `batches_of`, only if it had batches of that many rows: a flow that keeps up does not show its top speed.
     """
     checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
     text = checkpoint.files.read(_path(checkpoint))
     try:
-        read = json.loads(text) if text else {}
-        return float(read["rows_per_second"]) if read.get("largest_batch", 0) >= batches_of else None
+        note = json.loads(text) if text else {}
+        return float(note["rows_per_second"]) if note.get("largest_batch", 0) >= batches_of else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
 class Throughput:
-    """Follows the flows of one application, from the bus. `close` it when all flows have ended."""
+    """Measures the flows of one application from their events. Call `close` when all flows have ended."""
 
     def __init__(self, application: SparkSession, target: Target, flows: Sequence[Flow], bus: EventBus) -> None:
         files = file_store(target.checkpoints, application)
-        self._flows = {flow.name: _Smoothed(Checkpoint.of(flow.name, target, files)) for flow in flows}
-        bus.subscribe(self._hear)
+        self._flows = {flow.name: _SmoothedRate(Checkpoint.of(flow.name, target, files)) for flow in flows}
+        bus.subscribe(self._on_event)
 
     def close(self) -> None:
-        """Write what is not written yet. Called once, after the last event."""
-        for smoothed in self._flows.values():
-            smoothed.write()
+        """Write the latest rates. Call once, after the last event."""
+        for rate in self._flows.values():
+            rate.write()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, BatchCommitted):
             self._flows[event.flow].take(event.rows_in, event.duration_ms / 1000)
 
 
-class _Smoothed:
-    """The rate of one flow, begun anew with each run: the machine may be another one."""
+class _SmoothedRate:
+    """The rate of one flow. Each run starts over, since it may be on another machine."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -88,8 +88,8 @@ class _Smoothed:
     def write(self) -> None:
         self._written_at = time.monotonic()
         if self._rate is not None:
-            found = {"rows_per_second": round(self._rate, 1), "largest_batch": round(self._largest)}
-            self._checkpoint.files.write(_path(self._checkpoint), json.dumps(found))
+            note = {"rows_per_second": round(self._rate, 1), "largest_batch": round(self._largest)}
+            self._checkpoint.files.write(_path(self._checkpoint), json.dumps(note))
 
 
 def _path(checkpoint: Checkpoint) -> str:

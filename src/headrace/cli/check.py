@@ -15,8 +15,8 @@ from headrace.flow.checks.check import check, sort_by_severity
 from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.target import Target
-from headrace.operate.preflight.measure import measured
-from headrace.operate.preflight.plans import plans, slot_findings
+from headrace.operate.preflight.measure import measure_rates
+from headrace.operate.preflight.plans import plan_flows, slot_findings
 from headrace.operate.preflight.state_findings import state_findings
 from headrace.project.project import Project
 
@@ -44,8 +44,8 @@ def check_command(
     if not quick:
         # A flow that cannot run anyway is not planned: its transform would fail for the same reason, said worse.
         plain = [flow for flow in chosen if all(found.severity is not Severity.ERROR for found in check([flow]))]
-        looked_at = plans(plain, there, log=opened_project.home / "logs" / "check.log")
-    findings = check(chosen, measured(chosen, there) if there is not None else {}, looked_at)
+        looked_at = plan_flows(plain, there, log=opened_project.home / "logs" / "check.log")
+    findings = check(chosen, measure_rates(chosen, there) if there is not None else {}, looked_at)
     if there is not None:
         findings = sort_by_severity([*findings, *slot_findings(chosen, there), *state_findings(chosen, there)])
     wrong = [found for found in findings if found.severity is Severity.ERROR]

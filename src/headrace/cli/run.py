@@ -13,7 +13,7 @@ from headrace.cli.progress import shown
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
 from headrace.cli.signals import stopping
 from headrace.errors import Transient
-from headrace.operate.run import Application, open_application, until_done_of
+from headrace.operate.run import Application, as_available_now, open_application
 from headrace.runtime.supervisor import Backoff
 from headrace.stack.jars import JarCache
 
@@ -38,7 +38,7 @@ def run_command(
     """
     opened_project, chosen, found = opened(project, target, flows)
     if until_done:
-        found = [until_done_of(flow) for flow in found]
+        found = [as_available_now(flow) for flow in found]
     with stopping() as stop:
         with shown(json=json) as show:
             JarCache().sync(("spark",), show.jar)

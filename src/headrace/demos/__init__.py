@@ -1,1 +1,1 @@
-"""What each demo adds to the common course of a demo: one file per pattern, named after it."""
+"""The demos: what each adds to the common run, one file per pattern, named after it."""

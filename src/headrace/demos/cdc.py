@@ -1,4 +1,4 @@
-"""The CDC demo's own part: a shop in Postgres that is captured, mirrored, and compared with its mirrors."""
+"""The CDC demo: captures a shop in Postgres, mirrors it into Delta, and compares both."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.postgres import database_of, session
 from headrace.clients.storage import file_store
-from headrace.demos.feeder import Sent
-from headrace.demos.protocol import Scene
+from headrace.demos.feeder import SendResult
+from headrace.demos.protocol import DemoContext
 from headrace.errors import Transient
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
@@ -36,11 +36,11 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Rows that differ are told by name up to so many per table; `--json` has all.
-_FEW = 10
+# The maximum number of differing rows to print per table; `--json` has all.
+_MAX_DIFFERENCES_SHOWN = 10
 _RETRY_SECONDS = 2.0
-# A batch is many small queries, most of them planned for the first time: compiling their code for speed takes the cores
-# from running it, for longer than a demo lasts.
+# A batch is many small queries, most of them planned for the first time: optimising their code would occupy the cores
+# for longer than a demo lasts.
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 
 CAPTURE = Capture(
@@ -54,7 +54,7 @@ CAPTURE = Capture(
 
 @dataclass(frozen=True)
 class CdcVerdict:
-    """Each mirror beside its table, and the tables beside the model."""
+    """The comparison of each mirror with its table, and of the tables with the model."""
 
     tables: Mapping[str, TableComparison]
     transactions: int
@@ -62,32 +62,38 @@ class CdcVerdict:
 
     @property
     def equal(self) -> bool:
-        """Whether no row differs, neither from the source nor from the model."""
-        return bool(self.tables) and all(each.equal for each in self.tables.values()) and not self.from_model
+        """Whether no row differs from the source or from the model."""
+        return bool(self.tables) and all(table.equal for table in self.tables.values()) and not self.from_model
 
     def as_dict(self) -> Mapping[str, object]:
         """Return `tables` and `model`."""
-        told = {"equal": not self.from_model, "transactions": self.transactions, "differences": list(self.from_model)}
-        return {"tables": {name: each.as_dict() for name, each in self.tables.items()}, "model": told}
+        model = {"equal": not self.from_model, "transactions": self.transactions, "differences": list(self.from_model)}
+        return {"tables": {name: table.as_dict() for name, table in self.tables.items()}, "model": model}
 
     def lines(self) -> Sequence[str]:
-        """Return a line per table, and the keys of rows that differ."""
+        """Return a line per table, and the keys of differing rows."""
         lines = ["Every mirror equals its table." if self.equal else "Something differs:"]
-        for name, each in self.tables.items():
-            verdict = (
+        for name, table in self.tables.items():
+            result = (
                 "equal"
-                if each.equal
-                else f"{len(each.differences)} rows differ, {len(each.missing_columns)} columns lack"
+                if table.equal
+                else f"{len(table.differences)} rows differ, {len(table.missing_columns)} columns lack"
             )
-            lines.append(f"  {name}: {verdict}. {each.rows:,} rows at position {each.position}.")
-            lines += [f"    {row.kind} {row.key} {', '.join(row.columns)}" for row in each.differences[:_FEW]]
+            lines.append(f"  {name}: {result}. {table.rows:,} rows at position {table.position}.")
+            lines += [
+                f"    {row.kind} {row.key} {', '.join(row.columns)}"
+                for row in table.differences[:_MAX_DIFFERENCES_SHOWN]
+            ]
         history = f"the source holds what {self.transactions:,} transactions make in plain Python"
-        return [*lines, *([f"  model: {history}."] if not self.from_model else self.from_model[:_FEW])]
+        return [
+            *lines,
+            *([f"  model: {history}."] if not self.from_model else self.from_model[:_MAX_DIFFERENCES_SHOWN]),
+        ]
 
 
 @dataclass(frozen=True)
 class CdcDemo:
-    """The shop with a trigger of five seconds: its changes are few, and a person looks at it."""
+    """The shop with a trigger of five seconds, short enough to watch."""
 
     title: str = "Change data capture: a shop in Postgres, mirrored into Delta, row for row"
     parts: tuple[str, ...] = ("kafka", "postgres", "connect")
@@ -97,93 +103,93 @@ class CdcDemo:
         default_factory=lambda: CdcSettings(CAPTURE, path="silver/shop", trigger=Every("5 seconds"))
     )
 
-    def prepare(self, scene: Scene) -> None:
-        """Make the shop and what it opens with, then begin the capture: its snapshot meets a shop that lives."""
-        source = database_of(scene.target, CAPTURE.database)
-        shop.open_shop(source, seed=scene.settings.seed)
-        worker = connect_worker(scene.target, CAPTURE.database)
+    def prepare(self, context: DemoContext) -> None:
+        """Create the shop with its first rows, then start the capture: the snapshot runs while the shop is busy."""
+        source = database_of(context.target, CAPTURE.database)
+        shop.open_shop(source, seed=context.settings.seed)
+        worker = connect_worker(context.target, CAPTURE.database)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 tables = start_capture(CAPTURE, source, worker)
                 break
             except Transient:
-                # After a stop of everything the connector may have started before the database answered.
+                # After a full stop the connector may have started before the database answered.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_SECONDS)
-        await_topics(CAPTURE, tables, scene.target)
+        await_topics(CAPTURE, tables, context.target)
 
-    def feed(self, scene: Scene, stop: Event) -> Sent:
-        """Go on with the shop's history."""
+    def feed(self, context: DemoContext, stop: Event) -> SendResult:
+        """Continue the shop's history."""
         started = time.monotonic()
-        wanted = scene.settings
-        source = database_of(scene.target, CAPTURE.database)
-        counts = shop.live(source, seed=wanted.seed, rate=wanted.rate, stop=stop)
-        return Sent(counts.total(), dict(counts), time.monotonic() - started)
+        settings = context.settings
+        source = database_of(context.target, CAPTURE.database)
+        counts = shop.live(source, seed=settings.seed, rate=settings.rate, stop=stop)
+        return SendResult(counts.total(), dict(counts), time.monotonic() - started)
 
     def flows(self) -> Sequence[Flow]:
-        """Return the one flow that mirrors all tables."""
+        """Return the flow that mirrors all tables."""
         return [mirror(self.settings)]
 
-    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
-        """Return a line per table: rows at the source, rows in the mirror, and how far that one is behind."""
-        source = database_of(scene.target, CAPTURE.database)
+    def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
+        """Return a line per table: rows at the source, rows in the mirror, and the lag of the mirror."""
+        source = database_of(context.target, CAPTURE.database)
         tables = read_tables(source, CAPTURE.selection)
-        behind = self._behind(scene, tables)
+        behind = self._behind(context, tables)
         with session(source) as connection:
             counts = shop.counts(connection)
         return [
             f"{table!s:<20} {counts[table.name]:>6,} rows at the source, "
-            f"{_mirrored(spark, scene.target.table(f'{self.settings.path}/{table.name}')):>6,} in the mirror, "
+            f"{_mirrored(spark, context.target.table(f'{self.settings.path}/{table.name}')):>6,} in the mirror, "
             f"{behind[str(table)]}"
             for table in tables
         ]
 
-    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
-        """Return the ends of the topics, once they hold everything that the source has committed."""
-        source = database_of(scene.target, CAPTURE.database)
-        connect = ConnectClient(connect_worker(scene.target, CAPTURE.database).url)
+    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
+        """Return the end offsets of the topics, once they contain everything that the source has committed."""
+        source = database_of(context.target, CAPTURE.database)
+        connect = ConnectClient(connect_worker(context.target, CAPTURE.database).url)
         await_position(CAPTURE, source, connect, position_now(source))
-        return {self._flow: end_offsets(scene.target, _partitions(read_tables(source, CAPTURE.selection)).values())}
+        return {self._flow: end_offsets(context.target, _partitions(read_tables(source, CAPTURE.selection)).values())}
 
-    def compare(self, scene: Scene, spark: SparkSession) -> CdcVerdict:
+    def compare(self, context: DemoContext, spark: SparkSession) -> CdcVerdict:
         """Compare every row of every mirror with its table, and every table with the model."""
-        source = database_of(scene.target, CAPTURE.database)
-        found = {
-            str(table): compare(spark, source, table, scene.target.table(f"{self.settings.path}/{table.name}"))
+        source = database_of(context.target, CAPTURE.database)
+        tables = {
+            str(table): compare(spark, source, table, context.target.table(f"{self.settings.path}/{table.name}"))
             for table in read_tables(source, CAPTURE.selection)
         }
         with session(source) as connection:
             seed, done = shop.progress(connection)
-            held = shop.table_rows(connection)
-        return CdcVerdict(found, done, differences(replay(islice(Shop(seed).history(), done)), held))
+            rows = shop.table_rows(connection)
+        return CdcVerdict(tables, done, differences(replay(islice(Shop(seed).history(), done)), rows))
 
     @property
     def _flow(self) -> str:
         return self.flows()[0].name
 
-    def _behind(self, scene: Scene, tables: Sequence[SourceTable]) -> Mapping[str, str]:
-        """Return, by table, how many changes are not in its mirror, and for how long the first of them is not."""
-        target, places = scene.target, _partitions(tables)
+    def _behind(self, context: DemoContext, tables: Sequence[SourceTable]) -> Mapping[str, str]:
+        """Return, by table, how many changes its mirror lacks, and since when."""
+        target, partitions = context.target, _partitions(tables)
         reached = committed_offsets(Checkpoint.of(self._flow, target, file_store(target.checkpoints)))
-        ends = end_offsets(target, places.values())
-        first = first_timestamps(target, {each: reached.get(each, 0) for each in ends})
-        told = {}
-        for name, each in places.items():
-            left = ends[each] - reached.get(each, 0)
-            seconds = (datetime.now(UTC) - first[each]).total_seconds() if each in first else 0.0
-            told[name] = f"{left:,} changes on their way, for {seconds:.1f} s" if left else "nothing on its way"
-        return told
+        ends = end_offsets(target, partitions.values())
+        first = first_timestamps(target, {partition: reached.get(partition, 0) for partition in ends})
+        lags = {}
+        for name, partition in partitions.items():
+            pending = ends[partition] - reached.get(partition, 0)
+            seconds = (datetime.now(UTC) - first[partition]).total_seconds() if partition in first else 0.0
+            lags[name] = f"{pending:,} changes on their way, for {seconds:.1f} s" if pending else "nothing on its way"
+        return lags
 
 
 def _partitions(tables: Sequence[SourceTable]) -> dict[str, Partition]:
-    """Return the one partition of each table's topic."""
+    """Return the partition of each table's topic."""
     return {str(table): (CAPTURE.topic(table), 0) for table in tables}
 
 
 def _mirrored(spark: SparkSession, location: str) -> int:
-    """Return the rows of a mirror, 0 before its first batch."""
+    """Return the number of rows of a mirror, 0 before its first batch."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - only callers with a session come here
 
     try:

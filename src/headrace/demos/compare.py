@@ -1,4 +1,4 @@
-"""Rows of a sink beside the rows of a model, compared as multisets of plain values."""
+"""Compare the rows of a sink with the rows of a model, as multisets of plain values."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _Key = tuple[tuple[str, object], ...]
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an approximate column may be from the exact one: a share of it, and at least so much."""
+    """How far an approximate column may differ from the exact value: a share of it, or `least` if that is more."""
 
     column: str
     share: float
     least: int
 
-    def allows(self, exact: int, found: int) -> bool:
-        """Whether the approximate value is near enough."""
-        return abs(exact - found) <= max(self.least, exact * self.share)
+    def allows(self, exact: int, actual: int) -> bool:
+        """Whether the approximate value is close enough."""
+        return abs(exact - actual) <= max(self.least, exact * self.share)
 
 
 @dataclass
 class Comparison:
-    """What a comparison found. Equal means: no differences."""
+    """The result of a comparison. Equal means no differences."""
 
     differences: list[str] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
     repeated: dict[str, int] = field(default_factory=dict)
-    """Rows that an at-least-once sink holds once too often. Only a crash makes these, and they are no difference."""
+    """Duplicate rows of an at-least-once sink. Only a crash causes these, and they do not count as a difference."""
 
     def rows_of_sinks(self) -> dict[str, int]:
-        """Return how many rows each sink holds: `kafka:TOPIC`, `delta:PATH`. Places without a colon are no sinks."""
+        """Return how many rows each sink has: `kafka:TOPIC`, `delta:PATH`. Names without a colon are not sinks."""
         return {place: count for place, count in self.rows.items() if ":" in place}
 
     @property
     def equal(self) -> bool:
-        """Whether the sinks hold what the model says."""
+        """Whether the sinks contain what the model expects."""
         return not self.differences
 
     def as_dict(self, most: int = 20) -> dict[str, object]:
-        """The comparison as `--json` prints it, with at most so many differences."""
+        """The comparison as `--json` prints it, with at most `most` differences."""
         return {
             "equal": self.equal,
             "differences": self.differences[:most],
@@ -63,39 +63,41 @@ class Comparison:
 
     def add(
         self,
-        place: str,
+        sink: str,
         expected: Iterable[Row],
         actual: Iterable[Row],
         *,
         repeats_allowed: bool = False,
         tolerance: Tolerance | None = None,
     ) -> None:
-        """Compare one sink. With a tolerance, its column is compared apart from the others."""
-        loose = {tolerance.column} if tolerance else set()
-        wanted, got = _gathered(expected, loose), _gathered(actual, loose)
-        self.rows[place] = sum(len(rows) for rows in got.values())
-        for key, rows in wanted.items():
-            missing = len(rows) - len(got.get(key, ()))
+        """Compare one sink. The column of `tolerance` is compared apart from the others."""
+        approximate = {tolerance.column} if tolerance else set()
+        expected_by_key, actual_by_key = _group_by_key(expected, approximate), _group_by_key(actual, approximate)
+        self.rows[sink] = sum(len(rows) for rows in actual_by_key.values())
+        for key, rows in expected_by_key.items():
+            missing = len(rows) - len(actual_by_key.get(key, ()))
             if missing > 0:
-                self.differences.append(f"{place} lacks {missing} of {_shown(key)}")
-        for key, rows in got.items():
-            expected_rows = wanted.get(key, [])
+                self.differences.append(f"{sink} lacks {missing} of {_describe(key)}")
+        for key, rows in actual_by_key.items():
+            expected_rows = expected_by_key.get(key, [])
             surplus = len(rows) - len(expected_rows)
             if not expected_rows or (surplus > 0 and not repeats_allowed):
-                self.differences.append(f"{place} holds {surplus} too many of {_shown(key)}")
+                self.differences.append(f"{sink} holds {surplus} too many of {_describe(key)}")
             elif surplus > 0:
-                self.repeated[place] = self.repeated.get(place, 0) + surplus
+                self.repeated[sink] = self.repeated.get(sink, 0) + surplus
             if tolerance and expected_rows:
-                self._add_loose(place, key, tolerance, expected_rows, rows)
+                self._compare_approximate(sink, key, tolerance, expected_rows, rows)
 
-    def _add_loose(self, place: str, key: _Key, tolerance: Tolerance, exact: list[Row], rows: list[Row]) -> None:
-        right = sorted(int(str(row[tolerance.column])) for row in exact)
+    def _compare_approximate(
+        self, sink: str, key: _Key, tolerance: Tolerance, exact: list[Row], rows: list[Row]
+    ) -> None:
+        exact_values = sorted(int(str(row[tolerance.column])) for row in exact)
         for row in rows:
-            found = int(str(row[tolerance.column]))
-            if not any(tolerance.allows(each, found) for each in right):
-                about = " or ".join(map(str, right))
+            estimate = int(str(row[tolerance.column]))
+            if not any(tolerance.allows(exact_value, estimate) for exact_value in exact_values):
+                expected = " or ".join(map(str, exact_values))
                 self.differences.append(
-                    f"{place} says {tolerance.column} {found} and not about {about} in {_shown(key)}"
+                    f"{sink} says {tolerance.column} {estimate} and not about {expected} in {_describe(key)}"
                 )
 
 
@@ -108,7 +110,7 @@ def topic_rows(target: Target, topic: str) -> Iterator[Row]:
 
 
 def table_rows(spark: SparkSession, format_: str, location: str) -> list[Row]:
-    """Return the rows of a table, or none when it was never written."""
+    """Return the rows of a table, or none if it was never written."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - only callers with a session come here
 
     try:
@@ -119,28 +121,28 @@ def table_rows(spark: SparkSession, format_: str, location: str) -> list[Row]:
         raise
 
 
-def _gathered(rows: Iterable[Row], loose: Collection[str]) -> dict[_Key, list[Row]]:
-    gathered: dict[_Key, list[Row]] = defaultdict(list)
+def _group_by_key(rows: Iterable[Row], approximate: Collection[str]) -> dict[_Key, list[Row]]:
+    by_key: dict[_Key, list[Row]] = defaultdict(list)
     for row in rows:
-        gathered[tuple((name, _plain(row[name])) for name in sorted(row) if name not in loose)].append(row)
-    return dict(gathered)
+        by_key[tuple((name, _normalize(row[name])) for name in sorted(row) if name not in approximate)].append(row)
+    return dict(by_key)
 
 
-def _plain(value: object) -> object:
-    """Return a value so that equal ones of Spark, JSON and Python are equal: numbers exact, times in milliseconds."""
+def _normalize(value: object) -> object:
+    """Return a value in a form that compares equal across Spark, JSON and Python: exact numbers, milliseconds."""
     match value:
         case bool() | None:
             return value
         case int() | float() | Decimal():
             return Decimal(str(value)).normalize()
         case datetime():
-            # PySpark hands times over without a zone, in that of the machine; `timestamp` reads them so.
+            # PySpark returns times without a zone, in the machine's local time; `timestamp` reads them so.
             return Decimal(round(value.timestamp() * 1000))
         case str() if len(value) == 24 and value.endswith("Z"):
-            return _plain(datetime.fromisoformat(value))
+            return _normalize(datetime.fromisoformat(value))
         case _:
             return value
 
 
-def _shown(key: _Key) -> str:
+def _describe(key: _Key) -> str:
     return ", ".join(f"{name}={value:f}" if isinstance(value, Decimal) else f"{name}={value}" for name, value in key)

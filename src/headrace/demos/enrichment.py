@@ -1,4 +1,4 @@
-"""The enrichment demo's own part: purchases and products, and every row against the model, version by version."""
+"""The enrichment demo: purchases and products, every row compared with the model, version by version."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from headrace.clients.positions import Partition
 from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, table_rows
-from headrace.demos.feeder import Sent, generate
-from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, only, past
-from headrace.demos.protocol import Scene
+from headrace.demos.feeder import SendResult, generate
+from headrace.demos.model_inputs import (
+    ExpectedLedgers,
+    ModelVerdict,
+    batch_ranges,
+    compare_ledgers,
+    history_to_send,
+    read_records,
+    select_columns,
+)
+from headrace.demos.protocol import DemoContext
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
@@ -34,8 +42,8 @@ _PARTITIONS = 2
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What a comparison found, and what came of the purchases that had to wait."""
+class EnrichmentComparison:
+    """The comparison, and what happened to the purchases that had to wait for their product."""
 
     comparison: Comparison
     outcome: model.EnrichmentOutcome
@@ -44,77 +52,77 @@ class Compared:
 
 def compare(
     spark: SparkSession, target: Target, flows: Sequence[Flow], settings: pattern.EnrichmentSettings
-) -> Compared:
-    """Compare every purchase, and with it the dimension where the pattern's own flow writes it, with the model.
+) -> EnrichmentComparison:
+    """Compare every purchase with the model, and the dimension too if the pattern's own flow writes it.
 
-    The model gets the records of the topics, the batches' boundaries from the offset logs, the version of the dimension
-    that each batch says that it saw, and the rows of these versions. Called when the flows have stopped.
+    The model gets the records of the topics, the offsets of the batches from the offset logs, the version of the
+    dimension that each batch recorded, and the rows of these versions. Call when the flows have stopped.
     """
-    found = Comparison()
+    comparison = Comparison()
     by_name = {flow.name: flow for flow in flows}
     if "products" in by_name:
-        _compare_products(found, spark, target, by_name["products"], settings)
+        _compare_products(comparison, spark, target, by_name["products"], settings)
     purchases = by_name["purchases"]
-    batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, purchases)]
-    seen = versions_seen(spark, target, settings)
-    versions = {number: _catalogue(spark, target, settings, number) for number in set(seen) if number >= 0}
-    outcome = model.replay(consumed(target, settings.topic), batches, seen[: len(batches)], versions)
+    batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, purchases)]
+    batch_versions = dimension_versions(spark, target, settings)
+    versions = {number: _catalogue(spark, target, settings, number) for number in set(batch_versions) if number >= 0}
+    outcome = model.replay(read_records(target, settings.topic), batches, batch_versions[: len(batches)], versions)
     expected = [asdict(row) for row in outcome.rows]
-    found.add(f"delta:{settings.table}", expected, table_rows(spark, "delta", target.table(settings.table)))
-    compare_filed(found, spark, target, purchases.name, Filed(outcome.bad, [0] * len(batches)))
-    return Compared(found, outcome, len(versions))
+    comparison.add(f"delta:{settings.table}", expected, table_rows(spark, "delta", target.table(settings.table)))
+    compare_ledgers(comparison, spark, target, purchases.name, ExpectedLedgers(outcome.bad, [0] * len(batches)))
+    return EnrichmentComparison(comparison, outcome, len(versions))
 
 
-def versions_seen(spark: SparkSession, target: Target, settings: pattern.EnrichmentSettings) -> list[int]:
-    """Return the version of the dimension that each batch saw, by the commits of the table."""
+def dimension_versions(spark: SparkSession, target: Target, settings: pattern.EnrichmentSettings) -> list[int]:
+    """Return the version of the dimension that each batch used, from the commits of the table."""
     checkpoint = Checkpoint.of("purchases", target, file_store(target.checkpoints, spark))
     history = spark.sql(f"DESCRIBE HISTORY delta.`{target.table(settings.table)}`").select("userMetadata").collect()
-    told = [json.loads(row.userMetadata) for row in history if row.userMetadata]
-    seen = {each["batch"]: each["dimension_version"] for each in told if each["query_id"] == checkpoint.query_id()}
-    return [seen[number] for number in sorted(seen)]
+    notes = [json.loads(row.userMetadata) for row in history if row.userMetadata]
+    versions = {note["batch"]: note["dimension_version"] for note in notes if note["query_id"] == checkpoint.query_id()}
+    return [versions[number] for number in sorted(versions)]
 
 
 def _compare_products(
-    found: Comparison, spark: SparkSession, target: Target, flow: Flow, settings: pattern.EnrichmentSettings
+    comparison: Comparison, spark: SparkSession, target: Target, flow: Flow, settings: pattern.EnrichmentSettings
 ) -> None:
-    log = {(each.partition, each.offset): each for each in consumed(target, settings.products_topic)}
-    batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
-    read = [record for batch in batches for record in batch_records(log, batch)]
+    log = {(record.partition, record.offset): record for record in read_records(target, settings.products_topic)}
+    batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
+    records = [record for batch in batches for record in batch_records(log, batch)]
     names = ("product_id", "name", "category", "price")
     expected = [
-        {name: value for name, value in asdict(each).items() if name in names}
-        for each in model.newest_products(read).values()
+        {name: value for name, value in asdict(product).items() if name in names}
+        for product in model.newest_products(records).values()
     ]
     path = settings.dimension
-    found.add(f"delta:{path}", expected, only(table_rows(spark, "delta", target.table(path)), *names))
-    bad = [each for each in map(model.PRODUCT.judge, read) if isinstance(each, InvalidRecord)]
-    compare_filed(found, spark, target, flow.name, Filed(bad, [0] * len(batches)))
+    comparison.add(f"delta:{path}", expected, select_columns(table_rows(spark, "delta", target.table(path)), *names))
+    invalid = [row for row in map(model.PRODUCT.judge, records) if isinstance(row, InvalidRecord)]
+    compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(invalid, [0] * len(batches)))
 
 
 def _catalogue(
     spark: SparkSession, target: Target, settings: pattern.EnrichmentSettings, version: int
 ) -> list[model.Product]:
     """Return the rows of one version of the dimension."""
-    read = spark.read.format("delta").option("versionAsOf", str(version)).load(target.table(settings.dimension))
+    table = spark.read.format("delta").option("versionAsOf", str(version)).load(target.table(settings.dimension))
     bounds = () if settings.as_of is None else (settings.as_of.valid_from, settings.as_of.valid_to)
-    if DELETED in read.columns:
-        read = read.where(f"NOT coalesce({DELETED}, false)")
+    if DELETED in table.columns:
+        table = table.where(f"NOT coalesce({DELETED}, false)")
     return [
         model.Product(row.product_id, row.name, row.category, row.price, *(_micros(row[name]) for name in bounds))
-        for row in read.select("product_id", "name", "category", "price", *bounds).collect()
+        for row in table.select("product_id", "name", "category", "price", *bounds).collect()
     ]
 
 
-def _micros(moment: datetime | None) -> int | None:
-    # PySpark hands times over without a zone, in that of the machine; `timestamp` reads them so.
-    return None if moment is None else round(moment.timestamp() * 1_000_000)
+def _micros(time: datetime | None) -> int | None:
+    # PySpark returns times without a zone, in the machine's local time; `timestamp` reads them so.
+    return None if time is None else round(time.timestamp() * 1_000_000)
 
 
 @dataclass(frozen=True)
 class EnrichmentDemo:
-    """Enrichment with its usual numbers, but for the triggers: a person looks at it."""
+    """Enrichment with its usual settings and triggers short enough to watch."""
 
-    title: str = "Enrichment: purchases beside their products, those that become known later too"
+    title: str = "Enrichment: purchases with their products, including products that arrive later"
     parts: tuple[str, ...] = ("kafka",)
     has_page: bool = False
     spark: Mapping[str, str] = field(default_factory=dict)
@@ -122,59 +130,60 @@ class EnrichmentDemo:
         default_factory=lambda: pattern.EnrichmentSettings(trigger=Every("10 seconds"))
     )
 
-    def prepare(self, scene: Scene) -> None:
-        """Make the two topics, two partitions each: one per core of a small machine."""
-        create_topics(scene.target.kafka, dict.fromkeys(self.settings.topics, _PARTITIONS))
+    def prepare(self, context: DemoContext) -> None:
+        """Create the two topics, two partitions each: one per core of a small machine."""
+        create_topics(context.target.kafka, dict.fromkeys(self.settings.topics, _PARTITIONS))
 
-    def feed(self, scene: Scene, stop: Event) -> Sent:
-        """Send the recent past at once, then purchases and what becomes known of products as they come."""
-        wanted = scene.settings
+    def feed(self, context: DemoContext, stop: Event) -> SendResult:
+        """Send the recent past immediately, then purchases and product changes in real time."""
+        settings = context.settings
         traffic = PurchaseTraffic(
-            wanted.rate,
-            seed=wanted.seed,
+            settings.rate,
+            seed=settings.seed,
             purchases_topic=self.settings.topic,
             products_topic=self.settings.products_topic,
         )
-        history = past(scene.target, self.settings.topic, wanted)
-        return generate(EnrichmentGenerator(traffic), scene.target, backfill=history, stop=stop)
+        backfill = history_to_send(context.target, self.settings.topic, settings)
+        return generate(EnrichmentGenerator(traffic), context.target, backfill=backfill, stop=stop)
 
     def flows(self) -> Sequence[Flow]:
         """Return products and purchases."""
         return pattern.flows(self.settings)
 
-    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
+    def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return how many purchases are enriched, and how many wait."""
         from pyspark.errors import AnalysisException  # noqa: PLC0415 - only callers with a session come here
 
         try:
-            table = spark.read.format("delta").load(scene.target.table(self.settings.table))
+            table = spark.read.format("delta").load(context.target.table(self.settings.table))
         except AnalysisException:  # before the first batch
             return ()
         figures = "count_if(enriched)", "count_if(NOT enriched)", "max(dimension_version)"
         enriched, waiting, version = table.selectExpr(*figures).collect()[0]
         return [
-            f"{enriched:,} purchases beside their products, {waiting:,} wait for theirs; "
+            f"{enriched:,} purchases with their products, {waiting:,} wait for theirs; "
             f"the dimension is at version {version}"
         ]
 
-    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each flow, without offsets: once it has read something, the model replays what there was."""
+    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
+        """Return each flow without offsets: once it has read something, the model can replay it."""
         return {flow.name: {} for flow in self.flows()}
 
-    def compare(self, scene: Scene, spark: SparkSession) -> ModelVerdict:
-        """Compare every row of both tables with the model, and tell of the purchases that had to wait."""
-        found = compare(spark, scene.target, self.flows(), self.settings)
-        waiting = sum(not row.enriched for row in found.outcome.rows)
-        told = {
-            "enriched_later": found.outcome.enriched_later,
+    def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
+        """Compare every row of both tables with the model, and count the purchases that had to wait."""
+        comparison = compare(spark, context.target, self.flows(), self.settings)
+        waiting = sum(not row.enriched for row in comparison.outcome.rows)
+        figures = {
+            "enriched_later": comparison.outcome.enriched_later,
             "waiting": waiting,
-            "dimension_versions": found.versions,
+            "dimension_versions": comparison.versions,
         }
         line = (
-            f"{found.outcome.enriched_later:,} purchases came before their product and got it later, {waiting:,} wait "
-            f"still; batches saw {found.versions} version{'' if found.versions == 1 else 's'} of the dimension."
+            f"{comparison.outcome.enriched_later:,} purchases came before their product and got it later, "
+            f"{waiting:,} still wait; batches saw {comparison.versions} "
+            f"version{'' if comparison.versions == 1 else 's'} of the dimension."
         )
-        return ModelVerdict(found.comparison, {"enrichment": told}, [line])
+        return ModelVerdict(comparison.comparison, {"enrichment": figures}, [line])
 
 
 DEMO = EnrichmentDemo()

@@ -1,16 +1,16 @@
-"""Send a pattern's generated records to Kafka: history at once, the present at its pace.
+"""Send a pattern's generated records to Kafka: history immediately, live records in real time.
 
 A pattern has a generator when its folder has a module `generator` with a function of that name, which takes `rate`,
-`late`, `duplicates`, `malformed`, `seed` and `oversized`. Nothing else registers it. A pattern whose generator has no
-such function fills something else than a topic: its demo does.
+`late`, `duplicates`, `malformed`, `seed` and `oversized`. There is no other
+registration. A pattern without such a function does not send records: its demo fills another source.
 
-Sending goes in these steps:
+The steps of sending:
 
-1. The broker answers and has the topic, or nothing is sent.
-2. One simulation runs from `backfill` before now to `live` after now. Records whose time has come are sent as fast as
-   the broker takes them; the others wait for it. A send that falls behind catches up by itself.
-3. The first record that the broker refuses, or does not take within ten seconds, ends the run with an error.
-4. The run counts as done when every record is acknowledged.
+1. Nothing is sent unless the broker answers and has the topic.
+2. One simulation runs from `backfill` before now to `live` after now. Records that are due are sent as fast as
+   the broker accepts them; the others wait. A run that falls behind catches up.
+3. The run ends with an error on the first record that the broker refuses, or does not acknowledge in ten seconds.
+4. The run is complete when every record is acknowledged.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailab
 from headrace.flow.target import Target
 
 _ACKNOWLEDGED_WITHIN_MS = 10_000
-_LARGEST_RECORD = 8 * 1024 * 1024  # room for the oversized record: the topic is to judge it, not the client
-_LONGEST_NAP_SECONDS = 0.2  # how soon a stop is noticed while nothing is due
+_LARGEST_RECORD = 8 * 1024 * 1024  # room for the oversized record: the topic must refuse it, not the client
+_MAX_WAIT_SECONDS = 0.2  # how soon a stop is noticed while no record is due
 _SETTINGS: dict[str, str | int | float | bool] = {
     "enable.idempotence": True,
     "message.timeout.ms": _ACKNOWLEDGED_WITHIN_MS,
     "message.max.bytes": _LARGEST_RECORD,
-    # As the Java clients and Spark do, so that a key has one partition whoever writes it.
+    # The same as in the Java clients and Spark, so that a key always goes to the same partition.
     "partitioner": "murmur2_random",
     "linger.ms": 20,
     "compression.type": "lz4",
@@ -50,12 +50,12 @@ _SETTINGS: dict[str, str | int | float | bool] = {
 }
 
 
-class Generated(Protocol):
+class SendableRecord(Protocol):
     """A record of any generator."""
 
     @property
     def key(self) -> bytes | None:
-        """What chooses the partition."""
+        """The key, which determines the partition."""
 
     @property
     def value(self) -> bytes | None:
@@ -63,15 +63,15 @@ class Generated(Protocol):
 
     @property
     def arrival_ms(self) -> int:
-        """When to send it, and its message timestamp."""
+        """When to send it; also its message timestamp."""
 
     @property
     def kind(self) -> str:
-        """What it is counted as."""
+        """The kind under which it is counted."""
 
     @property
     def topic(self) -> str | None:
-        """Where it goes; None is the generator's topic."""
+        """The topic to send it to; None is the generator's topic."""
 
 
 class Generator(Protocol):
@@ -79,15 +79,15 @@ class Generator(Protocol):
 
     @property
     def topic(self) -> str:
-        """Where the pattern's flows read; records of a second topic say so themselves."""
+        """The topic that the pattern's flows read; records of another topic name it themselves."""
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[Generated]:
-        """Yield the records in the order of `arrival_ms`, without waiting. Called once per run."""
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[SendableRecord]:
+        """Yield the records in the order of `arrival_ms`, without waiting. Call once per run."""
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What a run sent, acknowledged to the last record."""
+class SendResult:
+    """What a run sent, every record acknowledged."""
 
     records: int
     by_kind: Mapping[str, int]
@@ -96,39 +96,39 @@ class Sent:
 
 def generators() -> dict[str, Callable[..., Generator]]:
     """Find the patterns that generate data, by name."""
-    found: dict[str, Callable[..., Generator]] = {}
+    by_pattern: dict[str, Callable[..., Generator]] = {}
     for module in pkgutil.iter_modules(patterns.__path__, f"{patterns.__name__}."):
         name = f"{module.name}.generator"
         if module.ispkg and find_spec(name) is not None:
             build = getattr(importlib.import_module(name), "generator", None)
             if build is not None:
-                found[module.name.rpartition(".")[2]] = cast("Callable[..., Generator]", build)
-    return found
+                by_pattern[module.name.rpartition(".")[2]] = cast("Callable[..., Generator]", build)
+    return by_pattern
 
 
 def find_generator(pattern: str) -> Callable[..., Generator]:
-    """Return the generator of a pattern, or say which pattern may have been meant."""
-    known = generators()
-    if pattern not in known and pattern in (each.name for each in pkgutil.iter_modules(patterns.__path__)):
+    """Return the generator of a pattern, or raise with the nearest name."""
+    by_pattern = generators()
+    if pattern not in by_pattern and pattern in (module.name for module in pkgutil.iter_modules(patterns.__path__)):
         raise ConfigError(
             f"Pattern '{pattern}' has no records to send.",
-            why="Its source is not a topic that it fills by itself.",
+            why="The pattern does not fill a topic with records.",
             state="Nothing was sent.",
             remedy=f"Run `headrace demo {pattern}`, which changes the source and runs everything behind it.",
             code="HR-122",
         )
-    if pattern not in known:
+    if pattern not in by_pattern:
         raise ConfigError(
-            f"No pattern '{pattern}' generates data.{did_you_mean(pattern, known)}",
-            why=f"The patterns that do are: {', '.join(sorted(known))}.",
+            f"No pattern '{pattern}' generates data.{did_you_mean(pattern, by_pattern)}",
+            why=f"The patterns that do are: {', '.join(sorted(by_pattern))}.",
             state="Nothing was sent.",
-            remedy=f"Run `headrace generate {min(known, default='PATTERN')}`.",
+            remedy=f"Run `headrace generate {min(by_pattern, default='PATTERN')}`.",
             code="HR-122",
         )
-    return known[pattern]
+    return by_pattern[pattern]
 
 
-_Record = TypeVar("_Record", bound=Generated)
+_Record = TypeVar("_Record", bound=SendableRecord)
 
 
 def pace(
@@ -138,23 +138,23 @@ def pace(
     clock: Callable[[], float] = time.time,
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[_Record]:
-    """Yield each record when its arrival has come, and those of the past at once, until `stop` is set.
+    """Yield each record when it is due, past records immediately, until `stop` is set.
 
     `wait` is called with seconds while nothing is due; it may return early.
     """
     for record in records:
         due = record.arrival_ms / 1000
         while (ahead := due - clock()) > 0 and not (stop and stop.is_set()):
-            wait(min(ahead, _LONGEST_NAP_SECONDS))
+            wait(min(ahead, _MAX_WAIT_SECONDS))
         if stop and stop.is_set():
             return
         yield record
 
 
-def span(
+def records_between(
     generator: Generator, *, backfill: timedelta = timedelta(0), live: timedelta | None = None
-) -> Iterator[Generated]:
-    """Yield the records from `backfill` before now to `live` after now; without `live` they never end."""
+) -> Iterator[SendableRecord]:
+    """Yield the records from `backfill` before now to `live` after now; without `live` there is no end."""
     now = datetime.now(UTC)
     return generator.events(now - backfill, None if live is None else now + live)
 
@@ -167,8 +167,8 @@ def generate(
     backfill: timedelta = timedelta(0),
     live: timedelta | None = None,
     stop: Event | None = None,
-) -> Sent:
-    """Send a span of records to Kafka, until it ends or `stop` is set, and return what was acknowledged."""
+) -> SendResult:
+    """Send records to Kafka until the span ends or `stop` is set, and return what was acknowledged."""
     topic = topic or generator.topic
     require_topics(target, [topic])
     started = time.monotonic()
@@ -183,32 +183,32 @@ def generate(
     def raise_if_refused() -> None:
         if refused:
             producer.purge()
-            raise _failure(*refused[0], taken=counts.total())
+            raise _failure(*refused[0], accepted=counts.total())
 
-    for record in pace(span(generator, backfill=backfill, live=live), stop=stop, wait=producer.poll):
+    for record in pace(records_between(generator, backfill=backfill, live=live), stop=stop, wait=producer.poll):
         while True:
             raise_if_refused()
             try:
                 producer.produce(
                     record.topic or topic, record.value, record.key, on_delivery=on_failure, timestamp=record.arrival_ms
                 )
-            except BufferError:  # the broker is slower than we are: let it take some
-                producer.poll(_LONGEST_NAP_SECONDS)
+            except BufferError:  # the send buffer is full: wait for the broker
+                producer.poll(_MAX_WAIT_SECONDS)
             else:
                 break
         counts[record.kind] += 1
-        if not counts.total() % 1000:  # serve the reports of failed records, which pacing serves only when it waits
+        if not counts.total() % 1000:  # handle the reports of failed records, which `pace` handles only while it waits
             producer.poll(0)
-    # A record that the broker does not take is reported as failed before this long flush ends.
-    left = producer.flush(2 * _ACKNOWLEDGED_WITHIN_MS / 1000)
+    # A record that the broker does not accept is reported as failed before this long flush ends.
+    unsent = producer.flush(2 * _ACKNOWLEDGED_WITHIN_MS / 1000)
     raise_if_refused()
-    if left:
-        raise _failure(KafkaError(KafkaError._TIMED_OUT), "a record", topic, taken=counts.total())
-    return Sent(counts.total(), dict(counts), time.monotonic() - started)
+    if unsent:
+        raise _failure(KafkaError(KafkaError._TIMED_OUT), "a record", topic, accepted=counts.total())
+    return SendResult(counts.total(), dict(counts), time.monotonic() - started)
 
 
-def _failure(error: KafkaError, record: str, topic: str, *, taken: int) -> HeadraceError:
-    state = f"{taken:,} records were handed over; those that Kafka did not acknowledge by then may be missing."
+def _failure(error: KafkaError, record: str, topic: str, *, accepted: int) -> HeadraceError:
+    state = f"{accepted:,} records were handed over; those that Kafka did not acknowledge by then may be missing."
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return DataError(
             f"Topic '{topic}' refused {record}.",

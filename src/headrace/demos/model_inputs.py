@@ -1,4 +1,4 @@
-"""What a model needs of a run, and what it is compared with: records, boundaries of batches, bad and late rows."""
+"""The inputs of a model, and the results to compare it with: records, batch offsets, invalid and late rows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from headrace.runtime.checkpoint.source_order import source_index
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The most differences that are printed.
-_FEW = 20
+# The maximum number of differences to print.
+_MAX_DIFFERENCES_SHOWN = 20
 
 
-def consumed(target: Target, topic: str) -> list[ConsumedRecord]:
-    """Return every record of a topic, as it was committed."""
+def read_records(target: Target, topic: str) -> list[ConsumedRecord]:
+    """Return every committed record of a topic."""
     return [
         ConsumedRecord(
             message.partition() or 0,
@@ -41,33 +41,33 @@ def consumed(target: Target, topic: str) -> list[ConsumedRecord]:
     ]
 
 
-def boundaries(spark: SparkSession | None, target: Target, flow: Flow) -> list[dict[str, BatchOffsets]]:
-    """Return the batches that a flow has committed: by input, the ranges of offsets that each one read."""
+def batch_ranges(spark: SparkSession | None, target: Target, flow: Flow) -> list[dict[str, BatchOffsets]]:
+    """Return the committed batches of a flow: for each batch and input the range of offsets."""
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
-    places = {name: source_index(checkpoint, flow, name) for name in flow.named_inputs}
+    indexes = {name: source_index(checkpoint, flow, name) for name in flow.named_inputs}
     return [
         {
-            name: {} if place is None else _span(checkpoint.offset_range(batch_id, place))
-            for name, place in places.items()
+            name: {} if index is None else _partition_ranges(checkpoint.offset_range(batch_id, index))
+            for name, index in indexes.items()
         }
         for batch_id in checkpoint.committed_batches()
     ]
 
 
-def _span(offsets: tuple[str, str] | None) -> BatchOffsets:
+def _partition_ranges(offsets: tuple[str, str] | None) -> BatchOffsets:
     if offsets is None:
         return {}
-    (start,), (end,) = (json.loads(each).values() for each in offsets)
+    (start,), (end,) = (json.loads(text).values() for text in offsets)
     return {int(partition): (start.get(partition, 0), last) for partition, last in end.items()}
 
 
 @dataclass(frozen=True)
-class Filed:
-    """What a flow must have filed.
+class ExpectedLedgers:
+    """What the quarantine and the late ledger of a flow must contain.
 
     | field | meaning                                                                        |
     |-------|--------------------------------------------------------------------------------|
-    | bad   | every bad record                                                               |
+    | bad   | every invalid record                                                           |
     | late  | how many rows each batch dropped as late                                       |
     """
 
@@ -76,22 +76,22 @@ class Filed:
 
     @property
     def bad_rows(self) -> list[Row]:
-        """The bad records as the quarantine has them."""
-        return [asdict(bad) for bad in self.bad]
+        """The invalid records as rows of the quarantine."""
+        return [asdict(record) for record in self.bad]
 
     @property
     def late_rows(self) -> list[Row]:
-        """The late rows, as far as the ledger is looked at: by their batch."""
-        return [{"batch_id": number} for number, late in enumerate(self.late) for _ in range(late)]
+        """The late rows, by batch only."""
+        return [{"batch_id": batch_id} for batch_id, count in enumerate(self.late) for _ in range(count)]
 
 
 @dataclass(frozen=True)
-class FiledByInput:
-    """What a flow of several inputs must have filed, record by record.
+class ExpectedLedgersByInput:
+    """What the quarantine and the late ledger of a flow with several inputs must contain.
 
     | field | meaning                                                                        |
     |-------|--------------------------------------------------------------------------------|
-    | bad   | every bad record, by input                                                     |
+    | bad   | every invalid record, by input                                                 |
     | late  | `batch_id`, `input`, `partition` and `offset` of every row that was dropped     |
     """
 
@@ -100,49 +100,57 @@ class FiledByInput:
 
     @property
     def bad_rows(self) -> list[Row]:
-        """The bad records as the quarantine has them."""
-        return [{"input": name, **asdict(bad)} for name, rows in self.bad.items() for bad in rows]
+        """The invalid records as rows of the quarantine."""
+        return [{"input": name, **asdict(record)} for name, records in self.bad.items() for record in records]
 
     @property
     def late_rows(self) -> list[Row]:
-        """The late rows as the ledger has them."""
+        """The late rows as rows of the ledger."""
         return list(self.late)
 
 
-def compare_filed(
-    found: Comparison, spark: SparkSession, target: Target, flow: str, filed: Filed | FiledByInput
+def compare_ledgers(
+    comparison: Comparison,
+    spark: SparkSession,
+    target: Target,
+    flow: str,
+    expected: ExpectedLedgers | ExpectedLedgersByInput,
 ) -> None:
-    """Compare the quarantine and the late ledger of a flow with what should be in them."""
-    by_input = ("input",) if isinstance(filed, FiledByInput) else ()
-    places = ("input", "partition", "offset") if by_input else ()
+    """Compare the quarantine and the late ledger of a flow with the expected rows."""
+    by_input = ("input",) if isinstance(expected, ExpectedLedgersByInput) else ()
+    position = ("input", "partition", "offset") if by_input else ()
     quarantined = table_rows(spark, "delta", quarantine_table(target, flow))
-    found.add(f"quarantine of {flow}", filed.bad_rows, only(quarantined, *by_input, "partition", "offset", "reason"))
-    dropped = table_rows(spark, "delta", late_table(target, flow))
-    found.add(f"late rows of {flow}", filed.late_rows, only(dropped, "batch_id", *places))
+    comparison.add(
+        f"quarantine of {flow}",
+        expected.bad_rows,
+        select_columns(quarantined, *by_input, "partition", "offset", "reason"),
+    )
+    late = table_rows(spark, "delta", late_table(target, flow))
+    comparison.add(f"late rows of {flow}", expected.late_rows, select_columns(late, "batch_id", *position))
 
 
-def only(rows: Iterable[Row], *names: str) -> list[Row]:
-    """Return rows with these columns."""
+def select_columns(rows: Iterable[Row], *names: str) -> list[Row]:
+    """Return the rows with only these columns."""
     return [{name: row[name] for name in names} for row in rows]
 
 
-def past(target: Target, topic: str, wanted: DemoSettings) -> timedelta:
-    """Return the history that a feed begins with: what is lacking since an earlier run, or all that is wanted.
+def history_to_send(target: Target, topic: str, settings: DemoSettings) -> timedelta:
+    """Return how much history a feed starts with: the gap since an earlier run, or all that the settings ask for.
 
-    The same hour sent twice would only be late.
+    An hour that is sent twice would only be late.
     """
     newest = newest_timestamp(target, topic)
-    gap = datetime.now(UTC) - newest if newest else wanted.backfill
-    return max(timedelta(0), min(gap, wanted.backfill))
+    gap = datetime.now(UTC) - newest if newest else settings.backfill
+    return max(timedelta(0), min(gap, settings.backfill))
 
 
 @dataclass(frozen=True)
 class ModelVerdict:
-    """Every sink beside the model, and what else a demo has to say."""
+    """The comparison of every sink with the model, with a demo's own figures and notes."""
 
     comparison: Comparison
     figures: Mapping[str, object] = field(default_factory=dict)
-    told: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def equal(self) -> bool:
@@ -154,9 +162,9 @@ class ModelVerdict:
         return {"rows_out": self.comparison.rows_of_sinks(), "model": self.comparison.as_dict(), **self.figures}
 
     def lines(self) -> Sequence[str]:
-        """Return the demo's own lines, then how many rows were compared, or the first differences."""
+        """Return the demo's notes, then the number of compared rows, or the first differences."""
         if self.equal:
             rows = sum(self.comparison.rows.values())
-            return [*self.told, f"Equal to the model: {rows:,} rows of every sink, late and bad ones included."]
-        first = [f"  {difference}" for difference in self.comparison.differences[:_FEW]]
-        return [*self.told, f"{len(self.comparison.differences)} differences from the model:", *first]
+            return [*self.notes, f"Equal to the model: {rows:,} rows of every sink, late and bad ones included."]
+        first = [f"  {difference}" for difference in self.comparison.differences[:_MAX_DIFFERENCES_SHOWN]]
+        return [*self.notes, f"{len(self.comparison.differences)} differences from the model:", *first]

@@ -1,8 +1,8 @@
-"""What a demo is: the few answers that differ between patterns.
+"""The protocol of a demo: the parts that differ between patterns.
 
-To add one, write a file in `headrace.demos`, named after its pattern, whose `DEMO` gives these answers. Starting the
-parts, running the flows, stopping everything in order and telling a person about it are the work of
-`headrace.demos.runner`, the same for all.
+To add a demo, write a file in `headrace.demos`, named after its pattern, with a `DEMO` that implements this protocol.
+`headrace.demos.runner` does the rest for all demos: it starts the stack, runs the flows, stops everything in order and
+reports progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.clients.positions import Partition
-from headrace.demos.feeder import Sent
+from headrace.demos.feeder import SendResult
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 
@@ -31,11 +31,11 @@ class DemoSettings:
 
     | field    | default    | meaning                                                                              |
     |----------|------------|--------------------------------------------------------------------------------------|
-    | home     | .headrace  | where the stack and the data live                                                    |
-    | run_for  | None       | end after this long; None is until `stop`                                            |
+    | home     | .headrace  | the folder of the stack and the data                                                 |
+    | run_for  | None       | how long to run; None is until `stop`                                                |
     | rate     | 40         | records or transactions per second: of rides about a thousand per city and window    |
-    | backfill | 90 minutes | the past that the first run of records begins with, long enough for windows to close; |
-    |          |            | `backfill_of` says which demo wants more                                             |
+    | backfill | 90 minutes | the history that the first run sends, long enough for windows to close;              |
+    |          |            | `default_backfill` returns the default of a demo                                     |
     | port     | 8080       | of the page, or the next free one                                                    |
     """
 
@@ -48,10 +48,10 @@ class DemoSettings:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Where a demo plays. The databases of the target are named as the parts are: `postgres`, `mariadb`.
+class DemoContext:
+    """The settings and the target of a demo. Its databases are named like the parts: `postgres`, `mariadb`.
 
-    `figures` are what the flows did in this run, when they have stopped.
+    `figures` describe what the flows did in this run; they are set once the flows have stopped.
     """
 
     settings: DemoSettings
@@ -59,22 +59,22 @@ class Scene:
     figures: Mapping[str, FlowFigures] = field(default_factory=dict)
 
 
-class Verdict(Protocol):
-    """What a comparison found."""
+class DemoVerdict(Protocol):
+    """The result of a demo's comparison."""
 
     @property
     def equal(self) -> bool:
-        """Whether what came out is what should have."""
+        """Whether the actual rows equal the expected ones."""
 
     def as_dict(self) -> Mapping[str, object]:
-        """Return what it adds to the one object of `--json`."""
+        """Return the fields to add to the object of `--json`."""
 
     def lines(self) -> Sequence[str]:
-        """Return it in words, for a person."""
+        """Return the result as text, for people."""
 
 
 class Demo(Protocol):
-    """What a file in `demos` provides as `DEMO`. A frozen value; the methods are called in the order they stand in."""
+    """A demo, as a file in `demos` provides it as `DEMO`. A frozen value; the methods are called in this order."""
 
     @property
     def title(self) -> str:
@@ -90,43 +90,43 @@ class Demo(Protocol):
 
     @property
     def spark(self) -> Mapping[str, str]:
-        """Settings of the Spark application, besides the usual ones."""
+        """Additional settings of the Spark application."""
 
-    def prepare(self, scene: Scene) -> None:
-        """Make what the flows read: topics, tables, captures. Once per run, with the parts up; a later run finds it."""
+    def prepare(self, context: DemoContext) -> None:
+        """Create what the flows read: topics, tables, captures. Called once per run, after the stack has started."""
 
-    def feed(self, scene: Scene, stop: Event) -> Sent:
-        """Fill the source until `stop` is set, and return what was done. Once, on a thread of its own.
+    def feed(self, context: DemoContext, stop: Event) -> SendResult:
+        """Fill the source until `stop` is set, and return what was sent. Called once, on its own thread.
 
-        Runs from before the flows start until their time is over. What an earlier run did is gone on from.
+        Runs from before the flows start until their time is over, and continues what an earlier run began.
         """
 
     def flows(self) -> Sequence[Flow]:
         """Return the flows to run."""
 
-    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
-        """Return how it stands, in a few lines. Every ten seconds while the flows run, unless nobody looks."""
+    def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
+        """Return the progress in a few lines. Called every ten seconds while the flows run, if anybody displays it."""
 
-    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
-        """Return, by flow, the offsets that it has to reach before it is stopped; those left out are not waited for.
+    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
+        """Return, by flow, the offsets to reach before it is stopped; the demo does not wait for other flows.
 
-        A flow without offsets has to commit one batch with rows: a slow machine may be at its first one still.
-        Once, when `feed` has returned and its time is over. Never when the demo is interrupted.
+        A flow without offsets has to commit one batch with rows: a slow machine may still be at its first one.
+        Called once, when `feed` has returned and the time is over. Not called if the demo is interrupted.
         """
 
-    def compare(self, scene: Scene, spark: SparkSession) -> Verdict:
-        """Compare everything that came out with what should have. Once, when the flows have stopped."""
+    def compare(self, context: DemoContext, spark: SparkSession) -> DemoVerdict:
+        """Compare all results with the expected ones. Called once, when the flows have stopped."""
 
 
 @runtime_checkable
-class OfLongPast(Protocol):
-    """A demo that needs more of the past than others before there is something to show."""
+class HasBackfill(Protocol):
+    """A demo with its own default for `backfill`, because it needs more history."""
 
     @property
     def backfill(self) -> timedelta:
-        """The past that its first run begins with, where nobody says another."""
+        """The history that its first run sends by default."""
 
 
-def backfill_of(demo: Demo) -> timedelta:
-    """Return the past that the first run of a demo begins with, where nobody says another."""
-    return demo.backfill if isinstance(demo, OfLongPast) else DemoSettings.backfill
+def default_backfill(demo: Demo) -> timedelta:
+    """Return the history that the first run of a demo sends by default."""
+    return demo.backfill if isinstance(demo, HasBackfill) else DemoSettings.backfill

@@ -1,4 +1,4 @@
-"""The ride demo's own part: its topics, its flows, and every row of every sink against the model."""
+"""The ride demo: its topics, its flows, and the comparison of every sink with the model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace.clients.positions import Partition
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
-from headrace.demos.feeder import Sent, generate
-from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
-from headrace.demos.protocol import Scene
+from headrace.demos.feeder import SendResult, generate
+from headrace.demos.model_inputs import (
+    ExpectedLedgers,
+    ModelVerdict,
+    batch_ranges,
+    compare_ledgers,
+    history_to_send,
+    read_records,
+)
+from headrace.demos.protocol import DemoContext
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
@@ -41,38 +48,40 @@ def _models(settings: pattern.RideSettings) -> dict[str, WindowFlow[model.Ride, 
 
 
 def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings: pattern.RideSettings) -> Comparison:
-    """Compare every row of every sink, every late row and every bad row with the model.
+    """Compare all rows of the sinks, late rows and invalid rows with the model.
 
-    The model gets the records of the topic and the batches' boundaries from the offset logs, and nothing else. Called
-    when the flows have stopped.
+    The model gets only the records of the topic and the offsets of the batches from the offset logs. Call when the
+    flows have stopped.
     """
-    records, models = consumed(target, settings.topic), _models(settings)
-    found = Comparison()
+    records, models = read_records(target, settings.topic), _models(settings)
+    comparison = Comparison()
     for flow in flows:
-        batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
+        batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
         outcome = replay(records, batches, models[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
-        _compare_sinks(found, _Where(spark, target, settings), flow.name, rows)
-        compare_filed(found, spark, target, flow.name, Filed(outcome.bad, outcome.late))
-    return found
+        _compare_sinks(comparison, _Run(spark, target, settings), flow.name, rows)
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+    return comparison
 
 
-def _compare_sinks(found: Comparison, where: _Where, flow: str, expected: list[Row]) -> None:
-    settings, target = where.settings, where.target
+def _compare_sinks(comparison: Comparison, run: _Run, flow: str, expected: list[Row]) -> None:
+    settings, target = run.settings, run.target
     match flow:
         case "city_rides":
             topic = settings.city_topic
-            found.add(f"kafka:{topic}", expected, topic_rows(target, topic), repeats_allowed=True, tolerance=_DRIVERS)
+            comparison.add(
+                f"kafka:{topic}", expected, topic_rows(target, topic), repeats_allowed=True, tolerance=_DRIVERS
+            )
         case "surge":
             alerts = [row for row in expected if row["surge_multiplier"] != 1.0]
             for topic, rows in ((settings.surge_topic, expected), (settings.alerts_topic, alerts)):
-                found.add(f"kafka:{topic}", rows, topic_rows(target, topic), repeats_allowed=True)
+                comparison.add(f"kafka:{topic}", rows, topic_rows(target, topic), repeats_allowed=True)
         case _:
             for kind, path in (("delta", settings.driver_table), ("parquet", settings.driver_files)):
-                found.add(f"{kind}:{path}", expected, table_rows(where.spark, kind, target.table(path)))
+                comparison.add(f"{kind}:{path}", expected, table_rows(run.spark, kind, target.table(path)))
 
 
-class _Where(NamedTuple):
+class _Run(NamedTuple):
     spark: SparkSession
     target: Target
     settings: pattern.RideSettings
@@ -80,7 +89,7 @@ class _Where(NamedTuple):
 
 @dataclass(frozen=True)
 class RidesDemo:
-    """Ride analytics with its usual numbers, but for the drivers' trigger: five minutes are long to wait for."""
+    """Ride analytics with its usual settings, and a shorter trigger than the drivers' usual five minutes."""
 
     title: str = "Ride analytics: cities live, surge alerts, driver metrics"
     parts: tuple[str, ...] = ("kafka",)
@@ -90,31 +99,33 @@ class RidesDemo:
         default_factory=lambda: pattern.RideSettings(driver_trigger=Every("30 seconds"))
     )
 
-    def prepare(self, scene: Scene) -> None:
-        """Make the four topics of the pattern, two partitions each: one per core of a small machine."""
-        create_topics(scene.target.kafka, dict.fromkeys(self.settings.topics, 2))
+    def prepare(self, context: DemoContext) -> None:
+        """Create the four topics of the pattern, two partitions each: one per core of a small machine."""
+        create_topics(context.target.kafka, dict.fromkeys(self.settings.topics, 2))
 
-    def feed(self, scene: Scene, stop: Event) -> Sent:
-        """Send the recent past at once, then ride traffic with late, repeated and malformed records in it."""
-        wanted = scene.settings
-        traffic = generator(rate=wanted.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=wanted.seed)
-        return generate(traffic, scene.target, backfill=past(scene.target, traffic.topic, wanted), stop=stop)
+    def feed(self, context: DemoContext, stop: Event) -> SendResult:
+        """Send the recent past immediately, then live ride traffic, some records late, repeated or malformed."""
+        settings = context.settings
+        traffic = generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
+        return generate(
+            traffic, context.target, backfill=history_to_send(context.target, traffic.topic, settings), stop=stop
+        )
 
     def flows(self) -> Sequence[Flow]:
         """Return city rides, surge and driver metrics."""
         return pattern.flows(self.settings)
 
-    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
-        """Return nothing: the page shows how it stands."""
+    def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
+        """Return nothing: the page shows the progress."""
         return ()
 
-    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each flow, without offsets: once it has read something, the model replays what there was."""
+    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
+        """Return each flow without offsets: once it has read something, the model can replay it."""
         return {flow.name: {} for flow in self.flows()}
 
-    def compare(self, scene: Scene, spark: SparkSession) -> ModelVerdict:
+    def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every sink with the model."""
-        return ModelVerdict(compare(spark, scene.target, self.flows(), self.settings))
+        return ModelVerdict(compare(spark, context.target, self.flows(), self.settings))
 
 
 DEMO = RidesDemo()

@@ -1,15 +1,15 @@
-"""A pattern from end to end on the local stack: parts, a source that lives, flows, and the comparison at the end.
+"""Run a pattern from end to end on the local stack: parts, a live source, flows, and a comparison at the end.
 
-The course of a demo, the same for every pattern:
+The steps of a demo, the same for every pattern:
 
-    1. the parts of the local stack are up, and what the flows read is there
-    2. the source is fed, from now on
-    3. the flows run; a page or lines show what comes out
-    4. its time is over: the feed stops, the flows go on until they have what is waited for, each commits the batch that
-       it is in, everything stops
-    5. what came out is compared with what should have
+    1. start the parts of the local stack, and create what the flows read
+    2. start to feed the source
+    3. run the flows; a page or lines show the results
+    4. when the time is over: stop the feed, let the flows reach the expected offsets and commit their in-flight
+       batches, then stop everything
+    5. compare the results with the expected ones
 
-The data stays. The next run goes on where this one stopped, on the same checkpoints.
+The data stays. The next run continues on the same checkpoints.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from headrace import demos, patterns
-from headrace.demos.feeder import Sent
-from headrace.demos.page import live_page
-from headrace.demos.protocol import Demo, DemoSettings, Scene, Verdict
-from headrace.demos.wait import Arrivals
+from headrace.demos.feeder import SendResult
+from headrace.demos.page import serve_page
+from headrace.demos.protocol import Demo, DemoContext, DemoSettings, DemoVerdict
+from headrace.demos.wait import OffsetWaiter
 from headrace.errors import ConfigError, HeadraceError, did_you_mean
 from headrace.flow.target import KafkaConnect, Target
 from headrace.operate.run import Application, FlowFigures, open_application
@@ -43,28 +43,28 @@ from headrace.stack.local import LocalStack, Running
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Between two looks at how a demo stands: often enough to see it move, seldom enough to cost nothing.
+# The interval of status lines: short enough to show progress, long enough to cost nothing.
 _STATUS_SECONDS = 10.0
-# How long flows may go without a batch while they are waited for at the end: a busy machine takes minutes for one. What
-# they lack then the comparison tells.
-_ARRIVAL_SECONDS = 600.0
+# How long flows may go without a commit while the demo waits for them at the end: a busy machine takes minutes for a
+# batch. The comparison reports what they lack then.
+_MAX_SECONDS_WITHOUT_COMMIT = 600.0
 
 
 @dataclass
 class DemoResult:
-    """What a demo did. There is no verdict when it was ended by hand."""
+    """The result of a demo. There is no verdict if it was interrupted."""
 
     seconds: float
-    sent: Sent | None
+    sent: SendResult | None
     flows: Mapping[str, FlowFigures]
     page: str | None
-    verdict: Verdict | None
+    verdict: DemoVerdict | None
 
     @property
     def ok(self) -> bool:
-        """Whether every flow lived and read something, and the comparison, if there was one, found nothing."""
-        lived = all(figures.error is None and figures.rows_in for figures in self.flows.values())
-        return lived and (self.verdict is None or self.verdict.equal)
+        """Whether every flow ran without an error and read rows, and the comparison, if any, found no difference."""
+        succeeded = all(figures.error is None and figures.rows_in for figures in self.flows.values())
+        return succeeded and (self.verdict is None or self.verdict.equal)
 
     def as_dict(self) -> dict[str, object]:
         """The result as `--json` prints it."""
@@ -84,8 +84,8 @@ class DemoResult:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Who is told what while a demo runs. Every call may come from another thread. Without `status` nobody looks."""
+class DemoCallbacks:
+    """Callbacks while a demo runs, possibly from other threads. Without `status` no status lines are computed."""
 
     step: Callable[[str], None] = lambda _step: None
     part: Callable[[str, str], None] = lambda _part, _event: None
@@ -98,101 +98,101 @@ class Watch:
 
 def find_demos() -> dict[str, Demo]:
     """Return the demos by name: the modules of `demos` that are named after a pattern."""
-    names = {each.name for each in pkgutil.iter_modules(patterns.__path__) if each.ispkg}
-    there = [each.name for each in pkgutil.iter_modules(demos.__path__) if each.name in names]
-    return {name: cast("Demo", importlib.import_module(f"{demos.__name__}.{name}").DEMO) for name in there}
+    pattern_names = {module.name for module in pkgutil.iter_modules(patterns.__path__) if module.ispkg}
+    names = [module.name for module in pkgutil.iter_modules(demos.__path__) if module.name in pattern_names]
+    return {name: cast("Demo", importlib.import_module(f"{demos.__name__}.{name}").DEMO) for name in names}
 
 
 def find_demo(name: str) -> Demo:
-    """Return one demo, or say which one may have been meant."""
-    known = find_demos()
-    if name not in known:
+    """Return a demo, or raise with the nearest name."""
+    demos_ = find_demos()
+    if name not in demos_:
         raise ConfigError(
-            f"There is no demo '{name}'.{did_you_mean(name, known)}",
-            why=f"The demos are: {', '.join(sorted(known))}.",
+            f"There is no demo '{name}'.{did_you_mean(name, demos_)}",
+            why=f"The demos are: {', '.join(sorted(demos_))}.",
             state="Nothing was started.",
             remedy="`headrace demo --list` names them.",
             code="HR-123",
         )
-    return known[name]
+    return demos_[name]
 
 
-def run_demo(name: str, settings: DemoSettings, watch: Watch, stop: threading.Event) -> DemoResult:
-    """Run a demo until its time is over or `stop` is set. Raises what kept it from starting.
+def run_demo(name: str, settings: DemoSettings, callbacks: DemoCallbacks, stop: threading.Event) -> DemoResult:
+    """Run a demo until its time is over or `stop` is set. Raises if it cannot start.
 
-    The comparison is made when the demo had a time to run for: who ends it by hand wants it to end.
+    The results are compared only if the demo has a time to run for and was not interrupted.
     """
     demo = find_demo(name)
     home = settings.home.absolute()
     folder = home / "demo" / name
-    JarCache().sync(("spark", "kafka"), watch.jar)
+    JarCache().sync(("spark", "kafka"), callbacks.jar)
     with ExitStack() as cleanup:
         stack = LocalStack(home)
-        running = stack.up(demo.parts, on_event=watch.part, on_progress=watch.jar)
+        running = stack.up(demo.parts, on_event=callbacks.part, on_progress=callbacks.jar)
         started = [part for part in running.addresses if part not in running.adopted]
-        cleanup.callback(stack.down, watch.part, parts=started)
-        scene = Scene(settings, _target(folder, running, stack, demo.spark))
-        watch.step("preparing the source")
-        demo.prepare(scene)
-        feed = _Feed(demo, scene, stop)
+        cleanup.callback(stack.down, callbacks.part, parts=started)
+        context = DemoContext(settings, _target(folder, running, stack, demo.spark))
+        callbacks.step("preparing the source")
+        demo.prepare(context)
+        feed = _Feed(demo, context, stop)
         cleanup.callback(feed.stop)
         page = None
         if demo.has_page:
-            page = cleanup.enter_context(live_page(running.bootstrap, port=settings.port, log=folder / "page.log"))
-            watch.page(page)
+            page = cleanup.enter_context(serve_page(running.bootstrap, port=settings.port, log=folder / "page.log"))
+            callbacks.page(page)
         log = folder / "spark.log"
-        application, spark = open_application(demo.flows(), scene.target, log=log, on_step=watch.step)
+        application, spark = open_application(demo.flows(), context.target, log=log, on_step=callbacks.step)
         cleanup.callback(spark.stop)
-        course = _Course(demo, scene, application, spark, feed, watch, stop)
-        began = time.monotonic()
-        flows = course.run()
-        seconds = time.monotonic() - began
+        run = _DemoRun(demo, context, application, spark, feed, callbacks, stop)
+        started_at = time.monotonic()
+        flows = run.run()
+        seconds = time.monotonic() - started_at
         sent = feed.end()
         verdict = None
         if settings.run_for is not None and not stop.is_set():
-            watch.step("comparing what came out with what should have")
-            verdict = demo.compare(replace(scene, figures=flows), spark)
+            callbacks.step("comparing the results with the expected ones")
+            verdict = demo.compare(replace(context, figures=flows), spark)
         return DemoResult(seconds, sent, flows, page, verdict)
 
 
-def forget_demos(home: Path) -> None:
-    """Delete what demos have stored. Without the broker's topics their checkpoints point at nothing."""
+def delete_demo_data(home: Path) -> None:
+    """Delete the data of all demos. Without the broker's topics their checkpoints are useless."""
     shutil.rmtree(home / "demo", ignore_errors=True)
 
 
 def _target(folder: Path, running: Running, stack: LocalStack, spark: Mapping[str, str]) -> Target:
-    known = {"postgres": postgres.database, "mariadb": mariadb.database}
+    databases = {"postgres": postgres.database, "mariadb": mariadb.database}
     url = running.addresses.get("connect")
     return Target(
         name="demo",
         lake=str(folder / "lake"),
         checkpoints=str(folder / "checkpoints"),
         kafka={"bootstrap.servers": running.bootstrap},
-        databases={part: known[part](stack.place(part)) for part in running.addresses if part in known},
+        databases={part: databases[part](stack.place(part)) for part in running.addresses if part in databases},
         connect=KafkaConnect(url, secrets=secrets(stack.place("connect"))) if url else None,
-        # A model may replay every batch since the first, so that no entry of the offset log may be forgotten.
+        # A model replays every batch since the first, so Spark must not delete entries of the offset log.
         spark={"spark.sql.streaming.minBatchesToRetain": "1000000", **spark},
     )
 
 
 class _Feed:
-    """What feeds the source, on a thread of its own. One that fails ends the demo."""
+    """Feeds the source on its own thread. A failure ends the demo."""
 
-    def __init__(self, demo: Demo, scene: Scene, stop_all: threading.Event) -> None:
-        self._demo, self._scene, self._stop_all = demo, scene, stop_all
+    def __init__(self, demo: Demo, context: DemoContext, stop_all: threading.Event) -> None:
+        self._demo, self._scene, self._stop_all = demo, context, stop_all
         self._stop = threading.Event()
-        self._sent: Sent | None = None
+        self._sent: SendResult | None = None
         self._error: HeadraceError | None = None
         self._thread = threading.Thread(target=self._run, name="feed")
         self._thread.start()
 
     def stop(self) -> None:
-        """Let it do what it is at, and no more. Returns when it has ended."""
+        """Stop the feed after its current record, and wait for its end."""
         self._stop.set()
         self._thread.join()
 
-    def end(self) -> Sent | None:
-        """Stop it, and return what it did. Raises what it failed with. May be called again."""
+    def end(self) -> SendResult | None:
+        """Stop the feed and return what it sent. Raises the error that it failed with. May be called again."""
         self.stop()
         if self._error is not None:
             raise self._error
@@ -207,28 +207,28 @@ class _Feed:
 
 
 @dataclass
-class _Course:
-    """The flows from their start to their end, with the threads that watch them meanwhile."""
+class _DemoRun:
+    """One run of the flows, with the threads that watch them."""
 
     demo: Demo
-    scene: Scene
+    context: DemoContext
     application: Application
     spark: SparkSession
     feed: _Feed
-    watch: Watch
+    watch: DemoCallbacks
     stop: threading.Event
     _over: threading.Event = field(default_factory=threading.Event)
     _error: HeadraceError | None = None
 
     def run(self) -> Mapping[str, FlowFigures]:
-        """Run the flows until the time is over, `stop` is set, or all of them have ended by themselves."""
+        """Run the flows until the time is over, `stop` is set, or all of them have ended."""
         self.application.bus.subscribe(self.watch.event)
-        arrivals = Arrivals(self.application.bus, self.scene.target, self.spark)
+        waiter = OffsetWaiter(self.application.bus, self.context.target, self.spark)
         self.watch.step("running")
         self.watch.running()
-        threads = [threading.Thread(target=self._end, args=(arrivals,), name="demo-end")]
+        threads = [threading.Thread(target=self._stop_when_due, args=(waiter,), name="demo-end")]
         if self.watch.status is not None:
-            threads.append(threading.Thread(target=self._look, args=(self.watch.status,), name="demo-status"))
+            threads.append(threading.Thread(target=self._show_status, args=(self.watch.status,), name="demo-status"))
         for thread in threads:
             thread.start()
         try:
@@ -241,36 +241,36 @@ class _Course:
             raise self._error
         return figures
 
-    def _end(self, arrivals: Arrivals) -> None:
-        length = self.scene.settings.run_for
-        until = None if length is None else time.monotonic() + length.total_seconds()
+    def _stop_when_due(self, waiter: OffsetWaiter) -> None:
+        duration = self.context.settings.run_for
+        until = None if duration is None else time.monotonic() + duration.total_seconds()
         while not self.stop.wait(0.5) and not self._over.is_set():
             if until is not None and time.monotonic() >= until:
-                self._arrive(arrivals)
+                self._await_offsets(waiter)
                 break
         if not self._over.is_set():
-            self.watch.step("letting the batches under way commit")
+            self.watch.step("waiting for in-flight batches to commit")
             self.application.drain()
 
-    def _arrive(self, arrivals: Arrivals) -> None:
-        """Stop the feed, and let the flows come to where it ended."""
+    def _await_offsets(self, waiter: OffsetWaiter) -> None:
+        """Stop the feed, and wait until the flows have read everything that it sent."""
         try:
             self.feed.end()
-            awaited = self.demo.awaited(self.scene)
-            if awaited:
-                self.watch.step("letting the flows come to the end of what was fed")
-            left = arrivals.wait(awaited, _ARRIVAL_SECONDS, self.stop, self._over)
+            offsets = self.demo.awaited_offsets(self.context)
+            if offsets:
+                self.watch.step("waiting for the flows to read everything that was sent")
+            behind = waiter.wait(offsets, _MAX_SECONDS_WITHOUT_COMMIT, self.stop, self._over)
         except Exception as error:
             self._error = map_error("demo", error)
             return
-        for flow in left if not self.stop.is_set() else ():
-            self.watch.step(f"{flow} did not come to the end of what was fed")
+        for flow in behind if not self.stop.is_set() else ():
+            self.watch.step(f"{flow} did not read everything that was sent")
 
-    def _look(self, show: Callable[[Sequence[str]], None]) -> None:
+    def _show_status(self, on_status: Callable[[Sequence[str]], None]) -> None:
         while not self._over.wait(_STATUS_SECONDS):
             try:
-                lines = self.demo.status(self.scene, self.spark)
-            except Exception as error:  # a look that fails, at a part that is stopped say, ends nothing
+                lines = self.demo.status(self.context, self.spark)
+            except Exception as error:  # a failed status, for example of a stopped part, must not end the demo
                 lines = [str(map_error("status", error).what)]
             if lines and not self._over.is_set():
-                show(lines)
+                on_status(lines)

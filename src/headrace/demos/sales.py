@@ -1,4 +1,4 @@
-"""The sales demo's own part: its topic, its flows, every row against the model, and how far sketches are off."""
+"""The sales demo: its topic, its flows, the comparison with the model, and the error of the sketches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
-from headrace.demos.feeder import Sent, generate
-from headrace.demos.model_inputs import Filed, ModelVerdict, boundaries, compare_filed, consumed, past
-from headrace.demos.protocol import Scene
+from headrace.demos.feeder import SendResult, generate
+from headrace.demos.model_inputs import (
+    ExpectedLedgers,
+    ModelVerdict,
+    batch_ranges,
+    compare_ledgers,
+    history_to_send,
+    read_records,
+)
+from headrace.demos.protocol import DemoContext
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
@@ -33,36 +40,36 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Twice the usual share: a demo of a minute has few batches in which a sale can be late.
-_LATE = 0.04
-# A sale is late by the watermark of the batch before, so from the third batch on. With this bound the past that a demo
-# begins with is about seven batches, and not one.
-_MOST_OF_A_BATCH = 30_000
+_LATE_SHARE = 0.04
+# A sale is late by the watermark of the batch before, so from the third batch on. With this bound the history that a
+# demo sends first is about seven batches instead of one.
+_MAX_BATCH_RECORDS = 30_000
 # One per core of a small machine.
 _PARTITIONS = 2
 _GOLD = ("grain", "window_start", "window_end", "category", "revenue", "orders", "unique_users")
 
 
 def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings: pattern.SalesSettings) -> Comparison:
-    """Compare every row of both tables, every late row and every bad row with the model.
+    """Compare all rows of both tables, late rows and invalid rows with the model.
 
-    The model gets the records of the topic and the batches' boundaries from the offset logs, and nothing else. Called
-    when the flows have stopped.
+    The model gets only the records of the topic and the offsets of the batches from the offset logs. Call when the
+    flows have stopped.
     """
-    found = Comparison()
+    comparison = Comparison()
     for flow in flows:
-        outcome = replayed(spark, target, flow, settings)
+        outcome = replay_model(spark, target, flow, settings)
         if flow.name == "category_sales":
-            add_gold(found, spark, target, settings, outcome)
+            add_gold(comparison, spark, target, settings, outcome)
         else:
             rolling = [asdict(row) for row in model.newest_rolling(outcome.batches)]
             path = settings.rolling_table
-            found.add(f"delta:{path}", rolling, table_rows(spark, "delta", target.table(path)))
-        compare_filed(found, spark, target, flow.name, Filed(outcome.bad, outcome.late))
-    return found
+            comparison.add(f"delta:{path}", rolling, table_rows(spark, "delta", target.table(path)))
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+    return comparison
 
 
 def add_gold(
-    found: Comparison,
+    comparison: Comparison,
     spark: SparkSession,
     target: Target,
     settings: pattern.SalesSettings,
@@ -71,25 +78,25 @@ def add_gold(
     """Compare every row of every grain with the model, and every longer window with the sum of its parts."""
     rows = gold_rows(spark, target, settings)
     expected = [asdict(row) for row in expected_gold(outcome, settings)]
-    # Four standard errors are exceeded once in 16,000 rows. Of a few users a sketch knows each, but for a collision.
+    # Four standard errors are exceeded once in 16,000 rows. With few users a sketch is exact except for collisions.
     tolerance = Tolerance("unique_users", share=4 * settings.standard_error, least=2)
-    found.add(f"delta:{settings.gold_table}", expected, rows, tolerance=tolerance)
-    found.differences.extend(not_adding_up(rows, settings.grains))
+    comparison.add(f"delta:{settings.gold_table}", expected, rows, tolerance=tolerance)
+    comparison.differences.extend(sum_mismatches(rows, settings.grains))
 
 
-def modelled(flow: str, settings: pattern.SalesSettings) -> WindowFlow[model.Sale, Any]:
-    """Return the model of a flow with the numbers of the settings."""
+def sales_model(flow: str, settings: pattern.SalesSettings) -> WindowFlow[model.Sale, Any]:
+    """Return the model of a flow with the values of the settings."""
     if flow == "category_sales":
         window, delay, every = settings.window, settings.watermark, None
-        known: WindowFlow[model.Sale, Any] = model.CATEGORY_SALES
+        window_flow: WindowFlow[model.Sale, Any] = model.CATEGORY_SALES
     else:
         window, delay, every = settings.rolling_window, settings.rolling_watermark, settings.rolling_every
-        known = model.ROLLING_REVENUE
+        window_flow = model.ROLLING_REVENUE
     slide = None if every is None else Duration.parse(every).ms
-    return replace(known, window_ms=Duration.parse(window).ms, delay_ms=Duration.parse(delay).ms, slide_ms=slide)
+    return replace(window_flow, window_ms=Duration.parse(window).ms, delay_ms=Duration.parse(delay).ms, slide_ms=slide)
 
 
-def replayed(
+def replay_model(
     spark: SparkSession,
     target: Target,
     flow: Flow,
@@ -97,11 +104,11 @@ def replayed(
     *,
     delay_ms: int | None = None,
 ) -> WindowOutcome[Any]:
-    """Run the model over the batches that a flow has committed, if need be with another delay of the watermark."""
-    known = modelled(flow.name, settings)
-    known = known if delay_ms is None else replace(known, delay_ms=delay_ms)
-    batches = [batch[SINGLE_INPUT] for batch in boundaries(spark, target, flow)]
-    return replay(consumed(target, settings.topic), batches, known)
+    """Run the model over the committed batches of a flow, optionally with another watermark delay."""
+    window_flow = sales_model(flow.name, settings)
+    window_flow = window_flow if delay_ms is None else replace(window_flow, delay_ms=delay_ms)
+    batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
+    return replay(read_records(target, settings.topic), batches, window_flow)
 
 
 def expected_gold(outcome: WindowOutcome[model.CategorySales], settings: pattern.SalesSettings) -> list[model.GoldRow]:
@@ -118,44 +125,46 @@ def gold_rows(
     *,
     where: str = "true",
 ) -> list[Row]:
-    """Return the rows of the gold table, now or in an earlier version of it, without the sketches."""
-    location, read = target.table(settings.gold_table), spark.read.format("delta")
+    """Return the rows of the gold table, of its current or an earlier version, without the sketches."""
+    location, reader = target.table(settings.gold_table), spark.read.format("delta")
     if not file_store(location, spark).names(f"{location}/_delta_log"):
         return []
-    table = (read if version is None else read.option("versionAsOf", str(version))).load(location)
-    # Spark reads the columns that are asked for: of the sketches, which are most of the table, nothing.
+    table = (reader if version is None else reader.option("versionAsOf", str(version))).load(location)
+    # Spark reads only these columns, and skips the sketches, which are most of the table.
     return [row.asDict() for row in table.where(where).select(*_GOLD).collect()]
 
 
-def not_adding_up(rows: Iterable[Row], grains: Sequence[str]) -> list[str]:
-    """Return where revenue or orders of a longer window are not the sum of the windows that it consists of."""
+def sum_mismatches(rows: Iterable[Row], grains: Sequence[str]) -> list[str]:
+    """Return the longer windows whose revenue or orders are not the sum of their shorter windows."""
     sums: dict[str, dict[tuple[int, str], list[tuple[Decimal, int]]]] = {grain: defaultdict(list) for grain in grains}
     for row in rows:
         start = round(cast("datetime", row["window_start"]).timestamp() * 1000)
         sums[str(row["grain"])][start, str(row["category"])].append(
             (cast("Decimal", row["revenue"]), cast("int", row["orders"]))
         )
-    found = []
+    mismatches = []
     for short, long in pairwise(grains):
         length = Duration.parse(long).ms
         parts: dict[tuple[int, str], list[tuple[Decimal, int]]] = defaultdict(list)
-        for (start, category), held in sums[short].items():
-            parts[start // length * length, category].extend(held)
-        for at in sorted(parts.keys() | sums[long].keys()):
-            whole, of_parts = (_sum(each[at]) if at in each else None for each in (sums[long], parts))
-            if whole != of_parts:
-                found.append(f"{long} of {at[1]} at {at[0]} holds {whole}, and its windows of {short} {of_parts}")
-    return found
+        for (start, category), amounts in sums[short].items():
+            parts[start // length * length, category].extend(amounts)
+        for key in sorted(parts.keys() | sums[long].keys()):
+            total, sum_of_parts = (_sum(amounts[key]) if key in amounts else None for amounts in (sums[long], parts))
+            if total != sum_of_parts:
+                mismatches.append(
+                    f"{long} of {key[1]} at {key[0]} holds {total}, and its windows of {short} {sum_of_parts}"
+                )
+    return mismatches
 
 
-def _sum(held: Iterable[tuple[Decimal, int]]) -> tuple[Decimal, int]:
-    revenues, orders = zip(*held, strict=True)
+def _sum(amounts: Iterable[tuple[Decimal, int]]) -> tuple[Decimal, int]:
+    revenues, orders = zip(*amounts, strict=True)
     return sum(revenues, Decimal(0)), sum(orders)
 
 
 @dataclass(frozen=True)
 class SketchError:
-    """How far the estimates of one grain are from the exact numbers, as shares of these."""
+    """The relative error of the estimates of one grain."""
 
     rows: int
     most_users: int
@@ -166,53 +175,55 @@ class SketchError:
 def sketch_errors(expected: Iterable[model.GoldRow], rows: Iterable[Row]) -> dict[str, SketchError]:
     """Measure the estimates of a table against the model, by grain."""
     exact = {(row.grain, row.window_start, row.category): row.unique_users for row in expected}
-    off: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    relative_errors: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
         start = round(cast("datetime", row["window_start"]).timestamp() * 1000)
         users = exact.get((str(row["grain"]), start, str(row["category"])))
         if users:
-            off[str(row["grain"])].append((users, abs(cast("int", row["unique_users"]) - users) / users))
+            relative_errors[str(row["grain"])].append((users, abs(cast("int", row["unique_users"]) - users) / users))
     return {
         grain: SketchError(
-            len(each),
-            max(users for users, _ in each),
-            round(math.sqrt(sum(share**2 for _, share in each) / len(each)), 5),
-            round(max(share for _, share in each), 5),
+            len(pairs),
+            max(users for users, _ in pairs),
+            round(math.sqrt(sum(share**2 for _, share in pairs) / len(pairs)), 5),
+            round(max(share for _, share in pairs), 5),
         )
-        for grain, each in off.items()
+        for grain, pairs in relative_errors.items()
     }
 
 
 @dataclass(frozen=True)
 class SalesDemo:
-    """Real-time aggregates with their usual numbers, but for more and smaller batches: a person looks at it."""
+    """Real-time aggregates with their usual settings, and batches small enough to watch."""
 
     title: str = "Real-time aggregates: sales by 5 minutes, hour and day that add up, and rolling revenue"
     parts: tuple[str, ...] = ("kafka",)
     has_page: bool = False
     spark: Mapping[str, str] = field(default_factory=dict)
     settings: pattern.SalesSettings = field(
-        default_factory=lambda: pattern.SalesSettings(trigger=Every("5 seconds"), max_offsets=_MOST_OF_A_BATCH)
+        default_factory=lambda: pattern.SalesSettings(trigger=Every("5 seconds"), max_offsets=_MAX_BATCH_RECORDS)
     )
 
-    def prepare(self, scene: Scene) -> None:
-        """Make the topic."""
-        create_topics(scene.target.kafka, {self.settings.topic: _PARTITIONS})
+    def prepare(self, context: DemoContext) -> None:
+        """Create the topic."""
+        create_topics(context.target.kafka, {self.settings.topic: _PARTITIONS})
 
-    def feed(self, scene: Scene, stop: Event) -> Sent:
-        """Send the recent past at once, then sales with late, repeated and malformed records among them."""
-        wanted = scene.settings
-        traffic = generator(rate=wanted.rate, late=_LATE, duplicates=0.01, malformed=0.005, seed=wanted.seed)
+    def feed(self, context: DemoContext, stop: Event) -> SendResult:
+        """Send the recent past immediately, then live sales, some of them late, repeated or malformed."""
+        settings = context.settings
+        traffic = generator(rate=settings.rate, late=_LATE_SHARE, duplicates=0.01, malformed=0.005, seed=settings.seed)
         topic = self.settings.topic
-        return generate(traffic, scene.target, topic=topic, backfill=past(scene.target, topic, wanted), stop=stop)
+        return generate(
+            traffic, context.target, topic=topic, backfill=history_to_send(context.target, topic, settings), stop=stop
+        )
 
     def flows(self) -> Sequence[Flow]:
         """Return category sales and rolling revenue."""
         return pattern.flows(self.settings)
 
-    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
+    def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line per category with its newest day."""
-        rows = gold_rows(spark, scene.target, self.settings, where=f"grain = '{self.settings.grains[-1]}'")
+        rows = gold_rows(spark, context.target, self.settings, where=f"grain = '{self.settings.grains[-1]}'")
         newest = max((cast("datetime", row["window_start"]) for row in rows), default=None)
         day = sorted((row for row in rows if row["window_start"] == newest), key=lambda row: str(row["category"]))
         return [
@@ -221,28 +232,29 @@ class SalesDemo:
             for row in day
         ]
 
-    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
-        """Return the end of the topic: a demo that ends amid its first batches has no late sale to show."""
-        ends = end_offsets(scene.target, [(self.settings.topic, number) for number in range(_PARTITIONS)])
+    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
+        """Return the end of the topic: a demo that ends within its first batches has no late sale to show."""
+        ends = end_offsets(context.target, [(self.settings.topic, number) for number in range(_PARTITIONS)])
         return {flow.name: ends for flow in self.flows()}
 
-    def compare(self, scene: Scene, spark: SparkSession) -> ModelVerdict:
-        """Compare every row of both tables with the model, and tell how far the sketches are off."""
+    def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
+        """Compare every row of both tables with the model, and report the error of the sketches."""
         flows = self.flows()
-        comparison = compare(spark, scene.target, flows, self.settings)
+        comparison = compare(spark, context.target, flows, self.settings)
         (gold,) = (flow for flow in flows if flow.name == "category_sales")
-        outcome = replayed(spark, scene.target, gold, self.settings)
-        errors = sketch_errors(expected_gold(outcome, self.settings), gold_rows(spark, scene.target, self.settings))
+        outcome = replay_model(spark, context.target, gold, self.settings)
+        errors = sketch_errors(expected_gold(outcome, self.settings), gold_rows(spark, context.target, self.settings))
         stated, late = self.settings.standard_error, sum(outcome.late)
         return ModelVerdict(
             comparison,
-            {"sketch": {"stated": round(stated, 5), **{grain: asdict(each) for grain, each in errors.items()}}},
+            {"sketch": {"stated": round(stated, 5), **{grain: asdict(error) for grain, error in errors.items()}}},
             [
-                f"{late:,} sales came after their {self.settings.window} were closed: each is kept in the late ledger.",
+                f"{late:,} sales came after their {self.settings.window} were closed: each is in the late ledger.",
                 *(
-                    f"Users of {each.rows:,} rows of {grain}, up to {each.most_users:,}: {each.root_mean_square:.2%} "
-                    f"off on average, {each.largest:.2%} at most; {stated:.2%} is the standard error."
-                    for grain, each in errors.items()
+                    f"Users of {error.rows:,} rows of {grain}, up to {error.most_users:,}: "
+                    f"{error.root_mean_square:.2%} off on average, {error.largest:.2%} at most; "
+                    f"{stated:.2%} is the standard error."
+                    for grain, error in errors.items()
                 ),
             ],
         )

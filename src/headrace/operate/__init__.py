@@ -1,1 +1,1 @@
-"""What people do with flows: run them, look into them, repair them, erase from them."""
+"""Operations on flows: run, inspect, repair, erase."""

@@ -1,7 +1,7 @@
-"""Examine a machine before it is blamed: everything a local run needs, each with what to do about it.
+"""Check that a machine has everything a local run needs, with a remedy for every problem.
 
-Called by `headrace doctor`. Starts nothing, fetches nothing, writes nothing. A `fail` means that
-`headrace up` or a flow cannot work; a `warn` that it works, but slower or elsewhere than expected.
+Used by `headrace doctor`. Starts nothing, downloads nothing, writes nothing. A `fail` means that `headrace up` or a
+flow cannot work; a `warn` that it works, but slower or at another place than expected.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from headrace.stack.java import find_java
 from headrace.stack.local import LocalStack
 from headrace.stack.unprivileged import without_root
 
-LEAST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 
 # The broker's heap of 0.5 GB, a Spark driver's 1 GB and its Python workers.
-LEAST_MEMORY_BYTES = 2 * 2**30
+MIN_MEMORY_BYTES = 2 * 2**30
 GOOD_MEMORY_BYTES = 4 * 2**30
 
 # An afternoon of generated records with their tables and checkpoints.
 GOOD_FREE_BYTES = 5 * 2**30
 
-# The live page; it shifts like the broker's ports do.
+# The live page; like the broker it takes the next free port.
 PAGE_PORT = 8080
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was examined. `remedy` is empty when it is fine."""
+class HealthCheck:
+    """The result of one check. `remedy` is empty if it is ok."""
 
     name: str
     level: Literal["ok", "warn", "fail"]
@@ -45,111 +45,113 @@ class Finding:
     remedy: str = ""
 
 
-def examine(home: Path) -> list[Finding]:
-    """Examine everything, in the order in which a run would need it. Never raises for a bad machine."""
+def examine(home: Path) -> list[HealthCheck]:
+    """Run all checks, in the order in which a run needs them. Does not raise for failed checks."""
     return [_python(), _java(), _jars(), _postgres(), _mariadb(), _folder(home), _disk(home), _memory(), *_ports(home)]
 
 
-def _python() -> Finding:
-    found = sys.version.split()[0]
-    if sys.version_info[:2] < LEAST_PYTHON:
-        return Finding("python", "fail", found, "Install Python 3.11 or newer and make the environment again.")
-    return Finding("python", "ok", found)
+def _python() -> HealthCheck:
+    version = sys.version.split()[0]
+    if sys.version_info[:2] < MIN_PYTHON:
+        return HealthCheck("python", "fail", version, "Install Python 3.11 or newer and make the environment again.")
+    return HealthCheck("python", "ok", version)
 
 
-def _java() -> Finding:
+def _java() -> HealthCheck:
     try:
         java = find_java()
     except HeadraceError as error:
-        return Finding("java", "fail", error.why, error.remedy)
-    return Finding("java", "ok", f"{java.version} ({java.binary})")
+        return HealthCheck("java", "fail", error.why, error.remedy)
+    return HealthCheck("java", "ok", f"{java.version} ({java.binary})")
 
 
-def _jars() -> Finding:
+def _jars() -> HealthCheck:
     cache = JarCache()
-    bad = [jar for conf in cache.confs for jar in cache.missing(conf)]
-    if not bad:
-        return Finding("jars", "ok", f"{len(cache.lock)} verified in {cache.root}")
-    megabytes = sum(jar.size for jar in bad) / 1e6
-    found = f"{len(bad)} of {len(cache.lock)} missing or damaged ({megabytes:.0f} MB to fetch)"
-    return Finding("jars", "warn", found, "Run `headrace jars sync`; `headrace up` does it too.")
+    missing = [jar for conf in cache.confs for jar in cache.missing(conf)]
+    if not missing:
+        return HealthCheck("jars", "ok", f"{len(cache.lock)} verified in {cache.root}")
+    megabytes = sum(jar.size for jar in missing) / 1e6
+    summary = f"{len(missing)} of {len(cache.lock)} missing or damaged ({megabytes:.0f} MB to fetch)"
+    return HealthCheck("jars", "warn", summary, "Run `headrace jars sync`; `headrace up` does it too.")
 
 
-def _postgres() -> Finding:
+def _postgres() -> HealthCheck:
     try:
         folder = postgres.programs()
         without_root()
     except HeadraceError as error:
-        # Only who asks for this part needs it.
-        return Finding("postgres", "warn", error.why, error.remedy)
-    return Finding("postgres", "ok", f"{postgres.RELEASE} ({folder})")
+        # Only flows that use this part need it.
+        return HealthCheck("postgres", "warn", error.why, error.remedy)
+    return HealthCheck("postgres", "ok", f"{postgres.RELEASE} ({folder})")
 
 
-def _mariadb() -> Finding:
+def _mariadb() -> HealthCheck:
     try:
         server = mariadb.program("mariadbd")
         without_root()
     except HeadraceError as error:
-        # Only who asks for this part needs it.
-        return Finding("mariadb", "warn", error.what, error.remedy)
-    return Finding("mariadb", "ok", str(server))
+        # Only flows that use this part need it.
+        return HealthCheck("mariadb", "warn", error.what, error.remedy)
+    return HealthCheck("mariadb", "ok", str(server))
 
 
-def _folder(home: Path) -> Finding:
-    nearest = _existing(home)
+def _folder(home: Path) -> HealthCheck:
+    nearest = _nearest_existing(home)
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("home", "fail", f"{nearest} cannot be written", "Choose another folder with `--home`.")
-    return Finding("home", "ok", str(home.absolute()))
+        return HealthCheck("home", "fail", f"{nearest} cannot be written", "Choose another folder with `--home`.")
+    return HealthCheck("home", "ok", str(home.absolute()))
 
 
-def _disk(home: Path) -> Finding:
-    free = shutil.disk_usage(_existing(home)).free
-    found = f"{free / 1e9:.1f} GB free"
+def _disk(home: Path) -> HealthCheck:
+    free = shutil.disk_usage(_nearest_existing(home)).free
+    summary = f"{free / 1e9:.1f} GB free"
     if free < errors.LEAST_FREE_BYTES:
-        return Finding("disk", "fail", found, "Free some space, or choose a folder on another disk with `--home`.")
+        return HealthCheck(
+            "disk", "fail", summary, "Free some space, or choose a folder on another disk with `--home`."
+        )
     if free < GOOD_FREE_BYTES:
-        return Finding("disk", "warn", found, "Enough to try; free some space before a long run.")
-    return Finding("disk", "ok", found)
+        return HealthCheck("disk", "warn", summary, "Enough to try; free some space before a long run.")
+    return HealthCheck("disk", "ok", summary)
 
 
-def _memory() -> Finding:
+def _memory() -> HealthCheck:
     memory = psutil.virtual_memory()
-    found = f"{memory.available / 2**30:.1f} GB available of {memory.total / 2**30:.1f} GB"
-    if memory.total < LEAST_MEMORY_BYTES:
-        return Finding("memory", "fail", found, "A broker and a Spark driver need 2 GB together.")
+    summary = f"{memory.available / 2**30:.1f} GB available of {memory.total / 2**30:.1f} GB"
+    if memory.total < MIN_MEMORY_BYTES:
+        return HealthCheck("memory", "fail", summary, "A broker and a Spark driver need 2 GB together.")
     if memory.available < GOOD_MEMORY_BYTES:
-        return Finding("memory", "warn", found, "Close something large: below 4 GB runs are slow or killed.")
-    return Finding("memory", "ok", found)
+        return HealthCheck("memory", "warn", summary, "Close something large: below 4 GB runs are slow or killed.")
+    return HealthCheck("memory", "ok", summary)
 
 
-def _ports(home: Path) -> list[Finding]:
+def _ports(home: Path) -> list[HealthCheck]:
     running = {part.name: part.address for part in LocalStack(home).ps() if part.state == "running"}
-    findings = []
-    for part, name, first in (
+    checks = []
+    for part, name, first_ports in (
         ("kafka", "broker ports", kafka.FIRST_PORTS),
         ("postgres", "database port", postgres.FIRST_PORTS),
         ("mariadb", "mariadb port", mariadb.FIRST_PORTS),
         ("connect", "connect port", connect.FIRST_PORTS),
     ):
         if part in running:
-            findings.append(Finding(name, "ok", f"this folder's {part} runs at {running[part]}"))
+            checks.append(HealthCheck(name, "ok", f"this folder's {part} runs at {running[part]}"))
         else:
-            findings.append(_port_finding(name, tuple(first.values())))
-    return [*findings, _port_finding("page port", (PAGE_PORT,))]
+            checks.append(_check_ports(name, tuple(first_ports.values())))
+    return [*checks, _check_ports("page port", (PAGE_PORT,))]
 
 
-def _port_finding(name: str, wanted: tuple[int, ...]) -> Finding:
-    taken = [str(port) for port in wanted if not ports.is_free(port)]
-    last = max(wanted) + ports.REACH - 1
-    if taken and not any(ports.is_free(port) for port in range(min(wanted), last + 1)):
-        return Finding(name, "fail", f"{min(wanted)} to {last} are taken", "Stop something that listens there.")
-    if taken:
-        return Finding(name, "warn", f"{', '.join(taken)} taken", "Nothing to do: the next free port is used.")
-    return Finding(name, "ok", f"{', '.join(map(str, wanted))} free")
+def _check_ports(name: str, candidates: tuple[int, ...]) -> HealthCheck:
+    occupied = [str(port) for port in candidates if not ports.is_free(port)]
+    last = max(candidates) + ports.REACH - 1
+    if occupied and not any(ports.is_free(port) for port in range(min(candidates), last + 1)):
+        return HealthCheck(name, "fail", f"{min(candidates)} to {last} are taken", "Stop something that listens there.")
+    if occupied:
+        return HealthCheck(name, "warn", f"{', '.join(occupied)} taken", "Nothing to do: the next free port is used.")
+    return HealthCheck(name, "ok", f"{', '.join(map(str, candidates))} free")
 
 
-def _existing(path: Path) -> Path:
-    """Return the nearest folder above a path that is there already."""
+def _nearest_existing(path: Path) -> Path:
+    """Return the nearest existing folder of a path."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent

@@ -1,4 +1,4 @@
-"""The tables in which bad and late rows are filed, read for summaries: at once where that can be, else with Spark."""
+"""Read the ledgers of invalid and late rows for summaries: without Spark if possible."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from headrace.clients.storage import is_local, local_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Row = dict[str, object]
+LedgerRow = dict[str, object]
 
 
-def is_read_without_spark(location: str) -> bool:
-    """Whether a table can be read in this process: it is on this machine, and the package `deltalake` is there."""
+def can_read_without_spark(location: str) -> bool:
+    """Whether a table can be read without Spark: it is local, and the package `deltalake` is installed."""
     return is_local(location) and find_spec("deltalake") is not None
 
 
-def filed_rows(
+def read_ledger(
     location: str,
     columns: Sequence[str],
     session: Callable[[], SparkSession],
     *,
     newest_by: Sequence[str] = (),
     limit: int | None = None,
-) -> list[Row]:
-    """Return the given columns of a table; none when it is not there. A column that it lacks holds None.
+) -> list[LedgerRow]:
+    """Return the columns of a table; no rows if it does not exist. Missing columns are None.
 
-    With `newest_by` the rows come sorted by those columns, the last one first; `limit` is how many of them.
-    `session` is asked for Spark only when the table cannot be read without it.
+    With `newest_by` the rows are sorted by those columns in descending order; `limit` is the number of rows.
+    `session` is called only if the table cannot be read without Spark.
     """
     if is_local(location) and not (local_path(location) / "_delta_log").is_dir():
         return []
-    read = _with_deltalake if is_read_without_spark(location) else _with_spark
-    rows: list[Row] = read(location, columns, newest_by, limit, session).to_pylist()
+    read_table = _with_deltalake if can_read_without_spark(location) else _with_spark
+    rows: list[LedgerRow] = read_table(location, columns, newest_by, limit, session).to_pylist()
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
@@ -48,20 +48,20 @@ def _with_deltalake(
     limit: int | None,
     _session: Callable[[], SparkSession],
 ) -> pa.Table:
-    from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 - an extra: not every installation has it
+    from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 - optional dependency
 
     table = DeltaTable(str(local_path(location)))
     present = {field.name for field in table.schema().fields}
-    query = f"SELECT {_listed(columns, present)} FROM filed"  # noqa: S608 - names of columns, all of them ours
+    query = f"SELECT {_column_list(columns, present)} FROM filed"  # noqa: S608 - column names, all constants
     if newest_by:
         query += " ORDER BY " + ", ".join(f'"{name}" DESC' for name in newest_by)
     if limit is not None:
         query += f" LIMIT {limit}"
-    # Not to_pyarrow_table(): its threads sometimes abort the interpreter at its exit.
+    # Not to_pyarrow_table(): its threads sometimes abort the interpreter at exit.
     return pa.table(QueryBuilder().register("filed", table).execute(query).read_all())
 
 
-def _listed(columns: Sequence[str], present: set[str]) -> str:
+def _column_list(columns: Sequence[str], present: set[str]) -> str:
     return ", ".join(f'"{name}"' for name in columns if name in present)
 
 
@@ -78,7 +78,7 @@ def _with_spark(
     try:
         frame = session().read.format("delta").load(location)
     except AnalysisException:
-        # Elsewhere than on a disk this is how a table that is not there shows.
+        # Without a local disk this is the sign of a missing table.
         return pa.table({})
     if newest_by:
         frame = frame.orderBy(*(F.desc(name) for name in newest_by))

@@ -1,4 +1,4 @@
-"""Run flows: every check first, then the application, then what it leaves behind."""
+"""Run flows: check everything, run the application, and return its figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.audit.auditor import Auditor
-from headrace.audit.flow_audit import Tally
-from headrace.audit.late import Unexplained
+from headrace.audit.flow_audit import AuditCounts
+from headrace.audit.late import UnexplainedDrop
 from headrace.audit.throughput import Throughput
 from headrace.clients.storage import FileStore, file_store, is_local
 from headrace.errors import HeadraceError
@@ -19,7 +19,7 @@ from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow, Continuous
 from headrace.flow.source import ValidatesStart
 from headrace.flow.target import Target
-from headrace.operate.preflight.batch_size import fitted_flows
+from headrace.operate.preflight.batch_size import size_batches
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LostRange
 from headrace.runtime.clock import Clock, now_ms
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Among the reasons of bad rows: those that were left out and counted, and whose source cannot be read again.
+# The reason of invalid rows that were counted, but not recorded since their source cannot be read again.
 NOT_FILED = "not filed"
-# Before every watermark.
-_NEVER = datetime.min.replace(tzinfo=UTC)
+# Earlier than every watermark.
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass
 class FlowFigures:
-    """What one flow did in one run. `state` is what its operators kept after the last batch.
+    """What a flow did in a run. `state` is the state of its operators after the last batch.
 
-    `watermarks` are those of its inputs, by their newest rows of this run, and `watermark` the one in force. It is that
-    of the input that is furthest behind, which `held_back_by` names where there are several. `delays` are the declared
-    ones; an input that has one and no row in this run has no watermark, and holds all others back.
+    `watermarks` are those of its inputs, from their newest rows of this run, and `watermark` is the effective one: that
+    of the slowest input, which `held_back_by` names if there are several. `delays` are the declared ones; an input
+    with a delay and no row in this run has no watermark, and holds all others back.
 
-    `rules` counts the rows that broke each rule, whatever it did with them; with several inputs it is `INPUT.RULE`.
+    `rules` counts the rows that violated each rule, whatever its action; with several inputs a key is `INPUT.RULE`.
     """
 
     rows_in: int = 0
@@ -57,7 +57,7 @@ class FlowFigures:
     bad: dict[str, int] = field(default_factory=dict)
     rules: dict[str, int] = field(default_factory=dict)
     late: int = 0
-    late_unexplained: list[Unexplained] = field(default_factory=list)
+    late_unexplained: list[UnexplainedDrop] = field(default_factory=list)
     set_aside: int = 0
     lost: list[LostRange] = field(default_factory=list)
     state: Sequence[OperatorState] = ()
@@ -69,10 +69,10 @@ class FlowFigures:
 
     @property
     def held_back_by(self) -> str | None:
-        """The input whose watermark is the lowest, of several: one without a row in this run, or the oldest."""
+        """The input with the lowest watermark, if there are several: one without a row in this run, or the oldest."""
         if len(self.delays) < 2 or not self.watermarks:
             return None
-        return min(self.delays, key=lambda name: self.watermarks.get(name, _NEVER))
+        return min(self.delays, key=lambda name: self.watermarks.get(name, _EARLIEST))
 
     def as_dict(self) -> dict[str, object]:
         """The figures as `--json` prints them."""
@@ -83,23 +83,23 @@ class FlowFigures:
             "bad": dict(self.bad),
             "rules": dict(self.rules),
             "late": self.late,
-            "late_unexplained": [each.as_dict() for each in self.late_unexplained],
+            "late_unexplained": [drop.as_dict() for drop in self.late_unexplained],
             "set_aside": self.set_aside,
-            "lost": [each.as_dict() for each in self.lost],
-            "state": [each.as_dict() for each in self.state],
+            "lost": [range_.as_dict() for range_ in self.lost],
+            "state": [operator.as_dict() for operator in self.state],
             "evicted": self.evicted,
             "watermark": self.watermark,
-            "watermarks": {name: each.isoformat() for name, each in self.watermarks.items()},
+            "watermarks": {name: time.isoformat() for name, time in self.watermarks.items()},
             "held_back_by": self.held_back_by,
             "error": self.error.as_dict() if self.error else None,
         }
 
 
-def until_done_of(flow: Flow) -> Flow:
-    """Return the flow as it reads what is there now, and ends.
+def as_available_now(flow: Flow) -> Flow:
+    """Return the flow in a form that processes the available rows and ends.
 
-    Every trigger becomes AvailableNow, but for Continuous: Spark's batches cannot go on from its checkpoint, so such a
-    flow runs as it is until it has sent what was there when it started.
+    Every trigger becomes AvailableNow, except Continuous: micro-batches cannot continue from its checkpoint, so such a
+    flow runs unchanged until it has sent what was available when it started.
     """
     if isinstance(flow.trigger, Continuous):
         return replace(flow, trigger=replace(flow.trigger, until_done=True))
@@ -107,29 +107,29 @@ def until_done_of(flow: Flow) -> Flow:
 
 
 def preflight(flows: Sequence[Flow], target: Target) -> None:
-    """Raise on the first thing that would stop a flow, before Spark is started and anything is written."""
+    """Raise on the first problem that would stop a flow, before Spark starts and anything is written."""
     require_no_errors(flows)
     require_writable(target.checkpoints)
     require_writable(target.lake)
     for flow in flows:
-        for given in flow.named_inputs.values():
-            given.source.preflight(target)
+        for input_ in flow.named_inputs.values():
+            input_.source.preflight(target)
         flow.sink.preflight(target)
     if is_local(target.checkpoints):
         require_starts(flows, target, file_store(target.checkpoints))
 
 
 def require_starts(flows: Sequence[Flow], target: Target, checkpoints: FileStore) -> None:
-    """Raise for a flow without a checkpoint that cannot begin where its sources say; the others go on anyway."""
+    """Raise for a new flow whose sources cannot start where declared; others continue from their checkpoint."""
     for flow in flows:
         if not Checkpoint.of(flow.name, target, checkpoints).planned_batches():
-            for given in flow.named_inputs.values():
-                if isinstance(given.source, ValidatesStart):
-                    given.source.require_start(target)
+            for input_ in flow.named_inputs.values():
+                if isinstance(input_.source, ValidatesStart):
+                    input_.source.require_start(target)
 
 
 class Application:
-    """Flows on one Spark session, from start to end. Make it, `run` it once; `drain` from any thread ends it."""
+    """Runs flows on a Spark session. Call `run` once; `drain`, from any thread, ends it."""
 
     def __init__(
         self,
@@ -141,17 +141,17 @@ class Application:
         clock: Clock = now_ms,
     ) -> None:
         self.bus = EventBus()
-        flows, self._fitted = fitted_flows(flows, target, spark)
+        flows, self._batch_sizes = size_batches(flows, target, spark)
         self._figures = {flow.name: FlowFigures(delays=_delays(flow)) for flow in flows}
-        self._counted = dict.fromkeys(self._figures, 0)
+        self._invalid_rows_counted = dict.fromkeys(self._figures, 0)
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
         self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
-        self.bus.subscribe(self._count)
+        self.bus.subscribe(self._on_event)
 
     def run(self) -> Mapping[str, FlowFigures]:
-        """Run every flow to its end, file what is bad or late, and return the figures."""
-        for (flow, name), bound in self._fitted.items():
+        """Run every flow to its end, record invalid and late rows, and return the figures."""
+        for (flow, name), bound in self._batch_sizes.items():
             self.bus.publish(BatchSizeChosen(flow, name, bound))
         try:
             errors = self._supervisor.run()
@@ -159,15 +159,15 @@ class Application:
             self._throughput.close()
             tallies = self._auditor.close()
         for name, figures in self._figures.items():
-            _add(figures, tallies[name], self._counted[name])
+            _add_audit(figures, tallies[name], self._invalid_rows_counted[name])
             figures.error = errors.get(name) or tallies[name].error
         return self._figures
 
     def drain(self) -> None:
-        """Let every batch under way commit, then stop. Returns at once."""
+        """Stop after the in-flight batches have committed. Returns immediately."""
         self._supervisor.drain()
 
-    def _count(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, BatchCommitted):
             figures = self._figures[event.flow]
             figures.rows_in += event.rows_in
@@ -178,12 +178,12 @@ class Application:
             figures.watermark = event.watermark or figures.watermark
             for name, delay in figures.delays.items():
                 if name in event.newest_event_times:
-                    reached = event.newest_event_times[name] - delay
-                    figures.watermarks[name] = max(reached, figures.watermarks.get(name, reached))
-            self._counted[event.flow] += sum(event.invalid.values())
-            for given, broken in event.violations.items():
+                    watermark = event.newest_event_times[name] - delay
+                    figures.watermarks[name] = max(watermark, figures.watermarks.get(name, watermark))
+            self._invalid_rows_counted[event.flow] += sum(event.invalid.values())
+            for input_name, broken in event.violations.items():
                 for rule, rows in broken.items():
-                    name = rule if given == SINGLE_INPUT else f"{given}.{rule}"
+                    name = rule if input_name == SINGLE_INPUT else f"{input_name}.{rule}"
                     figures.rules[name] = figures.rules.get(name, 0) + rows
         elif isinstance(event, RowsQuarantined):
             self._figures[event.flow].set_aside += event.dead_letters.rows
@@ -206,18 +206,22 @@ def open_application(
     on_step("starting Spark")
     spark = open_session(target, jars, log=log)
     if not is_local(target.checkpoints):
-        # Only now can the checkpoints be looked at.
+        # Remote checkpoints can be read only with Spark.
         require_starts(flows, target, file_store(target.checkpoints, spark))
     return Application(spark, target, flows, backoff=backoff), spark
 
 
 def _delays(flow: Flow) -> dict[str, timedelta]:
-    declared = {name: given.watermark for name, given in flow.named_inputs.items()}
-    return {name: timedelta(milliseconds=each.duration.ms) for name, each in declared.items() if each is not None}
+    declared = {name: input_.watermark for name, input_ in flow.named_inputs.items()}
+    return {
+        name: timedelta(milliseconds=watermark.duration.ms)
+        for name, watermark in declared.items()
+        if watermark is not None
+    }
 
 
-def _add(figures: FlowFigures, tally: Tally, counted: int) -> None:
-    """Add what was filed; bad rows that were counted and could not be filed stand among them as such."""
+def _add_audit(figures: FlowFigures, tally: AuditCounts, counted: int) -> None:
+    """Add what the audit recorded; invalid rows that were counted and not recorded get the reason NOT_FILED."""
     missing = counted - sum(tally.bad.values())
     figures.bad = tally.bad | ({NOT_FILED: missing} if missing > 0 else {})
     figures.late = tally.late

@@ -16,8 +16,8 @@ from headrace.cli.local.generate import length
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
 from headrace.cli.progress import shown
 from headrace.cli.signals import stopping
-from headrace.demos.protocol import DemoSettings, backfill_of
-from headrace.demos.runner import DemoResult, Watch, find_demo, find_demos, run_demo
+from headrace.demos.protocol import DemoSettings, default_backfill
+from headrace.demos.runner import DemoCallbacks, DemoResult, find_demo, find_demos, run_demo
 
 # Long enough to see windows close, short enough for a script. Only used when nobody sits at a terminal.
 _UNATTENDED = timedelta(seconds=90)
@@ -51,12 +51,12 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
     if list_ or name is None:
         _list(json=json)
         return
-    past = length("--backfill", backfill) if backfill else backfill_of(find_demo(name))
+    past = length("--backfill", backfill) if backfill else default_backfill(find_demo(name))
     attended = sys.stdin.isatty() and sys.stdout.isatty()
     run_for = length("--for", for_) if for_ else (None if attended else _UNATTENDED)
     settings = DemoSettings(home, run_for, rate, past, seed, port)
     with shown(json=json) as show, stopping() as stop:
-        watch = Watch(
+        watch = DemoCallbacks(
             step=lambda step: show.event("demo", step),
             running=stop.flows_run,
             part=show.event,

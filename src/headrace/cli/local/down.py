@@ -9,7 +9,7 @@ import typer
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.progress import shown
-from headrace.demos.runner import forget_demos
+from headrace.demos.runner import delete_demo_data
 from headrace.stack.local import LocalStack
 
 WipeOption = Annotated[bool, typer.Option("--wipe", help="Delete the parts' data too. Asks first.")]
@@ -30,7 +30,7 @@ def down_command(
         stopped = stack.down(show.event)
         wiped = stack.wipe(show.event) if wipe else ()
         if wipe:
-            forget_demos(home)
+            delete_demo_data(home)
     if json:
         emit({"ok": True, "stopped": list(stopped), "wiped": list(wiped)})
     elif wiped:

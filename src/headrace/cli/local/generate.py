@@ -17,7 +17,7 @@ import typer
 
 from headrace.cli.home import DEFAULT_HOME, HomeOption, local_broker
 from headrace.cli.output import JsonOption, emit, err
-from headrace.demos.feeder import Generated, Sent, find_generator, generate, pace, span
+from headrace.demos.feeder import SendableRecord, SendResult, find_generator, generate, pace, records_between
 from headrace.errors import HeadraceError
 from headrace.flow.duration import Duration
 from headrace.flow.target import Target
@@ -84,7 +84,7 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
     )
     with _stopped_by_signals() as stop:
         if stdout:
-            sent, place = _print_values(span(generator, backfill=past, live=live), stop), "standard output"
+            sent, place = _print_values(records_between(generator, backfill=past, live=live), stop), "standard output"
         else:
             address = bootstrap or local_broker(home) or ""
             place = f"topic {topic or generator.topic} at {address}"
@@ -111,7 +111,7 @@ def _stopped_by_signals() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _print_values(records: Iterator[Generated], stop: Event) -> Sent:
+def _print_values(records: Iterator[SendableRecord], stop: Event) -> SendResult:
     """Write one value per line; a record without a value is an empty line."""
     counts: Counter[str] = Counter()
     started = time.monotonic()
@@ -129,4 +129,4 @@ def _print_values(records: Iterator[Generated], stop: Event) -> Sent:
     except BrokenPipeError:
         # The reader has seen enough, like `head`. Python would complain again when it closes the pipe at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Sent(counts.total(), dict(counts), time.monotonic() - started)
+    return SendResult(counts.total(), dict(counts), time.monotonic() - started)

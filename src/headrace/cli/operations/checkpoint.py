@@ -22,8 +22,14 @@ from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.backup import back_up
 from headrace.operate.checkpoint.find import find_checkpoint
-from headrace.operate.checkpoint.restore import Plan, accountable, plan_restore, require_not_ahead, restore
-from headrace.operate.checkpoint.row_counts import counted
+from headrace.operate.checkpoint.restore import (
+    RestorePlan,
+    has_tracking_sink,
+    plan_restore,
+    require_sinks_not_ahead,
+    restore,
+)
+from headrace.operate.checkpoint.row_counts import count_rows
 from headrace.operate.checkpoint.show import show
 from headrace.operate.checkpoint.verify import verify
 from headrace.project.project import Project
@@ -50,7 +56,7 @@ def show_command(
     with _found(flow, project, target, json=json, with_spark=state) as place:
         anatomy = show(place.checkpoint, place.target, place.flow)
         if place.spark is not None and state and anatomy.state:
-            anatomy = replace(anatomy, state=counted(place.spark, place.checkpoint, anatomy.state))
+            anatomy = replace(anatomy, state=count_rows(place.spark, place.checkpoint, anatomy.state))
     if json:
         emit({"ok": True, **anatomy.as_dict()})
     else:
@@ -112,8 +118,8 @@ def restore_command(
         raise typer.Exit(USAGE)
     with _found(flow, project, target, json=json) as place:
         plan = plan_restore(place.checkpoint, source.absolute(), place.flow)
-        if place.flow is not None and accountable(place.flow):
-            require_not_ahead(plan, place.flow, place.target, place.session())
+        if place.flow is not None and has_tracking_sink(place.flow):
+            require_sinks_not_ahead(plan, place.flow, place.target, place.session())
         if not yes:
             _ask(plan)
         aside = restore(place.checkpoint, plan, place.target.lease)
@@ -129,7 +135,7 @@ def _upto(committed: int | None) -> str:
     return "before its first batch" if committed is None else f"committed up to batch {committed}"
 
 
-def _ask(plan: Plan) -> None:
+def _ask(plan: RestorePlan) -> None:
     """Say what a restore does, and let a person decide."""
     for line in plan.lines:
         err.print(line, markup=False)

@@ -7,15 +7,15 @@ from rich.text import Text
 
 from headrace.cli.output import out
 from headrace.operate.checkpoint.offsets import SourceReads
-from headrace.operate.checkpoint.show import Anatomy
-from headrace.operate.checkpoint.verify import Verdict
+from headrace.operate.checkpoint.show import CheckpointSummary
+from headrace.operate.checkpoint.verify import CheckpointVerdict
 from headrace.runtime.checkpoint.integrity import Flaw
 
 # The most files of an unfinished batch that are named; `--json` has all.
 _FEW = 5
 
 
-def print_anatomy(anatomy: Anatomy) -> None:
+def print_anatomy(anatomy: CheckpointSummary) -> None:
     """Print a checkpoint: a line each for what has one value, a table each for what has many."""
     out.print(Text.assemble((anatomy.flow, "bold"), "" if anatomy.declared else "  (not in the project any more)"))
     for label, value in _lines(anatomy):
@@ -31,7 +31,7 @@ def print_anatomy(anatomy: Anatomy) -> None:
         _print_flaw(flaw)
 
 
-def print_verdict(verdict: Verdict) -> None:
+def print_verdict(verdict: CheckpointVerdict) -> None:
     """Print every flaw, and a line that sums up."""
     for flaw in verdict.flaws:
         _print_flaw(flaw)
@@ -44,7 +44,7 @@ def print_verdict(verdict: Verdict) -> None:
         out.print(f"{verdict.flow}: never started, nothing to verify.", markup=False)
 
 
-def _lines(anatomy: Anatomy) -> list[tuple[str, str]]:
+def _lines(anatomy: CheckpointSummary) -> list[tuple[str, str]]:
     if anatomy.planned is None and not anatomy.damages:
         return [("folder", anatomy.folder), ("batches", "none: never started")]
     planned, committed = anatomy.planned, anatomy.committed
@@ -69,7 +69,7 @@ def _at(begun: str | None) -> str:
     return f", the last one at {begun}" if begun else ""
 
 
-def _next(anatomy: Anatomy) -> str:
+def _next(anatomy: CheckpointSummary) -> str:
     if anatomy.damages:
         return "refused: the checkpoint is damaged"
     if anatomy.unfinished is not None:
@@ -77,7 +77,7 @@ def _next(anatomy: Anatomy) -> str:
     return "goes on from here"
 
 
-def _reads_table(anatomy: Anatomy) -> Table:
+def _reads_table(anatomy: CheckpointSummary) -> Table:
     again = anatomy.unfinished is not None
     table = _table("The next start reads", ("input", "of", "from", "to" if again else "end now", "records"))
     for source in anatomy.reads:
@@ -98,7 +98,7 @@ def _print_files(reads: tuple[SourceReads, ...]) -> None:
             out.print(f"  and {len(source.files) - _FEW} more files", markup=False)
 
 
-def _state_table(anatomy: Anatomy) -> Table:
+def _state_table(anatomy: CheckpointSummary) -> Table:
     counted = any(store.rows is not None for store in anatomy.state)
     table = _table("State", ("operator", "store", "partition", "on disk", *(["rows"] if counted else [])))
     for store in anatomy.state:
@@ -107,7 +107,7 @@ def _state_table(anatomy: Anatomy) -> Table:
     return table
 
 
-def _lost_table(anatomy: Anatomy) -> Table:
+def _lost_table(anatomy: CheckpointSummary) -> Table:
     table = _table("Offsets that the flow went on without", ("batch", "of", "from", "to", "kind"))
     for lost in anatomy.lost:
         place = f"{lost.get('topic')}[{lost.get('partition')}]"

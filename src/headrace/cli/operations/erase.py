@@ -13,7 +13,7 @@ from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import opened_session
 from headrace.operate.erase import report as erase_report
-from headrace.operate.erase.erase import Request, erasing
+from headrace.operate.erase.erase import ErasureRequest, open_erasure
 from headrace.operate.erase.plan import ErasePlan
 
 
@@ -63,11 +63,11 @@ def erase_command(  # noqa: PLR0913 - the options of the command line
             err.print(wrong, markup=False)
         raise typer.Exit(USAGE)
     opened_project, chosen, flows = opened(project, target, None)
-    request = Request(table, tuple(key or ()), tuple(column or ()), tuple(not_personal or ()), keep_tombstones)
+    request = ErasureRequest(table, tuple(key or ()), tuple(column or ()), tuple(not_personal or ()), keep_tombstones)
     began = datetime.now(UTC)
     with ExitStack() as stack:
         spark = opened_session("erase", opened_project, chosen, stack, json=json)
-        erasure = stack.enter_context(erasing(spark, chosen, flows, request, opened_project.home))
+        erasure = stack.enter_context(open_erasure(spark, chosen, flows, request, opened_project.home))
         plan = erasure.plan()
         _agreed(plan, yes=yes, json=json)
         done = erasure.apply(plan)
@@ -96,7 +96,7 @@ def _agreed(plan: ErasePlan, *, yes: bool, json: bool) -> None:
 
 
 def _tell(done: ErasePlan, path: Path) -> None:
-    rows = sum(place.treated.rows for place in done.places if place.treated)
+    rows = sum(place.erasure.rows for place in done.places if place.erasure)
     files = sum((place.after or place.before).files for place in done.places)
     out.print(f"Erased: {rows} row(s) from {len(done.due)} table(s). Looked through afterwards: {files} files.")
     for place in (each for each in done.places if each.outcome == "left"):

@@ -13,7 +13,7 @@ from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import SparkWhenAsked
 from headrace.clients.storage import file_store, is_local
 from headrace.operate.late.plan import RepairPlan
-from headrace.operate.late.repair import repairing
+from headrace.operate.late.repair import open_repair
 from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
@@ -41,7 +41,7 @@ def late_command(
     with ExitStack() as stack:
         spark = SparkWhenAsked("late", opened_project, chosen, stack, json=json)
         if repair:
-            with repairing(spark(), chosen, found) as work:
+            with open_repair(spark(), chosen, found) as work:
                 plan = work.plan()
                 _agreed(plan, yes=yes, json=json)
                 if plan.windows:

@@ -13,7 +13,7 @@ from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import SparkWhenAsked
 from headrace.operate.quarantine.listing import QuarantineList, list_quarantine
-from headrace.operate.quarantine.redrive import RedrivePlan, redriving
+from headrace.operate.quarantine.redrive import RedrivePlan, open_redrive
 
 # As many examples as fit on a screen.
 _EXAMPLES = 5
@@ -53,7 +53,7 @@ def quarantine_command(  # noqa: PLR0913 - an option each
             else:
                 _print(listed)
             return
-        with redriving(spark(), chosen, found) as work:
+        with open_redrive(spark(), chosen, found) as work:
             plan = work.plan(reason, to)
             _explain(plan, json=json)
             if dry_run:

@@ -17,7 +17,7 @@ from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit
 from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
 from headrace.cli.session import opened_session
 from headrace.clients.postgres import database_of
-from headrace.demos.orders.reconcile import JoinPlan, is_join, reconciling
+from headrace.demos.orders.reconcile import JoinPlan, is_join, open_reconciliation
 from headrace.flow.duration import Duration
 from headrace.runtime.checkpoint.folder_lock import lock_folder
 
@@ -109,7 +109,7 @@ def reconcile_orders(
     with ExitStack() as stack:
         spark = opened_session("reconcile", opened_project, chosen, stack, json=json)
         for flow in joins:
-            with reconciling(spark, chosen, flow) as work:
+            with open_reconciliation(spark, chosen, flow) as work:
                 plan = work.plan(wanted)
                 if not json:
                     _tell_join(plan)

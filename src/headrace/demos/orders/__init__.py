@@ -1,4 +1,4 @@
-"""The demo of orders and payments, and the reconciliation of their join with its late rows."""
+"""The demo of orders and payments, and the reconciliation of their join with the late rows."""
 
 from headrace.demos.orders.demo import DEMO
 

@@ -1,4 +1,4 @@
-"""The demo of orders and payments: both topics, the four joins, and every row of every table against the model."""
+"""The demo of orders and payments: both topics, four joins, and the comparison of every table with the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from headrace.clients.positions import Partition
 from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.feeder import Sent, generate
-from headrace.demos.model_inputs import FiledByInput, ModelVerdict, boundaries, compare_filed, consumed, only, past
-from headrace.demos.protocol import Scene
+from headrace.demos.feeder import SendResult, generate
+from headrace.demos.model_inputs import (
+    ExpectedLedgersByInput,
+    ModelVerdict,
+    batch_ranges,
+    compare_ledgers,
+    history_to_send,
+    read_records,
+    select_columns,
+)
+from headrace.demos.protocol import DemoContext
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
@@ -32,37 +40,39 @@ from headrace.runtime.state.size import read_state_size
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Minutes of the hit rate that are shown.
+# Minutes of the hit rate to show.
 _MINUTES = 5
 
 
 def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> Comparison:
-    """Compare every row of every join, every late row, every bad row and the hit rate with the model.
+    """Compare all rows of the joins, late rows, invalid rows and the hit rate with the model.
 
-    The model gets the records of the topics and the batches' boundaries from the offset logs. For a flow that was
-    started more than once it gets the watermarks that are recorded there, too. Called when the flows have stopped.
+    The model gets the records of the topics and the offsets of the batches from the offset logs. For a flow that was
+    started more than once it also gets the watermarks recorded there. Call when the flows have stopped.
     """
-    orders, payments = consumed(target, settings.orders_topic), consumed(target, settings.payments_topic)
-    found = Comparison()
+    orders, payments = read_records(target, settings.orders_topic), read_records(target, settings.payments_topic)
+    comparison = Comparison()
     for how, flow in zip(settings.joins, pattern.flows(settings), strict=True):
         delay, bound = Duration.parse(settings.delay(how)).ms, Duration.parse(settings.bound).ms
         outcome = model.replay(
             orders,
             payments,
-            boundaries(spark, target, flow),
+            batch_ranges(spark, target, flow),
             model.JoinFlow(how, delay, bound),
-            recorded=watermarks(spark, target, flow.name) if ran_before(spark, target, flow.name) else None,
+            recorded=watermarks(spark, target, flow.name) if was_restarted(spark, target, flow.name) else None,
         )
         expected: list[Row] = [row._asdict() for batch in outcome.batches for row in batch]
-        place = settings.table(how)
-        found.add(f"delta:{place}", expected, table_rows(spark, "delta", target.table(place)))
-        late = [each._asdict() for each in outcome.late]
-        compare_filed(found, spark, target, flow.name, FiledByInput(outcome.bad, late))
-        if how == judged(settings):
-            shown = only(hit_rates(spark, target, settings), "minute", "orders", "paid")
-            due = [_counted(_utc(start), *counts) for start, *counts in model.paid_by_minute(outcome, bound)]
-            found.add("hit rate by minute", due, shown)
-    return found
+        path = settings.table(how)
+        comparison.add(f"delta:{path}", expected, table_rows(spark, "delta", target.table(path)))
+        late = [row._asdict() for row in outcome.late]
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgersByInput(outcome.bad, late))
+        if how == hit_rate_join(settings):
+            actual_rates = select_columns(hit_rates(spark, target, settings), "minute", "orders", "paid")
+            expected_rates = [
+                _minute_row(_utc(start), *counts) for start, *counts in model.paid_by_minute(outcome, bound)
+            ]
+            comparison.add("hit rate by minute", expected_rates, actual_rates)
+    return comparison
 
 
 def watermarks(spark: SparkSession | None, target: Target, flow: str) -> list[int]:
@@ -71,7 +81,7 @@ def watermarks(spark: SparkSession | None, target: Target, flow: str) -> list[in
     return [checkpoint.offset_entry(batch_id).watermark_ms for batch_id in checkpoint.committed_batches()]
 
 
-def ran_before(spark: SparkSession | None, target: Target, flow: str) -> bool:
+def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool:
     """Return whether a flow was started more than once: every start takes a lease of the next number."""
     checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
     return highest_lease(checkpoint) > 1
@@ -79,112 +89,115 @@ def ran_before(spark: SparkSession | None, target: Target, flow: str) -> bool:
 
 @dataclass(frozen=True)
 class OrdersDemo:
-    """Orders and payments with their usual numbers."""
+    """Orders and payments with their usual settings."""
 
     title: str = "Orders and payments: four joins of two streams within an hour"
     parts: tuple[str, ...] = ("kafka",)
     has_page: bool = False
     spark: Mapping[str, str] = field(default_factory=dict)
-    # Delay and bound are an hour and a half together: of a shorter past no minute is judged.
+    # Delay and bound add up to an hour and a half: with a shorter history no minute is final.
     backfill: timedelta = timedelta(hours=3)
     settings: pattern.OrderSettings = field(default_factory=pattern.OrderSettings)
 
-    def prepare(self, scene: Scene) -> None:
-        """Make the two topics, two partitions each: one per core of a small machine."""
-        create_topics(scene.target.kafka, dict.fromkeys(self.settings.topics, 2))
+    def prepare(self, context: DemoContext) -> None:
+        """Create the two topics, two partitions each: one per core of a small machine."""
+        create_topics(context.target.kafka, dict.fromkeys(self.settings.topics, 2))
 
-    def feed(self, scene: Scene, stop: Event) -> Sent:
-        """Send the recent past at once, then orders and payments, with late, repeated and malformed records in them."""
-        wanted = scene.settings
+    def feed(self, context: DemoContext, stop: Event) -> SendResult:
+        """Send the recent past immediately, then live orders and payments, some late, repeated or malformed."""
+        settings = context.settings
         traffic = OrderTraffic(
-            wanted.rate,
-            seed=wanted.seed,
+            settings.rate,
+            seed=settings.seed,
             orders_topic=self.settings.orders_topic,
             payments_topic=self.settings.payments_topic,
         )
-        history = past(scene.target, self.settings.orders_topic, wanted)
-        return generate(OrderGenerator(traffic), scene.target, backfill=history, stop=stop)
+        backfill = history_to_send(context.target, self.settings.orders_topic, settings)
+        return generate(OrderGenerator(traffic), context.target, backfill=backfill, stop=stop)
 
     def flows(self) -> Sequence[Flow]:
         """Return the four joins."""
         return pattern.flows(self.settings)
 
-    def status(self, scene: Scene, spark: SparkSession) -> Sequence[str]:
-        """Return the hit rate of the last minutes that are judged."""
-        rates = hit_rates(spark, scene.target, self.settings)[-_MINUTES:]
+    def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
+        """Return the hit rate of the last final minutes."""
+        rates = hit_rates(spark, context.target, self.settings)[-_MINUTES:]
         return [f"{row['minute']}  {row['paid']:>5} of {row['orders']:>5} orders paid" for row in rates]
 
-    def awaited(self, scene: Scene) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each flow, without offsets: once it has read something, the model replays what there was."""
+    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
+        """Return each flow without offsets: once it has read something, the model can replay it."""
         return {flow.name: {} for flow in self.flows()}
 
-    def compare(self, scene: Scene, spark: SparkSession) -> ModelVerdict:
+    def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every table with the model."""
-        rates, state = hit_rates(spark, scene.target, self.settings), states(spark, scene.target, self.settings)
-        told = [
+        rates, state = (
+            hit_rates(spark, context.target, self.settings),
+            join_states(spark, context.target, self.settings),
+        )
+        notes = [
             # A store writes its tables with the next snapshot, some batches later.
-            f"{flow}: {each['rows']:,} rows of state, {each['forecast']:,} forecast; "
-            f"{format_bytes(each['bytes']) if each['bytes'] else 'nothing yet'} in its store, "
-            f"at most {format_bytes(each['forecast_bytes'])} forecast."
-            for flow, each in state.items()
+            f"{flow}: {figures['rows']:,} rows of state, {figures['forecast']:,} forecast; "
+            f"{format_bytes(figures['bytes']) if figures['bytes'] else 'nothing yet'} in its store, "
+            f"at most {format_bytes(figures['forecast_bytes'])} forecast."
+            for flow, figures in state.items()
         ]
         figures = {"hit_rate": rates, "state": state}
-        return ModelVerdict(compare(spark, scene.target, self.settings), figures, told)
+        return ModelVerdict(compare(spark, context.target, self.settings), figures, notes)
 
 
 def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> list[dict[str, object]]:
-    """Return, by minute, how many orders found their payment: of the minutes whose unpaid orders are told as well.
+    """Return, by minute, how many orders found their payment, for minutes whose unpaid orders are also emitted.
 
-    Of the left join, or of the full one; without either it is not known. A paid order is told at once and an unpaid one
-    when the watermark has passed its bound, so a minute is judged when that has happened to its end.
+    Uses the left or the full join; without either there are no hit rates. A paid order is emitted immediately, an
+    unpaid one when the watermark has passed its bound. A minute is final when that has happened to its end.
     """
-    how = judged(settings)
+    how = hit_rate_join(settings)
     if how is None:
         return []
-    place = target.table(settings.table(how))
-    # Asked before the table is read: what the batch of this watermark told is in it then.
+    location = target.table(settings.table(how))
+    # Read before the table: the table then has the rows of this watermark's batch.
     checkpoint = Checkpoint.of(pattern.NAMES[how], target, file_store(target.checkpoints, spark))
     committed = checkpoint.committed_batches()
-    if not committed or not file_store(place, spark).names(f"{place}/_delta_log"):
+    if not committed or not file_store(location, spark).names(f"{location}/_delta_log"):
         return []
     closed = _utc(checkpoint.offset_entry(committed[-1]).watermark_ms - Duration.parse(settings.bound).ms)
-    rates = pattern.hit_rate(spark.read.format("delta").load(place)).where(F.col("window_end") <= F.lit(closed))
+    rates = pattern.hit_rate(spark.read.format("delta").load(location)).where(F.col("window_end") <= F.lit(closed))
     return [
-        # Spark gives times without a zone, in the zone of the machine.
-        {**_counted(row.window_start.astimezone(UTC), row.orders, row.paid), "rate": row.hit_rate}
+        # Spark returns times without a zone, in the machine's local time.
+        {**_minute_row(row.window_start.astimezone(UTC), row.orders, row.paid), "rate": row.hit_rate}
         for row in rates.orderBy("window_start").collect()
     ]
 
 
-def judged(settings: pattern.OrderSettings) -> pattern.Join | None:
+def hit_rate_join(settings: pattern.OrderSettings) -> pattern.Join | None:
     """Return the join whose table has every order, paid or not."""
-    both: tuple[pattern.Join, ...] = ("left", "full")
-    return next((how for how in both if how in settings.joins), None)
+    with_all_orders: tuple[pattern.Join, ...] = ("left", "full")
+    return next((how for how in with_all_orders if how in settings.joins), None)
 
 
 def _utc(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def _counted(minute: datetime, orders: int, paid: int) -> dict[str, object]:
+def _minute_row(minute: datetime, orders: int, paid: int) -> dict[str, object]:
     return {"minute": minute.isoformat(timespec="minutes"), "orders": orders, "paid": paid}
 
 
-def states(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> dict[str, dict[str, int]]:
-    """Return the state of each join, as the last run left it, beside rate x (delay + bound)."""
-    rates = [_per_second(consumed(target, topic)) for topic in settings.topics]
-    found = {}
+def join_states(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> dict[str, dict[str, int]]:
+    """Return the state of each join after its last run, with the forecast rate x (delay + bound)."""
+    rates = [_per_second(read_records(target, topic)) for topic in settings.topics]
+    states = {}
     for how in settings.joins:
         flow = pattern.NAMES[how]
         note = read_state_size(Checkpoint.of(flow, target, file_store(target.checkpoints, spark)))
         if note is not None:
-            found[flow] = {
+            states[flow] = {
                 "rows": note.rows,
                 "forecast": settings.expected_rows(how, *rates),
                 "bytes": note.bytes,
                 "forecast_bytes": settings.expected_bytes(how, *rates),
             }
-    return found
+    return states
 
 
 def _per_second(records: Sequence[ConsumedRecord]) -> float:

@@ -1,4 +1,4 @@
-"""What a reconciliation of orders and payments cannot do, each with the reason and the way out."""
+"""Errors of the reconciliation of orders and payments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNCHANGED = "Nothing was changed."
 def not_a_join(flow: Flow) -> RecoveryError:
     """Return the error for a flow that is not one of the pattern's."""
     return RecoveryError(
-        f"Flow '{flow.name}' is no join of orders and payments.",
+        f"Flow '{flow.name}' is not a join of orders and payments.",
         why="It is known what such a flow should hold when its transform is `joined` of headrace.patterns.orders.flows "
         "and its sink is DeltaAppend.",
         state=_UNCHANGED,
@@ -34,7 +34,7 @@ def nothing_read(flow: Flow) -> RecoveryError:
 
 
 def no_watermark(flow: Flow) -> RecoveryError:
-    """Return the error for a flow of which nothing at all is closed."""
+    """Return the error for a flow without a watermark."""
     return RecoveryError(
         f"Nothing is closed yet for flow '{flow.name}': every day is still open.",
         why="It has no watermark yet. That begins to move when orders and payments both have come: the one that is "
@@ -46,7 +46,7 @@ def no_watermark(flow: Flow) -> RecoveryError:
 
 
 def still_open(flow: Flow, start: datetime, closed: datetime) -> RecoveryError:
-    """Return the error for a day of which nothing is closed."""
+    """Return the error for a day that the watermark has not passed."""
     return RecoveryError(
         f"Nothing of {start:%Y-%m-%d} is closed for flow '{flow.name}'.",
         why=f"Its watermark has passed the bound of orders before {closed:%Y-%m-%d %H:%M:%S} UTC, and of no later one: "
@@ -57,10 +57,10 @@ def still_open(flow: Flow, start: datetime, closed: datetime) -> RecoveryError:
     )
 
 
-def rows_gone(flow: Flow, start: datetime, why: str) -> RecoveryError:
-    """Return the error for a day whose records are not all there."""
+def rows_missing(flow: Flow, start: datetime, why: str) -> RecoveryError:
+    """Return the error for a day with missing records."""
     return RecoveryError(
-        f"{start:%Y-%m-%d} cannot be computed anew for flow '{flow.name}'.",
+        f"{start:%Y-%m-%d} cannot be recomputed for flow '{flow.name}'.",
         why=why,
         state=f"{_UNCHANGED} From fewer rows than the stream had, the result would be worse.",
         remedy="Keep the topics for longer than the time between a day and its reconciliation, and run it every night.",

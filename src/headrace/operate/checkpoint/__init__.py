@@ -1,1 +1,1 @@
-"""A checkpoint shown, verified, backed up and restored."""
+"""Show, verify, back up and restore a checkpoint."""

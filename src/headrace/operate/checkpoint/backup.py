@@ -1,13 +1,13 @@
-"""Copies of a checkpoint, and the way back.
+"""Back up a checkpoint.
 
-A backup is a folder that holds what the flow's folder held, and `backup.json` with the sha256 of every file:
+A backup is a copy of the flow's folder, with `backup.json`, which has the sha256 of every file:
 
     FOLDER/FLOW-20261116T080102Z/backup.json
                                  spark/...      Spark's checkpoint
-                                 headrace/...   what Headrace keeps beside it, but for the lease
+                                 headrace/...   Headrace's own metadata, without the lease
 
-It is written beside and renamed when it is whole. The flow has to be stopped: state and logs of a running one are not
-of one moment. Local disks only; other storage has snapshots of its own.
+It is written to a hidden folder and renamed when it is complete. The flow has to be stopped: state and logs of a
+running flow are not consistent. Local disks only; other storage has its own snapshots.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import damaged_error
 from headrace.runtime.checkpoint.lease import acquire_lease
 
-NOTE = "backup.json"
+MANIFEST_NAME = "backup.json"
 
-# Leases only ever count up, also when progress goes back: a driver that was paused must not get its number again.
-_OF_THE_LEASE = ("lease", "leases")
+# Lease numbers only increase, also when a restore goes back: a paused driver must not get its number again.
+_LEASE_FOLDERS = ("lease", "leases")
 
 
 @dataclass(frozen=True)
 class Backup:
-    """What `backup.json` says. `files` holds the sha256 of each file, by its path in the backup; `lease` its number."""
+    """The content of `backup.json`. `files` has the sha256 of each file by its path in the backup."""
 
     flow: str
     query_id: str
@@ -53,38 +53,38 @@ class Backup:
 
     @classmethod
     def read(cls, folder: Path) -> Backup:
-        """Read the note of a backup, or raise when the folder is none."""
+        """Read `backup.json`, or raise if the folder is not a backup."""
         try:
-            return cls(**json.loads((folder / NOTE).read_bytes()))
+            return cls(**json.loads((folder / MANIFEST_NAME).read_bytes()))
         except FileNotFoundError as error:
-            raise untrusted(folder, f"It has no {NOTE}, which a backup gets when it is whole.") from error
+            raise invalid_backup(folder, f"It has no {MANIFEST_NAME}, which every complete backup has.") from error
         except (OSError, ValueError, TypeError) as error:
-            raise untrusted(folder, f"{NOTE} cannot be read: {error}.") from error
+            raise invalid_backup(folder, f"{MANIFEST_NAME} cannot be read: {error}.") from error
 
-    def require_whole(self, folder: Path) -> None:
-        """Compare every file with its sha256; raise on the first that differs, and on files that nobody noted."""
-        present = {path for path in _files(folder) if path != NOTE}
-        for path, noted in self.files.items():
+    def require_complete(self, folder: Path) -> None:
+        """Compare every file with its sha256; raise on the first difference, and on unlisted files."""
+        present = {path for path in _files(folder) if path != MANIFEST_NAME}
+        for path, expected in self.files.items():
             if path not in present:
-                raise untrusted(folder, f"{path} is not there.")
-            if _sha256(folder / path) != noted:
-                raise untrusted(folder, f"{path} is not what was backed up: its sha256 is another one.")
+                raise invalid_backup(folder, f"{path} is missing.")
+            if _sha256(folder / path) != expected:
+                raise invalid_backup(folder, f"{path} differs from what was backed up: its sha256 does not match.")
         added = sorted(present - set(self.files))
         if added:
-            raise untrusted(folder, f"{added[0]} was added since.")
+            raise invalid_backup(folder, f"{added[0]} was added since.")
 
 
-def back_up(checkpoint: Checkpoint, into: Path, terms: Lease | None = None) -> tuple[Path, Backup]:
-    """Copy a checkpoint into a new folder below `into`, and return that with its note. `terms` are the target's.
+def back_up(checkpoint: Checkpoint, into: Path, lease_settings: Lease | None = None) -> tuple[Path, Backup]:
+    """Copy a checkpoint into a new folder below `into`. Return the folder and the content of its `backup.json`.
 
-    1. The lease is taken: a running flow is refused, and cannot be started meanwhile.
-    2. Every file is looked at: a damaged checkpoint is refused, for its backup would be damaged too.
-    3. All files are copied, with their sums, into a hidden folder; then the note; then the disk is told to keep it.
-    4. The folder is renamed.
+    1. Take the lease: a running flow is refused, and none can start during the backup.
+    2. Verify every file: a damaged checkpoint is refused, since its backup would be damaged too.
+    3. Copy all files into a hidden folder and compute their checksums; write `backup.json`; sync the disk.
+    4. Rename the folder.
     """
     require_local(checkpoint)
-    begun = checkpoint.planned_batches()
-    if not begun and checkpoint.query_id() is None:
+    planned_batches = checkpoint.planned_batches()
+    if not planned_batches and checkpoint.query_id() is None:
         raise RecoveryError(
             f"Flow '{checkpoint.flow}' has nothing to back up.",
             why=f"It was never started: {checkpoint.location} holds no checkpoint.",
@@ -92,75 +92,75 @@ def back_up(checkpoint: Checkpoint, into: Path, terms: Lease | None = None) -> t
             remedy=f"Start it with `headrace run {checkpoint.flow}`, or name another target with --target.",
             code="HR-324",
         )
-    with acquire_lease(checkpoint, terms) as holding:
+    with acquire_lease(checkpoint, lease_settings) as held_lease:
         damages = verify(checkpoint).damages
         if damages:
             raise damaged_error(checkpoint, list(damages))
         now = datetime.now(UTC)
         final = into / f"{checkpoint.flow}-{now:%Y%m%dT%H%M%S%fZ}"
-        with _written_beside(final) as beside:
-            sums = _all_copied(checkpoint, beside)
-            done = checkpoint.committed_batches()
+        with _staged_folder(final) as staging:
+            checksums = _copy_all(checkpoint, staging)
+            committed = checkpoint.committed_batches()
             backup = Backup(
                 flow=checkpoint.flow,
                 query_id=str(checkpoint.query_id()),
-                committed=done[-1] if done else None,
+                committed=committed[-1] if committed else None,
                 planned=checkpoint.planned_batches()[-1] if checkpoint.planned_batches() else -1,
-                lease=holding.token,
+                lease=held_lease.token,
                 made_at=now.isoformat(timespec="seconds"),
                 versions={name: version(name) for name in ("headrace", "pyspark", "delta-spark")},
-                files=sums,
+                files=checksums,
             )
-            (beside / NOTE).write_text(json.dumps(asdict(backup), indent=1))
+            (staging / MANIFEST_NAME).write_text(json.dumps(asdict(backup), indent=1))
     return final, backup
 
 
-def _all_copied(checkpoint: Checkpoint, into: Path) -> dict[str, str]:
-    """Copy the parts of a flow's folder, and return the sha256 of each file as it was read."""
+def _copy_all(checkpoint: Checkpoint, into: Path) -> dict[str, str]:
+    """Copy a flow's folder, and return the sha256 of each file as it was read."""
     folder = local_path(checkpoint.folder)
-    paths = [path for path in _files(folder) if not is_of_the_lease(path)]
+    paths = [path for path in _files(folder) if not is_lease_file(path)]
     require_no_links(checkpoint, paths)
-    return {path: copied(folder / path, into / path) for path in paths}
+    return {path: copy_file(folder / path, into / path) for path in paths}
 
 
-def copied(source: Path, copy: Path) -> str:
+def copy_file(source: Path, copy: Path) -> str:
     """Copy one file, and return the sha256 of what was read."""
     copy.parent.mkdir(parents=True, exist_ok=True)
-    content = hashlib.sha256()
+    digest = hashlib.sha256()
     with source.open("rb") as reading, copy.open("wb") as writing:
         while chunk := reading.read(1 << 20):
-            content.update(chunk)
+            digest.update(chunk)
             writing.write(chunk)
-    return content.hexdigest()
+    return digest.hexdigest()
 
 
 @contextmanager
-def _written_beside(final: Path) -> Iterator[Path]:
-    """Yield a hidden folder that gets its name when the block ends well, and is deleted when it does not."""
-    beside = final.with_name(f".{final.name}.unfinished")
+def _staged_folder(final: Path) -> Iterator[Path]:
+    """Yield a hidden folder that is renamed to `final` if the block succeeds, and deleted otherwise."""
+    staging = final.with_name(f".{final.name}.unfinished")
     try:
         try:
-            beside.mkdir(parents=True)
-            yield beside
-            # One call for all files: a checkpoint has thousands, and each alone would wait for the disk.
+            staging.mkdir(parents=True)
+            yield staging
+            # One call for all files: a checkpoint has thousands, and one sync per file would be slow.
             os.sync()
-            beside.rename(final)
+            staging.rename(final)
         except OSError as error:
             raise ConfigError(
                 f"The backup cannot be written to {final.parent}.",
                 why=f"{os.strerror(error.errno or 0)}.",
-                state="The checkpoint is untouched. Nothing is left of the backup.",
+                state="The checkpoint is untouched. Nothing of the backup is left.",
                 remedy="Make room or make the folder writable, or name another one with --to.",
                 code="HR-324",
             ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def is_of_the_lease(path: str) -> bool:
-    """Whether a path of a flow's folder belongs to the lease, which is never copied and never replaced."""
+def is_lease_file(path: str) -> bool:
+    """Whether a path of a flow's folder belongs to the lease, which is never copied or replaced."""
     part, _, rest = path.partition("/")
-    return part == "headrace" and rest.partition("/")[0] in _OF_THE_LEASE
+    return part == "headrace" and rest.partition("/")[0] in _LEASE_FOLDERS
 
 
 def _files(folder: Path) -> list[str]:
@@ -173,7 +173,7 @@ def _sha256(path: Path) -> str:
 
 
 def require_local(checkpoint: Checkpoint) -> None:
-    """Raise for a checkpoint on other storage than a disk: whole folders are not copied there."""
+    """Raise for a checkpoint that is not on a local disk."""
     if not is_local(checkpoint.folder):
         raise ConfigError(
             f"The checkpoint of flow '{checkpoint.flow}' cannot be backed up or restored by Headrace.",
@@ -184,8 +184,8 @@ def require_local(checkpoint: Checkpoint) -> None:
         )
 
 
-def untrusted(folder: Path, why: str) -> RecoveryError:
-    """Return the error for a folder that is no backup, or not a whole one."""
+def invalid_backup(folder: Path, why: str) -> RecoveryError:
+    """Return the error for a folder that is not a complete backup."""
     return RecoveryError(
         f"{folder} is not a backup that can be restored.",
         why=why,

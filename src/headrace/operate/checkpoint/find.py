@@ -1,4 +1,4 @@
-"""The checkpoint that a person names: one flow's folder below the target's root, and never anything else."""
+"""Find the checkpoint of a flow by its name: a folder below the target's root, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 
 def find_checkpoint(name: str, target: Target, files: FileStore, declared: Sequence[str] = ()) -> Checkpoint:
-    """Return the checkpoint of a flow that is declared, or of one that is not any more and has left its folder.
+    """Return the checkpoint of a declared flow, or of a removed one that still has its folder.
 
-    Raises when the name is no flow's, and when the folder lies elsewhere than it seems to.
+    Raises if no flow has the name, or if a link leads out of the root.
     """
     if not FLOW_NAME.fullmatch(name):
         raise ConfigError(
@@ -28,10 +28,11 @@ def find_checkpoint(name: str, target: Target, files: FileStore, declared: Seque
     _require_below_root(checkpoint, target)
     present = flow_folders(target, files)
     if name not in present and name not in declared:
-        known = sorted({*declared, *present})
+        known_names = sorted({*declared, *present})
         raise ConfigError(
             f"There is no flow and no checkpoint '{name}'.",
-            why=f"The project and {target.checkpoints} have: {', '.join(known) or 'none'}.{did_you_mean(name, known)}",
+            why=f"The project and {target.checkpoints} have: {', '.join(known_names) or 'none'}."
+            f"{did_you_mean(name, known_names)}",
             state="Nothing was read.",
             remedy="Name one of them, or another target with --target.",
             code="HR-321",
@@ -45,27 +46,27 @@ def flow_folders(target: Target, files: FileStore) -> list[str]:
 
 
 def require_no_links(checkpoint: Checkpoint, paths: Iterable[str]) -> None:
-    """Raise when one of the paths below the flow's folder is a link: a copy would hold what lies elsewhere."""
+    """Raise if one of the paths below the flow's folder is a link: a copy would have files from elsewhere."""
     folder = local_path(checkpoint.folder)
     for path in paths:
         if (folder / path).is_symlink():
-            raise _elsewhere(checkpoint, f"{folder / path} is a link to {(folder / path).readlink()}.")
+            raise _outside_root(checkpoint, f"{folder / path} is a link to {(folder / path).readlink()}.")
 
 
 def _require_below_root(checkpoint: Checkpoint, target: Target) -> None:
     if not is_local(checkpoint.folder):
         return
     root, folder = local_path(target.checkpoints).resolve(), local_path(checkpoint.folder)
-    for each in (folder, folder / "spark", folder / "headrace"):
-        if each.resolve() != root / each.relative_to(local_path(target.checkpoints)):
-            raise _elsewhere(checkpoint, f"{each} leads to {each.resolve()}.")
+    for path in (folder, folder / "spark", folder / "headrace"):
+        if path.resolve() != root / path.relative_to(local_path(target.checkpoints)):
+            raise _outside_root(checkpoint, f"{path} leads to {path.resolve()}.")
 
 
-def _elsewhere(checkpoint: Checkpoint, why: str) -> RecoveryError:
+def _outside_root(checkpoint: Checkpoint, why: str) -> RecoveryError:
     return RecoveryError(
-        f"The checkpoint of flow '{checkpoint.flow}' does not lie in its folder.",
+        f"The checkpoint of flow '{checkpoint.flow}' is outside of its folder.",
         why=f"{why} Tools for checkpoints stay below the target's root.",
         state="Nothing was read and nothing was changed.",
-        remedy="Replace the link by what it leads to, or make that folder the root of a target.",
+        remedy="Replace the link by the folder itself, or make that folder the root of a target.",
         code="HR-322",
     )

@@ -1,4 +1,4 @@
-"""The state in a checkpoint, read from its files alone: operators, stores, sizes, and what the next start needs.
+"""Read the state in a checkpoint from its files: operators, stores, sizes, and the files that the next start needs.
 
     state/OPERATOR/PARTITION/[STORE/]        VERSION.zip, VERSION.changelog, SSTs/*     RocksDB
                                              VERSION.snapshot, VERSION.delta            in memory
@@ -24,12 +24,12 @@ _VERSIONED = re.compile(r"(\d+)(?:_[0-9a-fA-F-]{36})?\.(zip|snapshot|changelog|d
 _SNAPSHOTS = ("zip", "snapshot")
 
 # The name of the store of an operator that has only one. It has no folder of its own.
-DEFAULT = "default"
+DEFAULT_STORE = "default"
 
 
 @dataclass(frozen=True)
-class Operator:
-    """One stateful operator, as its metadata name it."""
+class StateOperator:
+    """A stateful operator, from its metadata."""
 
     id: int
     name: str
@@ -38,8 +38,8 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Store:
-    """One store of one partition of an operator: its files and their sizes, by the path from its folder."""
+class StateStore:
+    """A state store of one partition of an operator: the sizes of its files, by their paths in its folder."""
 
     operator: int
     partition: int
@@ -48,97 +48,99 @@ class Store:
 
     @property
     def folder(self) -> str:
-        """Where it lies in Spark's checkpoint."""
-        below = "" if self.name == DEFAULT else f"/{self.name}"
+        """The path of the store in Spark's checkpoint."""
+        below = "" if self.name == DEFAULT_STORE else f"/{self.name}"
         return f"state/{self.operator}/{self.partition}{below}"
 
     @property
     def bytes(self) -> int:
-        """What it takes on the disk."""
+        """The size of the store on disk."""
         return sum(self.files.values())
 
 
-def operators(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> list[Operator]:
-    """Return the stateful operators. `sizes` are those of the files of Spark's checkpoint."""
+def state_operators(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> list[StateOperator]:
+    """Return the stateful operators. `sizes` has the files of Spark's checkpoint."""
     metadata: dict[int, str] = {}
-    for path in sorted(sizes, key=lambda each: [int(part) if part.isdigit() else 0 for part in each.split("/")]):
+    for path in sorted(sizes, key=lambda path: [int(part) if part.isdigit() else 0 for part in path.split("/")]):
         match = re.fullmatch(r"state/(\d+)/_metadata/(metadata|v2/\d+)", path)
         if match:
             metadata[int(match[1])] = path
     return [_operator(checkpoint, number, path) for number, path in sorted(metadata.items())]
 
 
-def stores(sizes: Mapping[str, int]) -> list[Store]:
+def state_stores(sizes: Mapping[str, int]) -> list[StateStore]:
     """Return every store with its files."""
-    found: dict[tuple[int, int, str], dict[str, int]] = {}
+    files_by_store: dict[tuple[int, int, str], dict[str, int]] = {}
     for path, size in sizes.items():
         match = re.fullmatch(r"state/(\d+)/(\d+)/(?:([^/]+)/)?((?:SSTs/|logs/)?[^/]+)", path)
         if not match or match[3] == "_metadata":
             continue
-        name = match[3] or DEFAULT
+        name = match[3] or DEFAULT_STORE
         if name in ("SSTs", "logs"):
-            name, inner = DEFAULT, f"{name}/{match[4]}"
+            name, file = DEFAULT_STORE, f"{name}/{match[4]}"
         else:
-            inner = match[4]
-        found.setdefault((int(match[1]), int(match[2]), name), {})[inner] = size
-    return [Store(*key, files) for key, files in sorted(found.items())]
+            file = match[4]
+        files_by_store.setdefault((int(match[1]), int(match[2]), name), {})[file] = size
+    return [StateStore(*key, files) for key, files in sorted(files_by_store.items())]
 
 
 def version_of(path: str) -> int | None:
-    """Return the version that a file of a store belongs to, or None for one that serves several."""
+    """Return the version that a file of a store belongs to, or None if it serves several."""
     match = _VERSIONED.fullmatch(path.rpartition("/")[2])
     return int(match[1]) if match and path.startswith("state/") else None
 
 
 def state_flaws(checkpoint: Checkpoint, sizes: Mapping[str, int], version: int) -> Iterator[Flaw]:
-    """Yield what keeps the stores from being loaded at a version, the one that the next start needs."""
-    present = {(store.operator, store.partition, store.name): store for store in stores(sizes)}
+    """Yield the flaws that prevent the next start from loading the stores at a version."""
+    present = {(store.operator, store.partition, store.name): store for store in state_stores(sizes)}
     if not version:
         return
-    named = {operator.id for operator in operators(checkpoint, sizes)}
+    operator_ids = {operator.id for operator in state_operators(checkpoint, sizes)}
     for number in sorted({store.operator for store in present.values()}):
-        if number not in named:
-            yield _lost(checkpoint, f"state/{number}/_metadata/metadata", "It names the operator and its stores.")
-    for operator in operators(checkpoint, sizes):
+        if number not in operator_ids:
+            yield _missing_file(
+                checkpoint, f"state/{number}/_metadata/metadata", "It names the operator and its stores."
+            )
+    for operator in state_operators(checkpoint, sizes):
         for partition in range(operator.partitions):
             for name in operator.stores:
                 key = (operator.id, partition, name)
-                store = present.get(key) or Store(*key, {})
+                store = present.get(key) or StateStore(*key, {})
                 yield from _store_flaws(checkpoint, store, version)
 
 
-def needed(store: Store, version: int) -> tuple[set[str], list[str]]:
-    """Return the files that load a store at a version, and the names of those that are not there."""
-    at: dict[tuple[int, bool], set[str]] = {}
+def required_files(store: StateStore, version: int) -> tuple[set[str], list[str]]:
+    """Return the files that load a store at a version, and the names of missing ones."""
+    files_by_version: dict[tuple[int, bool], set[str]] = {}
     for name in store.files:
         match = _VERSIONED.fullmatch(name)
         if match:
-            at.setdefault((int(match[1]), match[2] in _SNAPSHOTS), set()).add(name)
-    base = max((number for number, snapshot in at if snapshot and number <= version), default=0)
-    found = set(at.get((base, True), ()))
+            files_by_version.setdefault((int(match[1]), match[2] in _SNAPSHOTS), set()).add(name)
+    base = max((number for number, snapshot in files_by_version if snapshot and number <= version), default=0)
+    required = set(files_by_version.get((base, True), ()))
     missing = []
     for number in range(base + 1, version + 1):
-        change = at.get((number, False))
+        change = files_by_version.get((number, False))
         if change:
-            found |= change
+            required |= change
         else:
             missing.append(
-                f"{number}.{'delta' if any(each.endswith('.delta') for each in store.files) else 'changelog'}"
+                f"{number}.{'delta' if any(file.endswith('.delta') for file in store.files) else 'changelog'}"
             )
-    return found, missing
+    return required, missing
 
 
-def _store_flaws(checkpoint: Checkpoint, store: Store, version: int) -> Iterator[Flaw]:
-    names, missing = needed(store, version)
-    because = f"The next start loads version {version} of operator {store.operator}, partition {store.partition}."
+def _store_flaws(checkpoint: Checkpoint, store: StateStore, version: int) -> Iterator[Flaw]:
+    names, missing = required_files(store, version)
+    consequence = f"The next start loads version {version} of operator {store.operator}, partition {store.partition}."
     for name in missing:
-        yield _lost(checkpoint, f"{store.folder}/{name}", because)
-    for name in sorted(each for each in names if each.endswith(".zip")):
-        yield from _zip_flaws(checkpoint, store, name, because)
+        yield _missing_file(checkpoint, f"{store.folder}/{name}", consequence)
+    for name in sorted(name for name in names if name.endswith(".zip")):
+        yield from _zip_flaws(checkpoint, store, name, consequence)
 
 
-def _zip_flaws(checkpoint: Checkpoint, store: Store, name: str, because: str) -> Iterator[Flaw]:
-    """Yield what is wrong with a snapshot: the archive itself, and the tables that it names."""
+def _zip_flaws(checkpoint: Checkpoint, store: StateStore, name: str, consequence: str) -> Iterator[Flaw]:
+    """Yield the flaws of a snapshot: of the archive, and of the files that it names."""
     content = checkpoint.files.read_bytes(f"{checkpoint.location}/{store.folder}/{name}")
     if content is None:  # replaced by a later one since the folder was listed
         return
@@ -149,49 +151,51 @@ def _zip_flaws(checkpoint: Checkpoint, store: Store, name: str, because: str) ->
                 raise zipfile.BadZipFile(f"the CRC of {broken} in it is wrong")
             metadata = json.loads(archive.read("metadata").decode().partition("\n")[2])
             tables = [
-                (f"SSTs/{each['dfsSstFileName']}", int(each["sizeBytes"])) for each in metadata.get("sstFiles", ())
+                (f"SSTs/{file['dfsSstFileName']}", int(file["sizeBytes"])) for file in metadata.get("sstFiles", ())
             ]
             tables += [
-                (f"logs/{each['dfsLogFileName']}", int(each["sizeBytes"])) for each in metadata.get("logFiles") or ()
+                (f"logs/{file['dfsLogFileName']}", int(file["sizeBytes"])) for file in metadata.get("logFiles") or ()
             ]
-    except Exception as error:  # the reader of archives trips over damage in a dozen ways, and each means the same
+    except Exception as error:  # damage of an archive raises many kinds of errors, all with the same meaning
         yield Flaw(
             "damage",
             f"spark/{store.folder}/{name}",
             f"is torn: {error}",
-            because,
-            _backup(checkpoint),
+            consequence,
+            _restore_hint(checkpoint),
         )
         return
     for path, size in tables:
-        found = store.files.get(path)
-        if found is None:
-            yield _lost(checkpoint, f"{store.folder}/{path}", because)
-        elif found != size:
+        actual_size = store.files.get(path)
+        if actual_size is None:
+            yield _missing_file(checkpoint, f"{store.folder}/{path}", consequence)
+        elif actual_size != size:
             yield Flaw(
                 "damage",
                 f"spark/{store.folder}/{path}",
-                f"has {found:,} bytes; the snapshot {name} names {size:,}",
-                because,
-                _backup(checkpoint),
+                f"has {actual_size:,} bytes; the snapshot {name} names {size:,}",
+                consequence,
+                _restore_hint(checkpoint),
             )
 
 
-def _operator(checkpoint: Checkpoint, number: int, path: str) -> Operator:
-    """Read an operator's metadata; without them, as after damage, only its number is known."""
+def _operator(checkpoint: Checkpoint, number: int, path: str) -> StateOperator:
+    """Read an operator's metadata; if they are damaged, return only its number."""
     try:
-        found = checkpoint.files.read_bytes(f"{checkpoint.location}/{path}") or b""
-        read = json.loads(found.decode().partition("\n")[2])
-        kept = read["stateStoreInfo"]
-        names = tuple(dict.fromkeys(str(each["storeName"]) for each in kept))
-        return Operator(number, str(read["operatorInfo"]["operatorName"]), names, int(kept[0]["numPartitions"]))
+        content = checkpoint.files.read_bytes(f"{checkpoint.location}/{path}") or b""
+        metadata = json.loads(content.decode().partition("\n")[2])
+        stores = metadata["stateStoreInfo"]
+        names = tuple(dict.fromkeys(str(store["storeName"]) for store in stores))
+        return StateOperator(
+            number, str(metadata["operatorInfo"]["operatorName"]), names, int(stores[0]["numPartitions"])
+        )
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
-        return Operator(number, "unreadable", (), 0)
+        return StateOperator(number, "unreadable", (), 0)
 
 
-def _lost(checkpoint: Checkpoint, path: str, means: str) -> Flaw:
-    return Flaw("damage", f"spark/{path}", "is not there", means, _backup(checkpoint))
+def _missing_file(checkpoint: Checkpoint, path: str, consequence: str) -> Flaw:
+    return Flaw("damage", f"spark/{path}", "is missing", consequence, _restore_hint(checkpoint))
 
 
-def _backup(checkpoint: Checkpoint) -> str:
+def _restore_hint(checkpoint: Checkpoint) -> str:
     return f"Restore a backup: `headrace checkpoint restore {checkpoint.flow} --from BACKUP`."

@@ -1,7 +1,7 @@
-"""Look at every file of a checkpoint, and say what is wrong with it.
+"""Verify every file of a checkpoint.
 
-The logs are judged by their text and by the manifest, all files by the sums beside them, the state by what the next
-start needs of it. Reads only; a flow may run meanwhile.
+The logs are checked by their content and the manifest, all files by their checksums, the state by what the next start
+needs. Read-only; the flow may be running.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from headrace.operate.checkpoint.checksums import hadoop_agrees, is_side_file, side_files, spark_agrees
+from headrace.operate.checkpoint.checksums import (
+    checksum_files,
+    is_checksum_file,
+    matches_hadoop_checksum,
+    matches_spark_checksum,
+)
 from headrace.operate.checkpoint.state import state_flaws, version_of
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import Flaw, find_log_flaws
@@ -22,8 +27,8 @@ _LEFTOVER = re.compile(r"(.*/)?\.[^/]+\.tmp(\.crc)?")
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was looked at, and every flaw, damage first. `summed` files have a sum beside them or in the manifest."""
+class CheckpointVerdict:
+    """The verified files and their flaws, damage first. `summed` files have a checksum file or one in the manifest."""
 
     flow: str
     folder: str
@@ -49,85 +54,89 @@ class Verdict:
         }
 
 
-def verify(checkpoint: Checkpoint) -> Verdict:
-    """Look at everything. Raises nothing for what it finds; a checkpoint that is not there has no flaws."""
-    found = {flaw.path: flaw for flaw in find_log_flaws(checkpoint)}
-    # After the logs: the commit that was read is there, and so is the state that it speaks of.
-    done = checkpoint.committed_batches()
-    version = done[-1] + 1 if done else 0
-    noted = Manifest(checkpoint).read().sums
+def verify(checkpoint: Checkpoint) -> CheckpointVerdict:
+    """Verify everything. Does not raise for flaws; a checkpoint that does not exist has none."""
+    flaws = {flaw.path: flaw for flaw in find_log_flaws(checkpoint)}
+    # Read after the logs: the state of the last commit then exists.
+    committed = checkpoint.committed_batches()
+    version = committed[-1] + 1 if committed else 0
+    checksums = Manifest(checkpoint).read().sums
     sizes = checkpoint.files.sizes(checkpoint.location)
-    for flaw in (*_sum_flaws(checkpoint, sizes, noted, version), *state_flaws(checkpoint, sizes, version)):
-        known = found.get(flaw.path)
-        if known is None or known.level == "note":
-            found[flaw.path] = flaw
-    checked = [path for path in sizes if not is_side_file(path)]
-    summed = [path for path in checked if path in noted or any(side in sizes for side in side_files(path))]
-    return Verdict(
+    for flaw in (*_checksum_flaws(checkpoint, sizes, checksums, version), *state_flaws(checkpoint, sizes, version)):
+        earlier = flaws.get(flaw.path)
+        if earlier is None or earlier.level == "note":
+            flaws[flaw.path] = flaw
+    checked = [path for path in sizes if not is_checksum_file(path)]
+    with_checksum = [
+        path for path in checked if path in checksums or any(name in sizes for name in checksum_files(path))
+    ]
+    return CheckpointVerdict(
         flow=checkpoint.flow,
         folder=checkpoint.folder,
         files=len(checked),
         bytes=sum(sizes.values()),
-        summed=len(summed),
-        flaws=tuple(sorted(found.values(), key=lambda flaw: flaw.level)),
+        summed=len(with_checksum),
+        flaws=tuple(sorted(flaws.values(), key=lambda flaw: flaw.level)),
     )
 
 
-def _sum_flaws(
-    checkpoint: Checkpoint, sizes: Mapping[str, int], noted: Mapping[str, str], version: int
+def _checksum_flaws(
+    checkpoint: Checkpoint, sizes: Mapping[str, int], checksums: Mapping[str, str], version: int
 ) -> Iterator[Flaw]:
-    """Yield the files that are not what the sum beside them was taken of, and what a killed driver left."""
+    """Yield the files that do not match their checksum, and leftovers of a killed driver."""
     for path in sorted(sizes):
         if _LEFTOVER.fullmatch(path):
             yield Flaw(
                 "note",
                 f"spark/{path}",
-                "was never finished",
+                "was never completed",
                 "A driver that ended while it wrote left it. Spark does not read it.",
                 "Nothing to do. It may be deleted while the flow is stopped.",
             )
-        elif not is_side_file(path):
-            yield from _against_side_file(checkpoint, path, sizes, noted, version)
+        elif not is_checksum_file(path):
+            yield from _compare_with_checksum(checkpoint, path, sizes, checksums, version)
 
 
-def _against_side_file(
-    checkpoint: Checkpoint, path: str, sizes: Mapping[str, int], noted: Mapping[str, str], version: int
+def _compare_with_checksum(
+    checkpoint: Checkpoint, path: str, sizes: Mapping[str, int], checksums: Mapping[str, str], version: int
 ) -> Iterator[Flaw]:
-    of_hadoop, of_spark = side_files(path)
-    side = next((each for each in (of_hadoop, of_spark) if each in sizes), None)
+    hadoop_file, spark_file = checksum_files(path)
+    checksum_file = next((name for name in (hadoop_file, spark_file) if name in sizes), None)
     content = checkpoint.files.read_bytes(f"{checkpoint.location}/{path}")
-    sums = checkpoint.files.read_bytes(f"{checkpoint.location}/{side}") if side else None
-    if content is None:  # purged since the folder was listed
+    expected = checkpoint.files.read_bytes(f"{checkpoint.location}/{checksum_file}") if checksum_file else None
+    if content is None:  # deleted since the folder was listed
         return
     if not content:
-        wrong = "is empty"
-    elif sums is None or (hadoop_agrees if side == of_hadoop else spark_agrees)(content, sums):
+        problem = "is empty"
+    elif expected is None or (matches_hadoop_checksum if checksum_file == hadoop_file else matches_spark_checksum)(
+        content, expected
+    ):
         return
     else:
-        wrong = f"is not what its checksum {side} was taken of"
+        problem = f"does not match its checksum {checksum_file}"
     backup = f"Restore a backup: `headrace checkpoint restore {checkpoint.flow} --from BACKUP`."
-    of_state = version_of(path)
-    if of_state is not None and of_state > version:
+    state_version = version_of(path)
+    if state_version is not None and state_version > version:
         yield Flaw(
             "note",
             f"spark/{path}",
-            wrong,
+            problem,
             f"It holds state of a batch that was not committed; the next start begins at version {version}.",
             "Nothing to do: the batch writes it again.",
         )
-    elif noted.get(path) == hashlib.sha256(content).hexdigest():
+    elif checksums.get(path) == hashlib.sha256(content).hexdigest():
         yield Flaw(
             "damage",
-            f"spark/{side}",
-            f"is not the checksum of {path}, which is as the manifest holds it",
-            "Spark does not read a file whose checksum is another one.",
+            f"spark/{checksum_file}",
+            f"is not the checksum of {path}, which matches the manifest",
+            "Spark does not read a file that does not match its checksum.",
             "Delete this checksum: Spark reads the file without it.",
         )
     else:
-        yield Flaw("damage", f"spark/{path}", wrong, _meaning(path, version), backup)
+        yield Flaw("damage", f"spark/{path}", problem, _consequence(path, version), backup)
 
 
-def _meaning(path: str, version: int) -> str:
+def _consequence(path: str, version: int) -> str:
     if not path.startswith("state/"):
         return "It is a part of the flow's progress."
     return f"It is a part of the flow's state; the next start needs version {version}."

@@ -1,1 +1,1 @@
-"""A subject erased from tables, files and topics, with a proof."""
+"""Erase a subject from tables and files, with a proof."""

@@ -1,4 +1,4 @@
-"""What keeps an erasure from being done, each with the reason and the way out. No message holds a value of the row."""
+"""Errors of an erasure. No message contains a value of the row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNCHANGED = "Nothing was erased."
 
 
 def still_in_source(table: str, database: str) -> DataError:
-    """Return the error for a row that its database still has."""
+    """Return the error for a row that is still in its database."""
     return DataError(
         f"The row is still in table {table} of database '{database}'.",
         why="What is erased downstream comes back with the row's next change, a new snapshot or a reconciliation.",
@@ -33,12 +33,12 @@ def not_read_yet(path: str, flow: str) -> DataError:
     )
 
 
-def still_waits(path: str, flow: str) -> DataError:
+def change_pending(path: str, flow: str) -> DataError:
     """Return the error for a change of the row that was read and may still be applied."""
     return DataError(
         f"A change of the row waits in {path}.",
-        why=f"Flow '{flow}' applies whole transactions only. Without this change its transaction would never be whole, "
-        "and nothing after it would be applied.",
+        why=f"Flow '{flow}' applies complete transactions only. Without this change its transaction would never be "
+        "complete, and nothing after it would be applied.",
         state=_UNCHANGED,
         remedy=f"Start `headrace run {flow}` until it has read everything; then run this again.",
         code="HR-531",
@@ -46,7 +46,7 @@ def still_waits(path: str, flow: str) -> DataError:
 
 
 def no_key(table: str, why: str) -> ConfigError:
-    """Return the error for a key of which the column is not known."""
+    """Return the error for a key whose column is unknown."""
     return ConfigError(
         f"It is not known which column of '{table}' the key is of.",
         why=why,
@@ -56,24 +56,24 @@ def no_key(table: str, why: str) -> ConfigError:
     )
 
 
-def no_such_table(table: str, known: Sequence[str]) -> DataError:
-    """Return the error for a table of which nothing is known anywhere: a report would comfort for a slip of the pen."""
+def no_such_table(table: str, table_names: Sequence[str]) -> DataError:
+    """Return the error for an unknown table: the report for a typing error would look like a success."""
     return DataError(
         f"Nothing is known of a table '{table}'.",
         why="No Delta table of the lake has this name, none has a column that is named after it, and no capture of the "
-        f"project holds it.{did_you_mean(table, known)}",
+        f"project holds it.{did_you_mean(table, table_names)}",
         state=_UNCHANGED,
         remedy="Correct `--table`, name another target, or say with `--column PATH=COLUMN` where its key is.",
         code="HR-532",
     )
 
 
-def no_such_column(path: str, column: str, known: Sequence[str]) -> ConfigError:
-    """Return the error for a `--column` that leads nowhere."""
+def no_such_column(path: str, column: str, column_names: Sequence[str]) -> ConfigError:
+    """Return the error for a `--column` that does not exist."""
     return ConfigError(
         f"'{path}={column}' names no column of a table.",
         why=f"There is no Delta table {path} below the lake, or it has no column '{column}'."
-        f"{did_you_mean(column, known)}",
+        f"{did_you_mean(column, column_names)}",
         state=_UNCHANGED,
         remedy="Write the table's path below the lake and its column: `--column gold/orders=buyer`.",
         code="HR-137",
@@ -93,9 +93,9 @@ def delta_refuses(path: str, error: Exception) -> DataError:
 
 
 def no_checkpoint(location: str, end: int) -> DataError:
-    """Return the error for a log that could not be cut."""
+    """Return the error for a log that could not be truncated."""
     return DataError(
-        f"The log of {location} cannot be cut.",
+        f"The log of {location} cannot be truncated.",
         why=f"Delta has not made a checkpoint of version {end}: without one the older entries are still needed.",
         state="The rows and the files of the past are gone. The log still holds what it held.",
         remedy="Run the same command again; look at Spark's log for why the checkpoint failed.",
@@ -103,12 +103,12 @@ def no_checkpoint(location: str, end: int) -> DataError:
     )
 
 
-def no_report(path: Path, why: str) -> ConfigError:
-    """Return the error for a file that is no report."""
+def not_a_report(path: Path, why: str) -> ConfigError:
+    """Return the error for a file that is not a report."""
     return ConfigError(
-        f"{path} is no report of an erasure.",
+        f"{path} is not a report of an erasure.",
         why=why,
         state="Nothing was changed.",
-        remedy="Name the .json file that `headrace erase` wrote; its .sha256 has to lie beside it.",
+        remedy="Name the .json file that `headrace erase` wrote; its .sha256 has to be in the same folder.",
         code="HR-138",
     )

@@ -1,4 +1,4 @@
-"""Places of a subject that an erasure does not change: what is known of each, and what removes the subject from it."""
+"""List the places that an erasure does not change: whether they contain the subject, and what removes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import WritesFolder, WritesTopic, leaf_sinks
 from headrace.flow.target import Target
-from headrace.operate.checkpoint.state import DEFAULT, stores
+from headrace.operate.checkpoint.state import DEFAULT_STORE, state_stores
 from headrace.operate.erase.places import captures
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -30,19 +30,19 @@ from headrace.sources.kafka.source import KafkaSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Sinks that keep nothing.
-_KEEPS_NOTHING = ("console", "noop", "memory")
+# Sinks that store nothing.
+_SINKS_WITHOUT_STORAGE = ("console", "noop", "memory")
 
 Answer = Literal["gone", "there", "unknown"]
 
 
 @dataclass(frozen=True)
-class Beyond:
-    """A place that was not changed.
+class ExternalPlace:
+    """A place that the erasure does not change.
 
     | field   | meaning                                                                                        |
     |---------|------------------------------------------------------------------------------------------------|
-    | holds   | `yes`: the subject was found there; `no`: it was looked for; `may`: nobody looked              |
+    | holds   | `yes`: the subject was found; `no`: it was not found; `may`: not searched                      |
     | removes | what removes it                                                                                |
     """
 
@@ -52,118 +52,137 @@ class Beyond:
     removes: str
 
     def as_dict(self) -> dict[str, str]:
-        """The place as the report holds it."""
+        """The place as the report has it."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class Source:
-    """What the source database says of a table: the table itself, and why nothing is known where it does not answer."""
+class SourceLookup:
+    """A table in the source database, or the reason why the database did not answer."""
 
     database: str
     table: SourceTable | None
     why: str = ""
 
 
-def sources(target: Target, flows: Sequence[Flow], name: str) -> list[Source]:
-    """Ask the databases of captures for a table, by its name or its full name."""
+def source_tables(target: Target, flows: Sequence[Flow], name: str) -> list[SourceLookup]:
+    """Look up a table in the captured databases, by its name or its full name."""
     schema, _, bare = name.rpartition(".")
-    found = []
+    lookups = []
     for capture in dict.fromkeys(captures(flows)):
         names = capture.selection.names
-        if names and not any(each.rpartition(".")[2] == bare for each in names):
+        if names and not any(table.rpartition(".")[2] == bare for table in names):
             continue
         try:
-            known = read_tables(database_of(target, capture.database), capture.selection)
+            tables = read_tables(database_of(target, capture.database), capture.selection)
         except HeadraceError as error:
-            found.append(Source(capture.database, None, error.what))
+            lookups.append(SourceLookup(capture.database, None, error.what))
             continue
-        found += [Source(capture.database, each) for each in known if each.name == bare and schema in ("", each.schema)]
-    return found
+        lookups += [
+            SourceLookup(capture.database, table)
+            for table in tables
+            if table.name == bare and schema in ("", table.schema)
+        ]
+    return lookups
 
 
-def in_source(target: Target, source: Source, subject: Subject) -> tuple[Answer, str]:
-    """Return whether a source holds the row, and why that is not known where it is not."""
+def row_in_source(target: Target, source: SourceLookup, subject: Subject) -> tuple[Answer, str]:
+    """Return whether a source has the row, and the reason if that is unknown."""
     if source.table is None:
         return "unknown", source.why
     try:
-        there = row_exists(database_of(target, source.database), source.table, subject.key)
+        is_present = row_exists(database_of(target, source.database), source.table, subject.key)
     except HeadraceError as error:
         return "unknown", error.what
-    return ("there" if there else "gone"), ""
+    return ("there" if is_present else "gone"), ""
 
 
-def beyond(
+def external_places(
     spark: SparkSession, target: Target, flows: Sequence[Flow], subject: Subject, texts: Texts
-) -> Iterator[Beyond]:
-    """Yield the state of flows, topics, and sinks that are no Delta tables."""
+) -> Iterator[ExternalPlace]:
+    """Yield the state of flows, topics, and sinks that are not Delta tables."""
     for flow in flows:
-        yield from _state(spark, target, flow, subject, texts)
-    yield from _topics(target, flows)
+        yield from _state_places(spark, target, flow, subject, texts)
+    yield from _topic_places(target, flows)
     for flow in flows:
         for _, sink in leaf_sinks(flow.sink):
-            if not isinstance(sink, WritesFolder | WritesTopic) and not sink.name.startswith(_KEEPS_NOTHING):
-                yield Beyond(
+            if not isinstance(sink, WritesFolder | WritesTopic) and not sink.name.startswith(_SINKS_WITHOUT_STORAGE):
+                yield ExternalPlace(
                     f"{sink.name}, written by flow '{flow.name}'",
                     "may",
-                    "Rows that were handed on are not Headrace's to change.",
+                    "Headrace cannot change rows in this system.",
                     "Delete them there.",
                 )
 
 
-def _state(spark: SparkSession, target: Target, flow: Flow, subject: Subject, texts: Texts) -> Iterator[Beyond]:
+def _state_places(
+    spark: SparkSession, target: Target, flow: Flow, subject: Subject, texts: Texts
+) -> Iterator[ExternalPlace]:
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
-    found = {(store.operator, store.name) for store in stores(checkpoint.files.sizes(checkpoint.location))}
-    bounded = any(given.watermark is not None for given in flow.named_inputs.values())
-    anew = f"Start flow '{flow.name}' under a new name, that is with a new checkpoint, and delete the old one."
+    store_keys = {(store.operator, store.name) for store in state_stores(checkpoint.files.sizes(checkpoint.location))}
+    bounded = any(input_.watermark is not None for input_ in flow.named_inputs.values())
+    restart = f"Start flow '{flow.name}' under a new name, that is with a new checkpoint, and delete the old one."
     expires = (
-        f"The state lets go of it when the watermark has passed it: let `headrace run {flow.name}` go on until "
-        f"`headrace checkpoint show {flow.name}` tells a later one; old files go 100 batches later. Sooner: "
+        f"The state drops it when the watermark has passed it: keep `headrace run {flow.name}` running until "
+        f"`headrace checkpoint show {flow.name}` shows a later one; old files go 100 batches later. Sooner: "
     )
-    for operator, name in sorted(found):
-        place = f"state of flow '{flow.name}', operator {operator}" + ("" if name == DEFAULT else f", {name}")
+    for operator, name in sorted(store_keys):
+        place = f"state of flow '{flow.name}', operator {operator}" + ("" if name == DEFAULT_STORE else f", {name}")
         reader = spark.read.format("statestore").option("operatorId", operator)
-        reader = reader if name == DEFAULT else reader.option("storeName", name)
-        removes = (expires if bounded else "") + anew
+        reader = reader if name == DEFAULT_STORE else reader.option("storeName", name)
+        removes = (expires if bounded else "") + restart
         try:
             rows = reader.load(checkpoint.location)
             count = _matching(rows.select(F.to_json(F.struct("*")).alias("text")), subject, texts)
         except PySparkException:
-            yield Beyond(place, "may", "Spark cannot read this state as rows.", removes)
+            yield ExternalPlace(place, "may", "Spark cannot read this state as rows.", removes)
             continue
-        why = f"{count} entries hold it: {_held(rows)}." if count else "The entries of the last batch do not hold it."
-        yield Beyond(place, "yes" if count else "no", why, removes if count else "Nothing is to be done.")
+        why = (
+            f"{count} entries hold it: {_entry_contents(rows)}."
+            if count
+            else "The entries of the last batch do not hold it."
+        )
+        yield ExternalPlace(place, "yes" if count else "no", why, removes if count else "Nothing to do.")
 
 
-def _held(rows: DataFrame) -> str:
-    """Say what an entry of a state is, by the names of its columns."""
+def _entry_contents(rows: DataFrame) -> str:
+    """Describe an entry of a state by the names of its columns."""
     kinds = {name: rows.schema[name].dataType for name in ("key", "value") if name in rows.columns}
-    named = {name: ", ".join(kind.names) for name, kind in kinds.items() if isinstance(kind, StructType) and kind.names}
-    parts = [f"by {named['key']}"] * ("key" in named) + [f"with {named['value']}"] * ("value" in named)
+    fields = {
+        name: ", ".join(kind.names) for name, kind in kinds.items() if isinstance(kind, StructType) and kind.names
+    }
+    parts = [f"by {fields['key']}"] * ("key" in fields) + [f"with {fields['value']}"] * ("value" in fields)
     return " ".join(parts) or f"with {', '.join(rows.columns)}"
 
 
 def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:
     pattern = subject.in_payloads(own=False)
-    held = F.lit(False) if pattern is None else F.col("text").rlike(pattern)
+    matches = F.lit(False) if pattern is None else F.col("text").rlike(pattern)
     for needle in texts.needles:
-        held = held | F.contains(F.col("text").cast("binary"), F.lit(bytearray(needle)))
-    return rows.where(held).count()
+        matches = matches | F.contains(F.col("text").cast("binary"), F.lit(bytearray(needle)))
+    return rows.where(matches).count()
 
 
-def _topics(target: Target, flows: Sequence[Flow]) -> Iterator[Beyond]:
-    read = [each.source for flow in flows for each in flow.named_inputs.values()]
-    patterns = [source.selection for source in read if isinstance(source, KafkaSource)]
+def _topic_places(target: Target, flows: Sequence[Flow]) -> Iterator[ExternalPlace]:
+    sources = [input_.source for flow in flows for input_ in flow.named_inputs.values()]
+    selections = [source.selection for source in sources if isinstance(source, KafkaSource)]
     written = {sink.topic for flow in flows for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesTopic)}
-    if not patterns and not written:
+    if not selections and not written:
         return
     removes = "Wait for the topic's retention; in a compacted topic send a record with the key and no value."
     try:
         list_topics(target)
-        kept = topic_retention(target.kafka, lambda name: name in written or any(each.reads(name) for each in patterns))
+        retention_by_topic = topic_retention(
+            target.kafka, lambda name: name in written or any(selection.reads(name) for selection in selections)
+        )
     except HeadraceError as error:
-        labels = sorted({each.label for each in patterns} | written)
-        yield Beyond(f"topics {', '.join(labels)}", "may", f"Kafka was not asked. {error.what}", removes)
+        labels = sorted({selection.label for selection in selections} | written)
+        yield ExternalPlace(f"topics {', '.join(labels)}", "may", f"Kafka was not asked. {error.what}", removes)
         return
-    for name, words in kept.items():
-        yield Beyond(f"topic {name}", "may", f"Records are {words}." if "kept" in words else f"It is {words}.", removes)
+    for name, retention_text in retention_by_topic.items():
+        yield ExternalPlace(
+            f"topic {name}",
+            "may",
+            f"Records are {retention_text}." if "kept" in retention_text else f"It is {retention_text}.",
+            removes,
+        )

@@ -1,17 +1,17 @@
-"""What an erasure does and has done, as values: for the report, and in lines for people. No value of the row."""
+"""The plan and the result of an erasure, for the report and in lines for people. Without values of the row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.operate.erase.external import Answer, Beyond
+from headrace.operate.erase.external import Answer, ExternalPlace
 from headrace.operate.erase.scan import Traces
 from headrace.operate.erase.subject import Subject, Texts
-from headrace.operate.erase.table import Treated
+from headrace.operate.erase.table import TableErasure
 
-# What is said of places that hold the subject and that an erasure does not change.
-_LEFT = {
+# The remedies for places that contain the subject and that an erasure does not change.
+_REMEDIES = {
     "table": "No column of the table says whose its rows are: name one with `--column PATH=COLUMN`.",
     "tombstones": "Kept, as `--keep-tombstones` asks: a key and a place in the log, so that no late change brings the "
     "row back.",
@@ -22,16 +22,16 @@ _LEFT = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """One place that was looked through.
+class ScannedPlace:
+    """A place that was scanned.
 
     | field   | meaning                                                                                     |
     |---------|---------------------------------------------------------------------------------------------|
     | kind    | `table`, `tombstones`, `filed` (quarantine, ledgers), `files`, `checkpoint`, `backup`       |
     | erased  | whether it is a table that the erasure changes                                              |
     | live    | rows of the subject that the table shows now                                                |
-    | before, after | what its files hold                                                                   |
-    | treated | what was done to it                                                                         |
+    | before, after | the traces in its files                                                               |
+    | erasure | what was done to it                                                                         |
     """
 
     path: str
@@ -39,7 +39,7 @@ class Place:
     erased: bool
     before: Traces
     live: int = 0
-    treated: Treated | None = None
+    erasure: TableErasure | None = None
     after: Traces | None = None
 
     @property
@@ -52,23 +52,27 @@ class Place:
 
     @property
     def remedy(self) -> str:
-        """What removes the subject from here, where something is left."""
+        """What removes the subject from here, if something is left."""
         if self.outcome == "clean":
             return ""
         if self.outcome == "unproven":
-            return f"{self.before.closed} files of it are compressed state, or in formats that are not looked into."
-        return _LEFT.get(self.kind, "Run the same command again.") if not self.erased else "Run the same command again."
+            return f"{self.before.closed} files of it are compressed state, or in formats that cannot be scanned."
+        return (
+            _REMEDIES.get(self.kind, "Run the same command again.")
+            if not self.erased
+            else "Run the same command again."
+        )
 
     def as_dict(self) -> dict[str, object]:
-        """The place as the report holds it."""
+        """The place as the report has it."""
         return {
             "path": self.path,
             "kind": self.kind,
             "outcome": self.outcome,
-            "rows_deleted": self.treated.rows if self.treated else 0,
-            "version_before": self.treated.before if self.treated else None,
-            "version_after": self.treated.after if self.treated else None,
-            "log_files_removed": self.treated.log_files if self.treated else 0,
+            "rows_deleted": self.erasure.rows if self.erasure else 0,
+            "version_before": self.erasure.before if self.erasure else None,
+            "version_after": self.erasure.after if self.erasure else None,
+            "log_files_removed": self.erasure.log_files if self.erasure else 0,
             "before": self.before.as_dict(),
             "after": (self.after or self.before).as_dict(),
             "remedy": self.remedy,
@@ -77,62 +81,63 @@ class Place:
 
 @dataclass(frozen=True)
 class ErasePlan:
-    """What is found and what is to be done.
+    """What was found and what to do.
 
     | field   | meaning                                                                              |
     |---------|--------------------------------------------------------------------------------------|
-    | texts   | what is looked for beside the key                                                    |
-    | source  | what each source database answers, with the reason where it is not known             |
-    | places  | all that was looked through                                                          |
+    | texts   | what is searched for, in addition to the key                                         |
+    | source  | what each source database answers, with the reason if it did not                     |
+    | places  | everything that was scanned                                                          |
     | readers | flows that read a table which is changed, each with the table                        |
-    | beyond  | places that are not Headrace's to change                                             |
-    | resumed | whether an erasure of this subject was begun before and not finished                 |
+    | beyond  | places that Headrace cannot change                                                   |
+    | resumed | whether this continues an unfinished erasure of the subject                          |
     """
 
     subject: Subject
     texts: Texts
     source: tuple[tuple[str, Answer, str], ...]
-    places: tuple[Place, ...]
+    places: tuple[ScannedPlace, ...]
     readers: tuple[tuple[str, str], ...]
-    beyond: tuple[Beyond, ...]
+    beyond: tuple[ExternalPlace, ...]
     resumed: bool = False
 
     @property
-    def due(self) -> tuple[Place, ...]:
+    def due(self) -> tuple[ScannedPlace, ...]:
         """The tables that are changed."""
         return tuple(place for place in self.places if place.erased and not place.before.is_clean)
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing of the subject was found anywhere, or is left."""
+        """Whether nothing of the subject was found, or is left."""
         return all(place.outcome != "left" for place in self.places) and all(
-            each.holds != "yes" for each in self.beyond
+            place.holds != "yes" for place in self.beyond
         )
 
     def lines(self) -> Iterator[str]:
-        """Say the plan."""
+        """Describe the plan."""
         if self.resumed:
-            yield "An erasure of this row was begun before and not finished: this one goes on."
+            yield "An earlier erasure of this row was not finished: this one continues it."
         for database, answer, why in self.source:
             if answer == "unknown":
                 yield f"Database '{database}' was not asked. {why} If the row is still there, it comes back."
         if not self.due:
             yield "No table holds anything of it."
         else:
-            yield f"{len(self.texts.values)} text(s) of the row are looked for beside its key."
+            yield f"{len(self.texts.values)} text(s) of the row are searched for, in addition to its key."
         for place in self.due:
             yield (
-                f"{place.path}: {place.live} row(s) of {place.before.rows} in {place.before.found} file(s), the past "
-                f"included; {place.before.log} file(s) of the log."
+                f"{place.path}: {place.live} row(s) of {place.before.rows} in {place.before.found} file(s), "
+                f"old versions included; {place.before.log} file(s) of the log."
             )
         if self.due:
             yield (
-                "These tables are written anew where they hold it. Their earlier versions, the change feed and the log "
-                "before the erasure are removed: no time travel behind it."
+                "These tables are rewritten where they contain it. Their earlier versions, the change feed and the log "
+                "before the erasure are removed: no time travel to before it."
             )
         for flow, table in self.readers:
-            yield f"Flow '{flow}' reads {table} as a stream: it cannot go on from its checkpoint. Give it a new name."
-        for place in (each for each in self.places if each.outcome != "clean" and each not in self.due):
+            yield f"Flow '{flow}' reads {table} as a stream and cannot continue from its checkpoint. Rename the flow."
+        for place in (place for place in self.places if place.outcome != "clean" and place not in self.due):
             yield f"{place.path} is not changed. {place.remedy}"
-        for each in (one for one in self.beyond if one.holds != "no"):
-            yield f"{each.place} {'holds it' if each.holds == 'yes' else 'may hold it'}. {each.why} {each.removes}"
+        for external in (external for external in self.beyond if external.holds != "no"):
+            certainty = "holds it" if external.holds == "yes" else "may hold it"
+            yield f"{external.place} {certainty}. {external.why} {external.removes}"

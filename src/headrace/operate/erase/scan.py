@@ -1,8 +1,8 @@
-"""Look for a subject in files, whatever is true of the tables that they belong to: the proof of an erasure.
+"""Search files for a subject, independently of the tables that they belong to: the proof of an erasure.
 
-Parquet is compressed: its columns are read, those of rows that a table has deleted or replaced too. Every file's bytes
-are looked at besides, for the texts of the row: footers, logs, notes; and the names of files, which may hold values.
-Files that are compressed in a way that is not known here are counted, so that nobody takes them for clean.
+Parquet is compressed: the scan reads its columns, including rows that a table has deleted or replaced. It also searches
+the bytes of every file for the texts of the row (footers, logs, notes), and the names of files, which may contain
+values. Files with an unknown compression are counted, so that they are not taken for clean.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import pyarrow.parquet as pq
 from headrace.clients.storage import FileStore, is_local, local_path
 from headrace.operate.erase.subject import Columns, Texts
 
-# State of Spark, and formats that are not read here.
-_CLOSED = (".zip", ".changelog", ".delta", ".snapshot", ".sst", ".zst", ".lz4", ".bz2", ".orc", ".avro")
-_ROWS_AT_A_TIME = 20_000
+# Spark's state, and formats that the scan cannot read.
+_UNREADABLE_SUFFIXES = (".zip", ".changelog", ".delta", ".snapshot", ".sst", ".zst", ".lz4", ".bz2", ".orc", ".avro")
+_ROWS_PER_BATCH = 20_000
 _LOG = "_delta_log/"
-# Columns that Delta and Headrace add to rows: nothing in them came from the row.
-_ADDED = re.compile(r"_headrace_.*|_change_type|_commit_.*")
+# Columns that Delta and Headrace add to rows: their values do not come from the row.
+_METADATA_COLUMN = re.compile(r"_headrace_.*|_change_type|_commit_.*")
 
 
 @dataclass(frozen=True)
-class Signs:
-    """How a subject is known in the files of one place.
+class SearchTerms:
+    """What to search for in the files of a place.
 
     | field    | meaning                                                                                             |
     |----------|-----------------------------------------------------------------------------------------------------|
-    | rows     | columns, as files name them, that hold its key: any of these ways                                   |
-    | payloads | patterns of texts in a row that is one of its payloads, each with a pattern of the row's `topic`    |
+    | rows     | alternative columns, by their names in files, and the key's values in them                          |
+    | payloads | patterns of the subject's payloads, each with an optional pattern of the row's `topic`              |
     | log      | the pattern of its key in the log of a table                                                        |
-    | texts    | what its row held                                                                                   |
+    | texts    | the texts of its row                                                                                |
     """
 
     rows: tuple[Columns, ...] = ()
@@ -51,15 +51,15 @@ class Signs:
 
 @dataclass(frozen=True)
 class Traces:
-    """What was found in one place.
+    """What was found in a place.
 
     | field  | meaning                                                                          |
     |--------|----------------------------------------------------------------------------------|
-    | files  | files that were looked at                                                        |
-    | rows   | rows of Parquet files that are the subject's, those that a table deleted too     |
+    | files  | scanned files                                                                    |
+    | rows   | rows of the subject in Parquet files, including deleted ones                     |
     | found  | files with such rows or with one of its texts                                    |
-    | log    | files of a table's log that hold its key or one of its texts                     |
-    | closed | files that cannot be looked into                                                 |
+    | log    | files of a table's log with its key or one of its texts                          |
+    | closed | files that cannot be scanned                                                     |
     """
 
     files: int = 0
@@ -74,68 +74,70 @@ class Traces:
         return not (self.rows or self.found or self.log)
 
     def as_dict(self) -> dict[str, int]:
-        """The counts as the report holds them."""
+        """The counts as the report has them."""
         return asdict(self)
 
 
-def traces(files: FileStore, root: str, paths: Iterable[str], signs: Signs) -> Traces:
-    """Look through files below a root. One that goes meanwhile is passed over: it is gone."""
-    look = _Look(files, root, signs)
+def find_traces(files: FileStore, root: str, paths: Iterable[str], terms: SearchTerms) -> Traces:
+    """Scan files below a root. Files that are deleted during the scan are skipped."""
+    file_scan = _FileScan(files, root, terms)
     for path in paths:
         try:
-            look.at(path)
+            file_scan.scan(path)
         except FileNotFoundError:
             continue
-    return look.result()
+    return file_scan.result()
 
 
-def texts_of(files: FileStore, root: str, paths: Iterable[str], rows: Sequence[Columns]) -> Iterator[tuple[str, str]]:
+def subject_texts(
+    files: FileStore, root: str, paths: Iterable[str], rows: Sequence[Columns]
+) -> Iterator[tuple[str, str]]:
     """Yield the texts of every row of the subject in Parquet files, each with its column.
 
-    Where the key is in structures, what is beside them is about the change and not about the row.
+    If the key is in structures, the other columns describe the change and not the row.
     """
-    within = {name.partition(".")[0] for way in rows for name in way if "." in name}
+    structures = {name.partition(".")[0] for key_columns in rows for name in key_columns if "." in name}
     for path in paths:
         if not path.endswith(".parquet") or _LOG in path:
             continue
         try:
             with _parquet(files, f"{root}/{path}") as file:
-                for batch in file.iter_batches(_ROWS_AT_A_TIME):
-                    mask = _known(batch, rows)
+                for batch in file.iter_batches(_ROWS_PER_BATCH):
+                    mask = _rows_with_key(batch, rows)
                     if mask is not None and pc.any(mask).as_py():
-                        yield from _texts_in(batch.filter(mask), within)
+                        yield from _texts_in(batch.filter(mask), structures)
         except (FileNotFoundError, pa.ArrowInvalid):
             continue
 
 
-class _Look:
-    """One look at the files of a place."""
+class _FileScan:
+    """A scan of the files of a place."""
 
-    def __init__(self, files: FileStore, root: str, signs: Signs) -> None:
-        self._files, self._root, self._signs = files, root, signs
-        self._bytes = signs.texts.pattern()
-        self._log = re.compile(signs.log) if signs.log else None
+    def __init__(self, files: FileStore, root: str, terms: SearchTerms) -> None:
+        self._files, self._root, self._terms = files, root, terms
+        self._bytes = terms.texts.pattern()
+        self._log = re.compile(terms.log) if terms.log else None
         self._counts = dict.fromkeys(("files", "rows", "found", "log", "closed"), 0)
 
     def result(self) -> Traces:
-        """Return what was counted."""
+        """Return the counts."""
         return Traces(**self._counts)
 
-    def at(self, path: str) -> None:
-        """Look at one file."""
+    def scan(self, path: str) -> None:
+        """Scan a file."""
         self._counts["files"] += 1
         in_log = _LOG in f"/{path}"
-        if path.endswith(_CLOSED):
+        if path.endswith(_UNREADABLE_SUFFIXES):
             self._counts["closed"] += 1
-        named = self._bytes is not None and self._bytes.search(unquote(path).encode()) is not None
-        found = named or self._in_bytes(path, in_log=in_log)
+        in_name = self._bytes is not None and self._bytes.search(unquote(path).encode()) is not None
+        has_trace = in_name or self._in_bytes(path, in_log=in_log)
         if path.endswith(".parquet"):
-            found = self._in_parquet(path, in_log=in_log) or found
-        if found:
+            has_trace = self._in_parquet(path, in_log=in_log) or has_trace
+        if has_trace:
             self._counts["log" if in_log else "found"] += 1
 
     def _in_bytes(self, path: str, *, in_log: bool) -> bool:
-        with _opened(self._files, f"{self._root}/{path}") as content:
+        with _open_bytes(self._files, f"{self._root}/{path}") as content:
             if self._bytes is not None and self._bytes.search(content):
                 return True
             if path.endswith(".gz"):
@@ -147,60 +149,60 @@ class _Look:
             return self._log.search(text) is not None
 
     def _in_parquet(self, path: str, *, in_log: bool) -> bool:
-        found = False
+        has_trace = False
         try:
             with _parquet(self._files, f"{self._root}/{path}") as file:
-                for batch in file.iter_batches(_ROWS_AT_A_TIME):
+                for batch in file.iter_batches(_ROWS_PER_BATCH):
                     if in_log:
-                        found = found or self._log_holds(batch)
+                        has_trace = has_trace or self._log_contains(batch)
                         continue
                     rows = self._rows(batch)
                     self._counts["rows"] += rows
-                    found = found or rows > 0 or self._holds_text(batch)
+                    has_trace = has_trace or rows > 0 or self._contains_text(batch)
         except pa.ArrowInvalid:
-            # Torn, or no Parquet: its bytes were looked at.
+            # Damaged, or not Parquet: its bytes were scanned.
             self._counts["closed"] += 1
-        return found
+        return has_trace
 
     def _rows(self, batch: pa.RecordBatch) -> int:
-        masks = [_known(batch, self._signs.rows)]
-        for topic, pattern in self._signs.payloads:
-            masks.append(_payload(batch, topic, pattern))
-        found = _any(mask for mask in masks if mask is not None)
-        return 0 if found is None else int(pc.sum(found).as_py() or 0)
+        masks = [_rows_with_key(batch, self._terms.rows)]
+        for topic, pattern in self._terms.payloads:
+            masks.append(_rows_with_payload(batch, topic, pattern))
+        matches = _any_of(mask for mask in masks if mask is not None)
+        return 0 if matches is None else int(pc.sum(matches).as_py() or 0)
 
-    def _holds_text(self, batch: pa.RecordBatch) -> bool:
+    def _contains_text(self, batch: pa.RecordBatch) -> bool:
         return any(
             pc.any(pc.match_substring(leaf, needle)).as_py()
             for column in batch.columns
             for leaf in _leaves(column)
-            for needle in self._signs.texts.needles
+            for needle in self._terms.texts.needles
         )
 
-    def _log_holds(self, batch: pa.RecordBatch) -> bool:
-        if self._holds_text(batch):
+    def _log_contains(self, batch: pa.RecordBatch) -> bool:
+        if self._contains_text(batch):
             return True
         leaves = [leaf for column in batch.columns for leaf in _leaves(column)]
-        return self._signs.log != "" and any(
-            pc.any(pc.match_substring_regex(leaf, self._signs.log)).as_py() for leaf in leaves
+        return self._terms.log != "" and any(
+            pc.any(pc.match_substring_regex(leaf, self._terms.log)).as_py() for leaf in leaves
         )
 
 
-def _known(batch: pa.RecordBatch, ways: Sequence[Columns]) -> pa.BooleanArray | None:
-    """Return which rows hold the key in one of the ways, or None where the file has no such columns."""
-    return _any(mask for way in ways if (mask := _all_equal(batch, way)) is not None)
+def _rows_with_key(batch: pa.RecordBatch, alternatives: Sequence[Columns]) -> pa.BooleanArray | None:
+    """Return which rows match one of the alternatives, or None if the file lacks their columns."""
+    return _any_of(mask for key_columns in alternatives if (mask := _all_equal(batch, key_columns)) is not None)
 
 
-def _all_equal(batch: pa.RecordBatch, way: Mapping[str, str]) -> pa.BooleanArray | None:
+def _all_equal(batch: pa.RecordBatch, key_columns: Mapping[str, str]) -> pa.BooleanArray | None:
     result = None
-    for name, text in way.items():
+    for name, text in key_columns.items():
         column = _column(batch, name)
         if column is None:
             return None
         try:
             same = pc.equal(column, pa.scalar(text).cast(column.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            # The text is no value of this type: no row holds it.
+            # The text is not a value of this type: no row has it.
             return None
         same = pc.fill_null(same, False)
         result = same if result is None else pc.and_(result, same)
@@ -208,7 +210,7 @@ def _all_equal(batch: pa.RecordBatch, way: Mapping[str, str]) -> pa.BooleanArray
 
 
 def _column(batch: pa.RecordBatch, path: str) -> pa.Array | None:
-    """Return a column, or a field of one by its path, or None where the file has none."""
+    """Return a column, or a nested field by its path, or None if the file lacks it."""
     if path in batch.schema.names:
         return batch.column(path)
     first, *rest = path.split(".")
@@ -216,30 +218,30 @@ def _column(batch: pa.RecordBatch, path: str) -> pa.Array | None:
     for name in rest:
         if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
             return None
-        # With the nulls of what is around it.
+        # Includes the nulls of the parent.
         column = pc.struct_field(column, [name])
     return column
 
 
-def _payload(batch: pa.RecordBatch, topic: str | None, pattern: str) -> pa.BooleanArray | None:
-    """Return which rows are of a topic and hold a text of the pattern."""
+def _rows_with_payload(batch: pa.RecordBatch, topic: str | None, pattern: str) -> pa.BooleanArray | None:
+    """Return which rows belong to a topic and contain a text that matches the pattern."""
     texts = [column for column in batch.columns if _is_text(column.type)]
     texts += [_as_json(column) for column in batch.columns if pa.types.is_map(column.type)]
-    found = _any(pc.fill_null(pc.match_substring_regex(column, pattern), False) for column in texts)
-    if found is None or topic is None:
-        return found
+    matches = _any_of(pc.fill_null(pc.match_substring_regex(column, pattern), False) for column in texts)
+    if matches is None or topic is None:
+        return matches
     if "topic" not in batch.schema.names:
         return None
-    return pc.and_(found, pc.fill_null(pc.match_substring_regex(batch.column("topic"), topic), False))
+    return pc.and_(matches, pc.fill_null(pc.match_substring_regex(batch.column("topic"), topic), False))
 
 
 def _as_json(column: pa.Array) -> pa.Array:
-    """Return maps as JSON writes them. Few rows have any: changes that wait for the rest of their transaction."""
-    values = (None if each is None else json.dumps(dict(each), default=str) for each in column.to_pylist())
+    """Return maps as JSON. Only few rows have maps: changes that wait for the rest of their transaction."""
+    values = (None if entries is None else json.dumps(dict(entries), default=str) for entries in column.to_pylist())
     return pa.array(values, pa.string())
 
 
-def _any(masks: Iterable[pa.BooleanArray]) -> pa.BooleanArray | None:
+def _any_of(masks: Iterable[pa.BooleanArray]) -> pa.BooleanArray | None:
     result = None
     for mask in masks:
         result = mask if result is None else pc.or_(result, mask)
@@ -252,13 +254,13 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield the texts and bytes within a column, however deep."""
+    """Yield the texts and bytes in a column, at any depth."""
     kind = column.type
     if _is_text(kind):
         yield column
     elif pa.types.is_struct(kind):
-        for each in column.flatten():
-            yield from _leaves(each)
+        for field in column.flatten():
+            yield from _leaves(field)
     elif pa.types.is_map(kind):
         yield from _leaves(column.keys)
         yield from _leaves(column.items)
@@ -268,9 +270,9 @@ def _leaves(column: pa.Array) -> Iterator[pa.Array]:
         yield from _leaves(column.dictionary_decode())
 
 
-def _texts_in(rows: pa.RecordBatch, within: set[str]) -> Iterator[tuple[str, str]]:
+def _texts_in(rows: pa.RecordBatch, structures: set[str]) -> Iterator[tuple[str, str]]:
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        if _ADDED.fullmatch(name) or (within and name not in within):
+        if _METADATA_COLUMN.fullmatch(name) or (structures and name not in structures):
             continue
         for leaf in _leaves(column):
             for value in leaf.to_pylist():
@@ -292,7 +294,7 @@ def _parquet(files: FileStore, path: str) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _opened(files: FileStore, path: str) -> Iterator[mmap.mmap | bytes]:
+def _open_bytes(files: FileStore, path: str) -> Iterator[mmap.mmap | bytes]:
     """Yield the bytes of a file, of a local one without reading it into memory."""
     if not is_local(path):
         content = files.read_bytes(path)

@@ -1,13 +1,13 @@
-"""Take a subject out of one Delta table, and out of everything that the table keeps of its past.
+"""Erase a subject from a Delta table, including all earlier versions.
 
-1. Its rows are deleted, in files that are written anew: no deletion vector is left behind.
-2. Files with deletion vectors are written anew (`REORG ... PURGE`): they hold rows that were deleted or replaced.
-3. Files that the present version does not need are removed (`VACUUM` with no retention), those of the change feed too.
-4. A commit without rows marks the table, a checkpoint of the log is made there, and the log before it is removed: its
-   statistics hold least and greatest values, its conditions keys. Which batches are in stands in the checkpoint.
+1. Delete its rows by rewriting files, without deletion vectors.
+2. Rewrite files with deletion vectors (`REORG ... PURGE`): they contain deleted or replaced rows.
+3. Remove files that the present version does not need (`VACUUM` with no retention), including the change feed.
+4. Mark the table in a commit without rows, write a checkpoint of the log there, and remove the log before it: its
+   statistics contain minimum and maximum values, its conditions keys. The checkpoint has the committed batches.
 
-Every step finds by itself whether it is done: a table that was left half-way is finished by doing all of them again.
-Versions before the erasure cannot be read any more. The caller holds the table against all writers.
+Every step is idempotent: to finish a table after an interruption, run all steps again. Versions before the erasure
+cannot be read any more. The caller locks the table against all writers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from headrace.clients.storage import HadoopFileStore
-from headrace.operate.erase import errors as refusals
-from headrace.operate.erase.places import Column as TableColumn
-from headrace.operate.erase.places import Table
+from headrace.operate.erase import errors
+from headrace.operate.erase.places import LakeTable, TableColumn
 from headrace.operate.erase.subject import Columns, Texts
 from headrace.sinks.delta.log import snapshot, version
 from headrace.sinks.delta.sql import quote_name
@@ -40,17 +39,17 @@ MARK = "headrace.erased_at"
 _SETTINGS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     "spark.databricks.delta.delete.deletionVectors.persistent": "false",
-    # VACUUM lists folders in so many tasks, 10,000 by default: more than a minute for a table of ten files.
+    # The number of tasks in which VACUUM lists folders. With the default 10,000 ten files take more than a minute.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 _PARTITIONS = "spark.sql.shuffle.partitions"
 # 00000000000000000012.json, .crc, .checkpoint.parquet, .checkpoint.UUID.parquet; 0...1.0...9.compacted.json
-_OF_VERSION = re.compile(r"\.?(\d{20})\.(?:(\d{20})\.compacted\.)?.*")
+_LOG_FILE = re.compile(r"\.?(\d{20})\.(?:(\d{20})\.compacted\.)?.*")
 
 
 @dataclass(frozen=True)
-class Treated:
-    """What was done to a table: rows that were deleted, its version before and after, files of the log that went."""
+class TableErasure:
+    """What was done to a table: deleted rows, its version before and after, removed files of the log."""
 
     rows: int
     before: int
@@ -58,112 +57,116 @@ class Treated:
     log_files: int
 
 
-def rows_of(session: SparkSession, table: Table, texts: Texts) -> DataFrame:
+def subject_rows(session: SparkSession, table: LakeTable, texts: Texts) -> DataFrame:
     """Return the present rows of the subject in a table."""
     return session.read.format("delta").load(table.location).where(_condition(table, texts))
 
 
-def rows_of_others(session: SparkSession, table: Table) -> DataFrame:
-    """Return the present rows of everybody else."""
+def other_rows(session: SparkSession, table: LakeTable) -> DataFrame:
+    """Return the present rows of other subjects."""
     return session.read.format("delta").load(table.location).where(~_condition(table, Texts(())))
 
 
-def erase_from(spark: SparkSession, table: Table, texts: Texts, rows: int, at: datetime) -> Treated:
-    """Carry out all steps on one table that shows `rows` of the subject. Raises HR-535 when Delta refuses a step."""
+def erase_rows(spark: SparkSession, table: LakeTable, texts: Texts, rows: int, erased_at: datetime) -> TableErasure:
+    """Run all steps on a table with `rows` present rows of the subject. Raises HR-535 if Delta refuses a step."""
     session = spark.newSession()
-    # A new session has Spark's own 200 partitions for a shuffle of a few files.
+    # A new session would shuffle a few files in 200 partitions.
     session.conf.set(_PARTITIONS, str(spark.conf.get(_PARTITIONS)))
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)
     before, place = version(session, table.location), f"delta.{quote_name(table.location)}"
     try:
-        # 1. and 2. The rows, and those that deletion vectors hide.
+        # 1. and 2. The rows, and those behind deletion vectors.
         if rows:
             DeltaTable.forPath(session, table.location).delete(_condition(table, texts))
         if _may_have_vectors(session, table.location):
             session.sql(f"REORG TABLE {place} APPLY (PURGE)").collect()
-        # 3. Files of the past.
+        # 3. Files of earlier versions.
         session.sql(f"VACUUM {place} RETAIN 0 HOURS").collect()
-        # 4. The log of the past.
-        session.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{MARK}' = '{at:%Y-%m-%dT%H:%M:%SZ}')")
-        return Treated(rows, before, *_cut(session, table.location))
+        # 4. The log of earlier versions.
+        session.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{MARK}' = '{erased_at:%Y-%m-%dT%H:%M:%SZ}')")
+        return TableErasure(rows, before, *_truncate_log(session, table.location))
     except (PySparkException, Py4JJavaError) as error:
-        raise refusals.delta_refuses(table.path, error) from error
+        raise errors.delta_refuses(table.path, error) from error
 
 
-def publish_again(spark: SparkSession, location: str, versions: dict[str, int]) -> None:
-    """Let the published versions of mirrors be those after the erasure: the ones before cannot be read any more."""
+def republish_versions(spark: SparkSession, location: str, versions: dict[str, int]) -> None:
+    """Publish the versions of mirrors after the erasure: earlier ones cannot be read any more."""
     if version(spark, location) < 0:
         return
     published = DeltaTable.forPath(spark, location)
-    held = {row["path"]: row["version"] for row in published.toDF().select("path", "version").collect()}
+    current = {row["path"]: row["version"] for row in published.toDF().select("path", "version").collect()}
     for path, number in versions.items():
-        if held.get(path, number) < number:
+        if current.get(path, number) < number:
             published.update(F.col("path") == path, {"version": F.lit(number)})
 
 
-def _cut(session: SparkSession, location: str) -> tuple[int, int]:
-    """Make a checkpoint of the log at its end and remove what is before. Return the version and the files removed."""
+def _truncate_log(session: SparkSession, location: str) -> tuple[int, int]:
+    """Write a checkpoint at the end of the log and remove earlier entries. Return the version and their number."""
     jvm = session._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
     deltalog = jvm.org.apache.spark.sql.delta.DeltaLog
-    now = snapshot(session, location)
-    end, files, folder = int(now.version()), HadoopFileStore(session), f"{location}/_delta_log"
-    deltalog.forTable(session._jsparkSession, location).checkpoint(now, jvm.scala.Option.empty())
+    current = snapshot(session, location)
+    end_version, files, folder = int(current.version()), HadoopFileStore(session), f"{location}/_delta_log"
+    deltalog.forTable(session._jsparkSession, location).checkpoint(current, jvm.scala.Option.empty())
     names = files.names(folder)
-    if not any(name.startswith(f"{end:020d}.checkpoint") for name in names):
-        raise refusals.no_checkpoint(location, end)
-    # From the oldest on, as Delta does: whatever is left when this is cut off is a whole log.
-    old = sorted(name for name in names if _is_before(name, end))
-    for name in old:
+    if not any(name.startswith(f"{end_version:020d}.checkpoint") for name in names):
+        raise errors.no_checkpoint(location, end_version)
+    # Oldest first, as Delta does: after an interruption the rest is still a valid log.
+    old_files = sorted(name for name in names if _is_before(name, end_version))
+    for name in old_files:
         files.delete(f"{folder}/{name}")
-    # What Delta holds in memory may read files again that are gone.
+    # Delta's cached state may refer to the deleted files.
     deltalog.invalidateCache(session._jsparkSession, jvm.org.apache.hadoop.fs.Path(location))
-    return end, len(old)
+    return end_version, len(old_files)
 
 
 def _may_have_vectors(session: SparkSession, location: str) -> bool:
-    """Whether files of the present version have deletion vectors; yes, where the log does not say."""
-    now = snapshot(session, location)
-    if "deletionVectors" not in now.protocol().toString():
+    """Whether files of the present version may have deletion vectors."""
+    current = snapshot(session, location)
+    if "deletionVectors" not in current.protocol().toString():
         return False
-    counted = now.numDeletionVectorsOpt()
-    return not counted.isDefined() or int(counted.get()) > 0
+    count = current.numDeletionVectorsOpt()
+    return not count.isDefined() or int(count.get()) > 0
 
 
-def _is_before(name: str, end: int) -> bool:
-    found = _OF_VERSION.fullmatch(name)
-    return found is not None and int(found.group(2) or found.group(1)) < end
+def _is_before(name: str, end_version: int) -> bool:
+    match = _LOG_FILE.fullmatch(name)
+    return match is not None and int(match.group(2) or match.group(1)) < end_version
 
 
-def _condition(table: Table, texts: Texts) -> Column:
-    """Return the condition of a row to be one of the subject's."""
+def _condition(table: LakeTable, texts: Texts) -> Column:
+    """Return the condition that selects the subject's rows."""
     columns = {column.name: column for column in table.columns}
-    found = [_all_equal(way, columns) for way in table.known_by]
+    conditions = [_all_equal(key_columns, columns) for key_columns in table.key_columns]
     payloads = [_as_text(column) for column in table.columns if column.is_text]
     for topic, pattern in table.payloads:
-        matches = _any(each.cast("string").rlike(pattern) for each in payloads)
-        found.append(matches if topic is None else F.col("topic").rlike(topic) & matches)
+        matches = _any(payload.cast("string").rlike(pattern) for payload in payloads)
+        conditions.append(matches if topic is None else F.col("topic").rlike(topic) & matches)
     if table.payloads and texts.values:
-        found.append(
-            _any(F.contains(each.cast("binary"), F.lit(bytearray(n))) for each in payloads for n in texts.needles)
+        conditions.append(
+            _any(F.contains(payload.cast("binary"), F.lit(bytearray(n))) for payload in payloads for n in texts.needles)
         )
-    # Neither true nor false is false: DELETE would leave such a row, and a count would not.
-    return F.coalesce(_any(found), F.lit(False))
+    # Null counts as false: DELETE would skip such a row, but its negation would not count it.
+    return F.coalesce(_any(conditions), F.lit(False))
 
 
 def _as_text(column: TableColumn) -> Column:
     return F.to_json(F.col(column.expression)) if column.type == "map" else F.col(column.expression)
 
 
-def _all_equal(way: Columns, columns: dict[str, TableColumn]) -> Column:
-    same = []
-    for name, text in way.items():
+def _all_equal(key_columns: Columns, columns: dict[str, TableColumn]) -> Column:
+    conditions = []
+    for name, text in key_columns.items():
         kind = columns[name].type
-        wanted = F.lit(text) if kind == "string" else F.lit(text).try_cast(kind)
-        same.append(F.col(columns[name].expression) == wanted)
-    return reduce(lambda one, other: one & other, same)
+        value = F.lit(text) if kind == "string" else F.lit(text).try_cast(kind)
+        conditions.append(F.col(columns[name].expression) == value)
+    return reduce(lambda left, right: left & right, conditions)
 
 
 def _any(conditions: Iterable[Column]) -> Column:
-    return reduce(lambda one, other: one | other, (F.coalesce(each, F.lit(False)) for each in conditions), F.lit(False))
+    return reduce(
+        lambda left, right: left | right,
+        (F.coalesce(condition, F.lit(False)) for condition in conditions),
+        F.lit(False),
+    )

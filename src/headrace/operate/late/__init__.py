@@ -1,1 +1,1 @@
-"""Late rows summed up, and the windows repaired that they belong to."""
+"""Summarise late rows, and repair their windows."""

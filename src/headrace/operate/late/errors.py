@@ -1,4 +1,4 @@
-"""What a repair of late rows cannot do, each with the reason and the way out."""
+"""Errors of the repair of late rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def other_sink(flow: Flow) -> RecoveryError:
     """Return the error for a sink whose rows cannot be replaced."""
     return RecoveryError(
         f"The late rows of flow '{flow.name}' cannot be repaired in {flow.sink.name}.",
-        why="A repair replaces rows in one commit that is recorded: it knows how to in one DeltaAppend or DeltaUpsert, "
+        why="A repair replaces rows in one recorded commit, which works for one DeltaAppend or DeltaUpsert, "
         "alone or within a fan-out.",
         state=_UNCHANGED,
         remedy="Let the flow write one Delta table, and what comes after it read that one.",
@@ -23,9 +23,9 @@ def other_sink(flow: Flow) -> RecoveryError:
 
 
 def no_window(flow: Flow, why: str) -> RecoveryError:
-    """Return the error for a transform that is not one windowed aggregation."""
+    """Return the error for a transform that is not a single windowed aggregation."""
     return RecoveryError(
-        f"The transform of flow '{flow.name}' cannot be computed anew for single windows.",
+        f"The transform of flow '{flow.name}' cannot be recomputed for single windows.",
         why=why,
         state=_UNCHANGED,
         remedy="Replay the flow under a new name, with a longer delay of its watermark: `headrace late` suggests one.",
@@ -36,7 +36,7 @@ def no_window(flow: Flow, why: str) -> RecoveryError:
 def key_without_window(flow: Flow, key: Sequence[str]) -> RecoveryError:
     """Return the error for an upsert that would let an old window replace a newer one."""
     return RecoveryError(
-        f"The key of {flow.sink.name}, {', '.join(key)}, does not hold the window.",
+        f"The key of {flow.sink.name}, {', '.join(key)}, does not contain the window.",
         why="A row of a closed window would replace the newest one of its key, since the sink has no `sequence`.",
         state=_UNCHANGED,
         remedy="Declare a `sequence` on the sink, or put the window's start or end into its key as it is.",
@@ -48,7 +48,7 @@ def no_window_column(flow: Flow) -> RecoveryError:
     """Return the error for a table in which the rows of a window cannot be found."""
     return RecoveryError(
         f"The rows of a window cannot be found in {flow.sink.name}.",
-        why="No column of the result holds the window, its start or its end as it is.",
+        why="No column of the result is the window, its start or its end unchanged.",
         state=_UNCHANGED,
         remedy="Let the transform keep the window's start or end in a column.",
         code="HR-353",
@@ -56,11 +56,11 @@ def no_window_column(flow: Flow) -> RecoveryError:
 
 
 def no_beginning(flow: Flow, source: str) -> RecoveryError:
-    """Return the error for a source that cannot be read from where the flow began."""
+    """Return the error for a source without a recorded start."""
     return RecoveryError(
-        f"The windows of flow '{flow.name}' cannot be computed anew.",
-        why=f"A window needs all rows, and nobody wrote down where the flow began to read {source}. Sources of topics "
-        "do, and Delta tables have a `starting_version`.",
+        f"The windows of flow '{flow.name}' cannot be recomputed.",
+        why=f"A window needs all rows, and it is not recorded where the flow began to read {source}. Sources of topics "
+        "record it, and Delta tables have a `starting_version`.",
         state=_UNCHANGED,
         remedy="Replay the flow under a new name, with a longer delay of its watermark: `headrace late` suggests one.",
         code="HR-354",

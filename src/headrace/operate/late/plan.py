@@ -1,4 +1,4 @@
-"""What a repair of late rows does, as values: for `--json`, and in lines for people."""
+"""The plan of a repair of late rows, for `--json` and in lines for people."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headrace.operate.late.summary import Window
 
 
 @dataclass(frozen=True)
-class Left:
-    """A window that is not repaired, and why."""
+class UnrepairedWindow:
+    """A window that is not repaired, and the reason."""
 
     window: Window | None
     rows: int
@@ -23,15 +23,15 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Changed:
-    """A row of the table that a repair changes, as JSON: without `before` it is added, without `after` removed."""
+class ChangedRow:
+    """A row that a repair changes, as JSON. Without `before` it is added, without `after` removed."""
 
     before: str | None
     after: str | None
 
     def as_dict(self) -> dict[str, object]:
         """The change as `--json` prints it."""
-        return {each: json.loads(text) if text else None for each, text in vars(self).items()}
+        return {side: json.loads(text) if text else None for side, text in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class RepairPlan:
 
     | field    | meaning                                                                                    |
     |----------|--------------------------------------------------------------------------------------------|
-    | windows  | the windows that are computed anew, with the number of late rows that each one gets         |
-    | left     | the windows that are not, and why                                                          |
-    | up_to    | the last batch whose rows are in                                                           |
+    | windows  | the windows to recompute, each with the number of its late rows                            |
+    | left     | the windows that are not repaired, with the reason                                         |
+    | up_to    | the last batch whose rows are included                                                     |
     | changed, added, removed | rows of the table                                                           |
     | examples | some of those rows, before and after                                                       |
     """
@@ -51,15 +51,15 @@ class RepairPlan:
     place: str
     up_to: int
     windows: dict[Window, int]
-    left: tuple[Left, ...]
+    left: tuple[UnrepairedWindow, ...]
     changed: int = 0
     added: int = 0
     removed: int = 0
-    examples: tuple[Changed, ...] = ()
+    examples: tuple[ChangedRow, ...] = ()
 
     @property
     def changes(self) -> int:
-        """How many rows of the table change."""
+        """The number of rows of the table that change."""
         return self.changed + self.added + self.removed
 
     def as_dict(self) -> dict[str, object]:
@@ -67,12 +67,12 @@ class RepairPlan:
         return {
             **vars(self),
             "windows": [{**_as_dict(window), "rows": rows} for window, rows in self.windows.items()],
-            "left": [each.as_dict() for each in self.left],
-            "examples": [each.as_dict() for each in self.examples],
+            "left": [window.as_dict() for window in self.left],
+            "examples": [row.as_dict() for row in self.examples],
         }
 
     def lines(self) -> Iterator[str]:
-        """Say what is done, for people."""
+        """Describe the plan, for people."""
         if self.windows:
             late, windows = sum(self.windows.values()), len(self.windows)
             yield f"{windows} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
@@ -80,9 +80,9 @@ class RepairPlan:
                 yield f"{self.changed} row(s) of {self.place} change, {self.added} are added, {self.removed} removed."
                 yield "A flow that reads this table as appends stops at the change: DeltaChangesSource reads it."
             else:
-                yield f"No row changes: {self.place} holds those results already. Only the mark is missing."
-        for left in self.left:
-            yield f"Left as it is: {_named(left.window)}, {left.rows} late row(s). {left.why}"
+                yield f"No row changes: {self.place} already has these results. Only the mark is missing."
+        for window in self.left:
+            yield f"Not repaired: {_window_label(window.window)}, {window.rows} late row(s). {window.why}"
 
 
 def _as_dict(window: Window | None) -> dict[str, object]:
@@ -90,5 +90,5 @@ def _as_dict(window: Window | None) -> dict[str, object]:
     return {"start": start and start.isoformat(), "end": end and end.isoformat()}
 
 
-def _named(window: Window | None) -> str:
+def _window_label(window: Window | None) -> str:
     return "no window" if window is None else f"{window[0]:%Y-%m-%d %H:%M:%S} to {window[1]:%H:%M:%S}"

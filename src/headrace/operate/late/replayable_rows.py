@@ -1,8 +1,7 @@
-"""All rows that a flow has read up to a batch, as far as its sources still have them, as its transform gets them.
+"""Read again all rows that a flow has read up to a batch, if its sources still have them.
 
-A window may be computed from them only when none of its rows can be among those that are gone. For a flow with one
-input this can be shown: the watermark says which event time was the newest before a batch, so rows that were read
-before it are no later than that.
+A window can be recomputed only if none of its rows can be among the deleted ones. For a flow with one input the
+watermark proves this: it gives the newest event time before a batch, and rows that were read earlier are not newer.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from headrace.flow.source import CanLoseRows, HasStartOffset, MissingOffsets
 from headrace.flow.target import Target
 from headrace.ingest.future_events import drop_invalid, validate_by_clock
 from headrace.ingest.parse import valid_rows, validate
-from headrace.operate.late import errors as refusals
+from headrace.operate.late import errors
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.spark_plan.late_filters import mark_input
@@ -33,122 +32,128 @@ from headrace.spark_plan.late_filters import mark_input
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_PLACE = ("topic", "partition", "offset")
+_POSITION = ("topic", "partition", "offset")
 
 
-class RetainedRows:
-    """The rows of one flow. `read_up_to` first; used by one repair, while the flow is not running."""
+class ReplayableRows:
+    """The rows of a flow that can be read again. Call `read_up_to` first; the flow must not be running."""
 
     def __init__(self, session: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint) -> None:
         self._session, self._target, self._flow, self._checkpoint = session, target, flow, checkpoint
         self._ranges: dict[str, tuple[str, str] | None] = {}
-        self._gone: dict[str, Sequence[MissingOffsets]] = {}
+        self._deleted: dict[str, Sequence[MissingOffsets]] = {}
 
     def read_up_to(self, batch_id: int) -> None:
-        """Look up what was read from the first batch to this one, and what of it is gone. Reads no row."""
+        """Look up the offsets from the first batch to this one, and which of them are deleted. Reads no rows."""
         end = self._checkpoint.offset_entry(batch_id).offsets
-        for name, given in self._flow.named_inputs.items():
+        for name, input_ in self._flow.named_inputs.items():
             index = source_index(self._checkpoint, self._flow, name)
             first, last = (None, None) if index is None else (self._checkpoint.start_offset(index), end[index])
             if last is None:
                 self._ranges[name] = None
                 continue
-            source = given.source
+            source = input_.source
             if first is None and isinstance(source, HasStartOffset):
                 first = source.start_offset(last)
             if first is None:
-                raise refusals.no_beginning(self._flow, source.name)
-            self._gone[name] = (
+                raise errors.no_beginning(self._flow, source.name)
+            self._deleted[name] = (
                 source.watch(self._target).missing_offsets(first, last) if isinstance(source, CanLoseRows) else ()
             )
-            self._ranges[name] = (_after(first, self._gone[name]), last)
+            self._ranges[name] = (_skip_missing(first, self._deleted[name]), last)
 
     def missing(self, window: tuple[datetime, datetime]) -> str | None:
-        """Return why a window may lack rows, or None when all of its rows are there."""
-        gone = [each for ranges in self._gone.values() for each in ranges]
-        if not gone:
+        """Return why a window may lack rows, or None if all of its rows are available."""
+        missing_ranges = [range_ for ranges in self._deleted.values() for range_ in ranges]
+        if not missing_ranges:
             return None
-        newest = self._newest_gone(gone)
+        newest = self._newest_deleted_time(missing_ranges)
         if newest is not None and newest < window[0]:
             return None
-        listed = ", ".join(str(each) for each in gone)
+        ranges_ = ", ".join(str(range_) for range_ in missing_ranges)
         so_far = "" if newest is None else f" They may reach up to {newest:%Y-%m-%d %H:%M:%S}Z."
-        return f"Records that may belong to it are gone from the source: {listed}.{so_far}"
+        return f"Records that may belong to it are gone from the source: {ranges_}.{so_far}"
 
     def frames(self, first: datetime, end: datetime) -> dict[str, DataFrame]:
-        """Return a frame per input for the transform, with the rows of this span of event time only."""
-        return {name: self._frame(name, given, first, end) for name, given in self._flow.named_inputs.items()}
+        """Return a DataFrame per input for the transform, with the rows in this range of event time."""
+        return {name: self._frame(name, input_, first, end) for name, input_ in self._flow.named_inputs.items()}
 
-    def _frame(self, name: str, given: Input, first: datetime, end: datetime) -> DataFrame:
-        span = self._ranges[name]
-        if span is None:
-            schema = given.columns or given.source.stream(self._session, self._target).schema
-            return mark_input(self._session.createDataFrame([], schema), name, given, schema.names)
-        rows = given.source.batch(self._session, self._target, *span)
+    def _frame(self, name: str, input_: Input, first: datetime, end: datetime) -> DataFrame:
+        range_ = self._ranges[name]
+        if range_ is None:
+            schema = input_.columns or input_.source.stream(self._session, self._target).schema
+            return mark_input(self._session.createDataFrame([], schema), name, input_, schema.names)
+        rows = input_.source.batch(self._session, self._target, *range_)
         columns = rows.columns
-        if given.columns is not None:
-            placed = [F.col(place) for place in _PLACE]
-            rows = valid_rows(validate(self._not_quarantined(rows, name, _PLACE, placed), given), given)
-            columns = given.columns.names
+        if input_.columns is not None:
+            position = [F.col(place) for place in _POSITION]
+            rows = valid_rows(validate(self._not_quarantined(rows, name, _POSITION, position), input_), input_)
+            columns = input_.columns.names
         else:
-            # A row of such a source has no place of its own: the quarantine keeps it whole, as JSON.
-            whole = F.to_json(F.struct(*(F.col(f"`{each}`") for each in columns))).cast("binary")
-            rows = self._not_quarantined(rows, name, ("value",), [whole])
-            rows = drop_invalid(validate_by_clock(rows, given, F.current_timestamp()), given)
-        if given.watermark is not None:
-            # A window holds the rows from its start to before its end, and nothing else here keeps state.
-            event_time = F.col(f"`{given.watermark.column}`")
+            # A row of such a source has no offset: the quarantine has the full row as JSON.
+            row_json = F.to_json(F.struct(*(F.col(f"`{column}`") for column in columns))).cast("binary")
+            rows = self._not_quarantined(rows, name, ("value",), [row_json])
+            rows = drop_invalid(validate_by_clock(rows, input_, F.current_timestamp()), input_)
+        if input_.watermark is not None:
+            # A window contains the rows from its start to before its end, and nothing else here is stateful.
+            event_time = F.col(f"`{input_.watermark.column}`")
             rows = rows.where((event_time >= F.lit(first)) & (event_time < F.lit(end)))
-        return mark_input(rows, name, given, columns)
+        return mark_input(rows, name, input_, columns)
 
     def _not_quarantined(
-        self, rows: DataFrame, name: str, known_by: Sequence[str], here: Sequence[Column]
+        self, rows: DataFrame, name: str, identity: Sequence[str], values: Sequence[Column]
     ) -> DataFrame:
-        """Return the rows without those that were bad when the flow read them, whatever its schema says by now.
+        """Return the rows without those that were invalid when the flow read them, whatever its present schema is.
 
-        `known_by` are columns of the quarantine, and `here` is what a row has for each.
+        `identity` are columns of the quarantine, and `values` the matching columns of the rows.
         """
         table = quarantine_table(self._target, self._flow.name)
         if not self._checkpoint.files.names(f"{table}/_delta_log"):
             return rows
-        bad = self._session.read.format("delta").load(table)
-        bad = bad.where((F.col("query_id") == self._checkpoint.query_id()) & (F.col("input") == name))
-        bad = bad.select(*(F.col(each).alias(f"_bad_{each}") for each in known_by))
-        same = reduce(and_, (one == F.col(f"_bad_{each}") for each, one in zip(known_by, here, strict=True)))
-        return rows.join(F.broadcast(bad), same, "left_anti")
+        invalid = self._session.read.format("delta").load(table)
+        invalid = invalid.where((F.col("query_id") == self._checkpoint.query_id()) & (F.col("input") == name))
+        invalid = invalid.select(*(F.col(column).alias(f"_bad_{column}") for column in identity))
+        is_same = reduce(
+            and_, (value == F.col(f"_bad_{column}") for column, value in zip(identity, values, strict=True))
+        )
+        return rows.join(F.broadcast(invalid), is_same, "left_anti")
 
-    def _newest_gone(self, gone: Sequence[MissingOffsets]) -> datetime | None:
-        """Return the newest event time that records which are gone can have, or None when it cannot be told.
+    def _newest_deleted_time(self, missing_ranges: Sequence[MissingOffsets]) -> datetime | None:
+        """Return the newest event time that deleted records can have, or None if it is unknown.
 
-        With several inputs the watermark is that of the slowest, and says nothing about the others. There the broker's
-        clock is asked: what is gone lay before the first record that is left, and no good row is ahead of its record
-        by more than the input allows.
+        With several inputs the watermark is that of the slowest. Then the broker's timestamps decide: deleted records
+        are older than the first remaining one, and no valid row is ahead of its record by more than the input allows.
         """
         inputs = list(self._flow.named_inputs.values())
-        marks = [each.watermark for each in inputs if each.watermark is not None]
-        if len(marks) < len(inputs) or any(each.end is None for each in gone):
+        watermarks = [input_.watermark for input_ in inputs if input_.watermark is not None]
+        if len(watermarks) < len(inputs) or any(range_.end is None for range_ in missing_ranges):
             return None
-        if len(marks) > 1:
-            left = first_timestamps(self._target, {(each.topic, each.partition): each.end or 0 for each in gone})
-            ahead = max(Duration.parse(each.max_future).ms for each in marks)
-            newest = max(left.values()) if len(left) == len(gone) else None
-            return newest and newest + timedelta(milliseconds=ahead)
+        if len(watermarks) > 1:
+            first_left = first_timestamps(
+                self._target, {(range_.topic, range_.partition): range_.end or 0 for range_ in missing_ranges}
+            )
+            max_future_ms = max(Duration.parse(watermark.max_future).ms for watermark in watermarks)
+            newest = max(first_left.values()) if len(first_left) == len(missing_ranges) else None
+            return newest and newest + timedelta(milliseconds=max_future_ms)
         planned = self._checkpoint.planned_batches()
         for batch_id in planned[:-1]:
             offsets = json.loads(self._checkpoint.offset_entry(batch_id).offsets[0] or "{}")
-            if all(offsets.get(each.topic, {}).get(str(each.partition), 0) >= (each.end or 0) for each in gone):
+            if all(
+                offsets.get(range_.topic, {}).get(str(range_.partition), 0) >= (range_.end or 0)
+                for range_ in missing_ranges
+            ):
                 # The watermark of the next batch is the newest event time up to this one, less the delay.
-                ms = self._checkpoint.offset_entry(batch_id + 1).watermark_ms + marks[0].duration.ms
+                ms = self._checkpoint.offset_entry(batch_id + 1).watermark_ms + watermarks[0].duration.ms
                 return datetime.fromtimestamp(ms / 1000, UTC)
         return None
 
 
-def _after(first: str, gone: Sequence[MissingOffsets]) -> str:
-    """Return offsets to begin at, behind what is gone of each partition."""
-    if not gone:
+def _skip_missing(first: str, missing_ranges: Sequence[MissingOffsets]) -> str:
+    """Return the offsets to start from, after the deleted records of each partition."""
+    if not missing_ranges:
         return first
     offsets = json.loads(first)
-    for each in gone:
-        if each.end is not None:
-            offsets.setdefault(each.topic, {})[str(each.partition)] = each.end
+    for range_ in missing_ranges:
+        if range_.end is not None:
+            offsets.setdefault(range_.topic, {})[str(range_.partition)] = range_.end
     return json.dumps(offsets)

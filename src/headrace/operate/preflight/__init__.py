@@ -1,1 +1,1 @@
-"""What is found out before a flow runs: its plan, the machine, the size of its batches, its state."""
+"""Checks before a flow runs: its plan, arrival rates, batch sizes, and state."""

@@ -1,4 +1,4 @@
-"""Bounds that are left to the machine, worked out before flows run: what memory holds, and what is done in time."""
+"""Choose automatic batch sizes before flows run, from the available memory and the processing rate."""
 
 from __future__ import annotations
 
@@ -16,55 +16,57 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def fitted_flows(
+def size_batches(
     flows: Sequence[Flow], target: Target, spark: SparkSession
 ) -> tuple[list[Flow], dict[tuple[str, str], BatchSize]]:
-    """Return the flows with a number for every bound, and those that were worked out, by flow and input.
+    """Return the flows with all batch sizes set, and the chosen sizes by flow and input.
 
-    Called once per run, when Spark is up. Flows that run together share its memory; so do the inputs of a flow.
+    Call once per run, after the start of Spark. Flows of an application share its memory; so do the inputs of a flow.
     """
-    waiting = {
-        (flow.name, name): given.source
+    automatic = {
+        (flow.name, name): input_.source
         for flow in flows
-        for name, given in flow.named_inputs.items()
-        if isinstance(given.source, HasAutoBatchSize) and given.source.auto_batch_size is not None
+        for name, input_ in flow.named_inputs.items()
+        if isinstance(input_.source, HasAutoBatchSize) and input_.source.auto_batch_size is not None
     }
     inputs = {flow.name: len(flow.named_inputs) for flow in flows}
-    share = _memory_for_data(spark) / max(1, len(waiting))
-    # Flows of one application often read one topic: its records are looked at once.
-    sizes = {source: source.record_bytes(target) for source in set(waiting.values())}
-    found: dict[tuple[str, str], BatchSize] = {}
-    for (flow, name), source in waiting.items():
-        assert source.auto_batch_size is not None  # noqa: S101 - chosen above
+    share = _memory_for_data(spark) / max(1, len(automatic))
+    # Flows of an application often read the same topic: its records are sampled only once.
+    record_bytes = {source: source.record_bytes(target) for source in set(automatic.values())}
+    sizes: dict[tuple[str, str], BatchSize] = {}
+    for (flow, name), source in automatic.items():
+        assert source.auto_batch_size is not None  # noqa: S101 - selected above
         rate = processed_per_second(target, flow, spark, batches_of=MIN_RECORDS)
-        # The record of a flow does not say which of its inputs the rows came from.
-        own = rate / inputs[flow] if rate else None
-        found[flow, name] = choose_batch_size(source.auto_batch_size, AvailableResources(share, sizes[source], own))
-    return [_bounded(flow, found) for flow in flows], found
+        # The recorded rate of a flow is not split by input.
+        rate_per_input = rate / inputs[flow] if rate else None
+        sizes[flow, name] = choose_batch_size(
+            source.auto_batch_size, AvailableResources(share, record_bytes[source], rate_per_input)
+        )
+    return [_with_batch_sizes(flow, sizes) for flow in flows], sizes
 
 
-def _bounded(flow: Flow, found: dict[tuple[str, str], BatchSize]) -> Flow:
+def _with_batch_sizes(flow: Flow, sizes: dict[tuple[str, str], BatchSize]) -> Flow:
     inputs = {
-        name: replace(given, source=given.source.with_batch_size(found[flow.name, name].records))
-        if isinstance(given.source, HasAutoBatchSize) and (flow.name, name) in found
-        else given
-        for name, given in flow.named_inputs.items()
+        name: replace(input_, source=input_.source.with_batch_size(sizes[flow.name, name].records))
+        if isinstance(input_.source, HasAutoBatchSize) and (flow.name, name) in sizes
+        else input_
+        for name, input_ in flow.named_inputs.items()
     }
     return replace(flow, inputs=inputs)
 
 
 def _memory_for_data(spark: SparkSession) -> float:
-    """Return the bytes that the executors have for data. Without executors, as in local mode, the driver is one."""
+    """Return the storage memory of the executors in bytes, or that of the driver in local mode."""
     jvm = spark._jvm
     assert jvm is not None  # noqa: S101 - a classic session always has its JVM
     managers = jvm.org.apache.spark.SparkEnv.get().blockManager().master().getMemoryStatus()
-    found = managers.iterator()
+    iterator = managers.iterator()
     driver = executors = 0.0
-    while found.hasNext():
-        manager = found.next()
-        most = float(manager._2()._1())
+    while iterator.hasNext():
+        manager = iterator.next()
+        storage_memory = float(manager._2()._1())
         if manager._1().isDriver():
-            driver += most
+            driver += storage_memory
         else:
-            executors += most
+            executors += storage_memory
     return executors or driver

@@ -1,4 +1,4 @@
-"""The rates that bounds are compared with, measured before flows run: what arrives, and how fast a flow has been."""
+"""Measure the rates to compare batch bounds with: the arrival rate, and the earlier processing rate of a flow."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from headrace.flow.source import Bounded
 from headrace.flow.target import Target
 
 
-def measured(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str], MeasuredRates]:
-    """Measure every input whose source has bounds, by flow and input. Takes seconds at most and starts no Spark.
+def measure_rates(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str], MeasuredRates]:
+    """Measure every input with a bounded source, by flow and input. Takes seconds at most and starts no Spark.
 
-    A broker that does not answer, or a folder on other storage, leaves its numbers out.
+    Rates are missing if a broker does not answer or a folder is on remote storage.
     """
-    asked = {
-        (flow.name, name): given.source
+    sources = {
+        (flow.name, name): input_.source
         for flow in flows
-        for name, given in flow.named_inputs.items()
-        if isinstance(given.source, Bounded)
+        for name, input_ in flow.named_inputs.items()
+        if isinstance(input_.source, Bounded)
     }
-    if not asked:
+    if not sources:
         return {}
-    alone = {flow.name for flow in flows if len(flow.named_inputs) == 1}
-    with ThreadPoolExecutor(max_workers=len(asked), thread_name_prefix="measure") as pool:
-        arrivals = dict(zip(asked, pool.map(lambda source: source.arrival_rates(target), asked.values()), strict=True))
-    return {
-        # The record of a flow with several inputs does not say which of them its rows came from.
-        key: MeasuredRates(
-            found, processed_per_second(target, key[0]) if key[0] in alone and _readable(target) else None
+    single_input = {flow.name for flow in flows if len(flow.named_inputs) == 1}
+    with ThreadPoolExecutor(max_workers=len(sources), thread_name_prefix="measure") as pool:
+        arrivals = dict(
+            zip(sources, pool.map(lambda source: source.arrival_rates(target), sources.values()), strict=True)
         )
-        for key, found in arrivals.items()
+    return {
+        # The recorded rate of a flow with several inputs is not split by input.
+        key: MeasuredRates(
+            rate, processed_per_second(target, key[0]) if key[0] in single_input and _readable(target) else None
+        )
+        for key, rate in arrivals.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""The plans of a project's flows, looked at before they run: on a small Spark of its own, without a broker."""
+"""Plan a project's flows before they run, on a small Spark session without a broker."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from headrace.stack.jars import JarCache
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)[^\]]*\])?")
 
 
-def plans(
+def plan_flows(
     flows: Sequence[Flow], target: Target | None, *, log: Path | None = None
 ) -> dict[str, QueryPlan | UnknownPlan]:
-    """Return what the plan of each flow holds, by the flow's name. Takes seconds: most of them to start Spark.
+    """Return the plan of each flow, by the flow's name. Takes seconds, most of them to start Spark.
 
-    Nothing is read and nothing is written. Where Spark cannot start, every flow says why.
+    Reads and writes nothing. If Spark cannot start, every flow has the reason.
     """
     if not flows:
         return {}
@@ -40,28 +40,30 @@ def plans(
 
 
 def slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Finding]:
-    """Yield the flows without batches that the target has too few task slots for, as far as both can be known.
+    """Yield a finding for each continuous flow that needs more task slots than the target has, if both are known.
 
-    The topics are asked for at the target's broker; one that does not answer is asked again by the start.
+    Asks the target's broker for the topics; if it does not answer, the start of the flow asks again.
     """
     slots = _slots(target.master) if target is not None else None
     if target is None or slots is None:
         return
-    held: dict[str, int] = {}
+    slots_needed: dict[str, int] = {}
     for flow in filter(is_continuous, flows):
         try:
-            held[flow.name] = count_tasks(flow, target)
+            slots_needed[flow.name] = count_tasks(flow, target)
         except HeadraceError:
             return
     for flow in flows:
-        if flow.name in held:
-            others = sum(held.values()) - held[flow.name]
-            yield from compatibility.check_task_slots(flow, held[flow.name], max(0, slots - 1 - others))
+        if flow.name in slots_needed:
+            slots_of_others = sum(slots_needed.values()) - slots_needed[flow.name]
+            yield from compatibility.check_task_slots(
+                flow, slots_needed[flow.name], max(0, slots - 1 - slots_of_others)
+            )
 
 
 def _slots(master: str) -> int | None:
-    """Return the task slots of a master on this machine; None for a cluster, which says so when it runs."""
-    found = _LOCAL.fullmatch(master)
-    if found is None:
+    """Return the task slots of a local master; None for a cluster, which is checked when it runs."""
+    match = _LOCAL.fullmatch(master)
+    if match is None:
         return None
-    return 1 if found[1] is None else (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
+    return 1 if match[1] is None else (os.cpu_count() or 1) if match[1] == "*" else int(match[1])

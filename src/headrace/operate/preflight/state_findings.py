@@ -1,11 +1,11 @@
-"""What the checkpoints of flows say against their declarations, before anything is started.
+"""Compare the checkpoints of flows with their declarations, before anything starts.
 
 | code    | severity | finds                                                                             |
 |---------|----------|-----------------------------------------------------------------------------------|
-| HRC-121 | error    | state that is kept in another kind of store than declared: the start is HR-344    |
-| HRC-122 | error    | an `idle_timeout` that was added: the checkpoint has no heartbeats, the start is HR-343   |
-| HRC-123 | error    | state that is over its budget: the start is HR-229                                |
-| HRC-213 | warning  | another number of shuffle partitions than declared, or than the machine has cores |
+| HRC-121 | error    | state in another kind of store than declared: the start fails with HR-344         |
+| HRC-122 | error    | an added `idle_timeout`: the checkpoint has no idle ticks, the start fails with HR-343    |
+| HRC-123 | error    | state over its budget: the start fails with HR-229                                |
+| HRC-213 | warning  | a number of shuffle partitions that differs from the declaration or the cores     |
 | HRC-215 | warning  | state that has used four fifths of its budget                                     |
 """
 
@@ -25,80 +25,79 @@ from headrace.runtime.checkpoint.source_order import read_source_order
 from headrace.runtime.session import local_cores
 from headrace.runtime.state.size import read_state_size
 
-_NEAR = 0.8
+_WARNING_SHARE = 0.8
 
 
 def state_findings(flows: Sequence[Flow], target: Target) -> list[Finding]:
-    """Return what is found in the checkpoints of a target. Those on other storage than a local disk are not looked at.
+    """Return the findings in the checkpoints of a target. Skips checkpoints that are not on a local disk.
 
-    Called by `headrace check`. Starts no Spark and changes nothing. Damage is left to `headrace checkpoint verify`.
+    Used by `headrace check`. Starts no Spark and changes nothing. `headrace checkpoint verify` reports damage.
     """
     if not is_local(target.checkpoints):
         return []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for flow in flows:
         checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints))
         if checkpoint.planned_batches() and not any(flaw.level == "damage" for flaw in find_log_flaws(checkpoint)):
-            found.extend(_frozen(flow, checkpoint, target))
-            found.extend(_beats(flow, checkpoint))
-            found.extend(_budget(flow, checkpoint))
-    return found
+            findings.extend(_pinned_setting_findings(flow, checkpoint, target))
+            findings.extend(_idle_findings(flow, checkpoint))
+            findings.extend(_budget_findings(flow, checkpoint))
+    return findings
 
 
-def _frozen(flow: Flow, checkpoint: Checkpoint, target: Target) -> Iterator[Finding]:
-    kept, declared = read_pinned_settings(checkpoint), type(flow.state).__name__
-    if kept is None:
+def _pinned_setting_findings(flow: Flow, checkpoint: Checkpoint, target: Target) -> Iterator[Finding]:
+    pinned, declared = read_pinned_settings(checkpoint), type(flow.state).__name__
+    if pinned is None:
         return
-    if kept.state_class != declared:
+    if pinned.lever != declared:
         yield Finding(
             "HRC-121",
             Severity.ERROR,
             f"flow '{flow.name}'",
-            f"{declared}() is declared, and the checkpoint keeps the state with {kept.state_class}. The first batch "
-            "decides it.",
-            f"Declare state={kept.state_class}(), or give the flow a new name.",
+            f"{declared}() is declared, and the checkpoint has its state in {pinned.lever}. The first batch fixes it.",
+            f"Declare state={pinned.lever}(), or give the flow a new name.",
         )
-    wanted = flow.state.shuffle_partitions or local_cores(target.master)
-    if wanted is not None and wanted != kept.partitions:
-        because = "are declared" if flow.state.shuffle_partitions else "would be taken for the cores of this machine"
+    partitions = flow.state.shuffle_partitions or local_cores(target.master)
+    if partitions is not None and partitions != pinned.partitions:
+        reason = "are declared" if flow.state.shuffle_partitions else "would match the cores of this machine"
         yield Finding(
             "HRC-213",
             Severity.WARNING,
             f"flow '{flow.name}'",
-            f"{wanted} shuffle partitions {because}, and the checkpoint has {kept.partitions}. The first batch decides "
-            "it, and the flow goes on with that number.",
-            f"Declare shuffle_partitions={kept.partitions}. Another number needs a new name.",
+            f"{partitions} shuffle partitions {reason}, and the checkpoint has {pinned.partitions}. The first batch "
+            "fixes the number, and the flow keeps it.",
+            f"Declare shuffle_partitions={pinned.partitions}. Another number needs a new name.",
         )
 
 
-def _beats(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
+def _idle_findings(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
     order = read_source_order(checkpoint) or ()
-    beating = {place.input for place in order if place.role == "beats"}
-    for name, given in flow.named_inputs.items():
-        if given.watermark is not None and given.watermark.idle_timeout and name not in beating:
+    inputs_with_idle_ticks = {place.input for place in order if place.role == "beats"}
+    for name, input_ in flow.named_inputs.items():
+        if input_.watermark is not None and input_.watermark.idle_timeout and name not in inputs_with_idle_ticks:
             yield Finding(
                 "HRC-122",
                 Severity.ERROR,
                 f"flow '{flow.name}', input '{name}'",
-                "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint "
-                "has no offsets of it.",
-                "Take `idle_timeout` away, or give the flow a new name.",
+                "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint has "
+                "no offsets of it.",
+                "Remove `idle_timeout`, or give the flow a new name.",
             )
 
 
-def _budget(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
+def _budget_findings(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
     note = read_state_size(checkpoint)
     limits = flow.state.budget.limits if flow.state.budget is not None else {}
     for measure, limit in limits.items():
         used = note.amount(measure) if note is not None else 0
-        if note is None or used < _NEAR * limit:
+        if note is None or used < _WARNING_SHARE * limit:
             continue
-        said = (f"{used:,}", f"{limit:,} rows") if measure == "rows" else (format_bytes(used), format_bytes(limit))
-        over = used > limit
+        amounts = (f"{used:,}", f"{limit:,} rows") if measure == "rows" else (format_bytes(used), format_bytes(limit))
+        is_over = used > limit
         yield Finding(
-            "HRC-123" if over else "HRC-215",
-            Severity.ERROR if over else Severity.WARNING,
+            "HRC-123" if is_over else "HRC-215",
+            Severity.ERROR if is_over else Severity.WARNING,
             f"flow '{flow.name}'",
-            f"After batch {note.batch} the state had {said[0]} of a budget of {said[1]}.",
+            f"After batch {note.batch} the state had {amounts[0]} of a budget of {amounts[1]}.",
             "Raise the budget, or shorten the delay of the watermark or the window.",
         )

@@ -1,1 +1,1 @@
-"""Invalid rows listed, and sent again when their cause is gone."""
+"""List invalid rows, and send them again when their cause is fixed."""

@@ -1,4 +1,4 @@
-"""What is in the quarantine of a flow: how many rows by reason, how many were sent again, and the newest of them."""
+"""List the quarantine of a flow: rows by reason, how many were sent again, and the newest rows."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.flow.target import Target
-from headrace.operate.ledgers import Row, filed_rows
+from headrace.operate.ledgers import LedgerRow, read_ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What tells a record apart, also from one at the same offset of a topic that was made again.
+# The columns that identify a record, also after its topic was deleted and created again.
 IDENTITY = ("topic", "partition", "offset", "kafka_time")
 
-# How much of a payload is shown: enough to see what is wrong with it, on two lines of a terminal.
-_SHOWN = 160
+# The number of characters of a payload to show: two lines of a terminal.
+_MAX_PAYLOAD_SHOWN = 160
 
 
 def redriven_table(target: Target, flow: str) -> str:
-    """Return where the rows are kept that were sent again."""
+    """Return the location of the rows that were sent again."""
     return target.table(f"_headrace/{flow}/redriven")
 
 
 @dataclass(frozen=True)
 class ReasonCount:
-    """How many rows are in quarantine for a reason, and how many of them were sent again since."""
+    """The number of quarantined rows for a reason, and how many of them were sent again."""
 
     reason: str
     rows: int
@@ -36,8 +36,8 @@ class ReasonCount:
 
 
 @dataclass(frozen=True)
-class Example:
-    """One row of the quarantine, its payload made safe to print."""
+class QuarantinedRow:
+    """A row of the quarantine, with a printable payload."""
 
     reason: str
     input: str
@@ -54,62 +54,68 @@ class QuarantineList:
 
     flow: str
     reasons: tuple[ReasonCount, ...]
-    examples: tuple[Example, ...]
+    examples: tuple[QuarantinedRow, ...]
 
     def as_dict(self) -> dict[str, object]:
         """The list as `--json` prints it."""
         return {
             "flow": self.flow,
-            "rows": sum(each.rows for each in self.reasons),
-            "redriven": sum(each.redriven for each in self.reasons),
-            "reasons": [asdict(each) for each in self.reasons],
-            "examples": [asdict(each) for each in self.examples],
+            "rows": sum(count.rows for count in self.reasons),
+            "redriven": sum(count.redriven for count in self.reasons),
+            "reasons": [asdict(count) for count in self.reasons],
+            "examples": [asdict(row) for row in self.examples],
         }
 
 
 def list_quarantine(
     flow: str, target: Target, reason: str | None, limit: int, session: Callable[[], SparkSession]
 ) -> QuarantineList:
-    """Read the quarantine of a flow. Changes nothing, and runs beside the flow."""
-    place = quarantine_table(target, flow)
-    rows = [row for row in filed_rows(place, ("reason", *IDENTITY), session) if reason in (None, row["reason"])]
-    sent = {_identity(row) for row in filed_rows(redriven_table(target, flow), IDENTITY, session)}
+    """Read the quarantine of a flow, which may be running. Changes nothing."""
+    location = quarantine_table(target, flow)
+    rows = [row for row in read_ledger(location, ("reason", *IDENTITY), session) if reason in (None, row["reason"])]
+    sent = {_identity(row) for row in read_ledger(redriven_table(target, flow), IDENTITY, session)}
     counts = Counter(str(row["reason"]) for row in rows)
-    again = Counter(str(row["reason"]) for row in rows if _identity(row) in sent)
+    redriven = Counter(str(row["reason"]) for row in rows if _identity(row) in sent)
     columns = ("reason", "input", *IDENTITY, "batch_id", "key", "value", "filed_at")
-    # With a reason asked for, more are looked through: it may be a rare one.
-    wanted = limit if reason is None else max(limit, len(rows))
-    newest = filed_rows(place, columns, session, newest_by=("filed_at", "offset"), limit=wanted) if limit else []
-    shown = [row for row in newest if reason in (None, row["reason"])][:limit]
+    # With a `reason` more rows are read: it may be a rare one.
+    row_limit = limit if reason is None else max(limit, len(rows))
+    newest = read_ledger(location, columns, session, newest_by=("filed_at", "offset"), limit=row_limit) if limit else []
+    examples = [row for row in newest if reason in (None, row["reason"])][:limit]
     return QuarantineList(
         flow,
-        tuple(ReasonCount(name, number, again[name]) for name, number in counts.most_common()),
-        tuple(_example(row) for row in shown),
+        tuple(ReasonCount(name, number, redriven[name]) for name, number in counts.most_common()),
+        tuple(_example(row) for row in examples),
     )
 
 
-def safe(payload: bytes | None) -> str | None:
-    """Return the beginning of a payload as one line that no terminal can take for a command."""
+def printable(payload: bytes | None) -> str | None:
+    """Return the beginning of a payload as a line without control characters."""
     if payload is None:
         return None
-    text = payload[: 4 * _SHOWN].decode("utf-8", "backslashreplace")
-    # Control characters, and those that change the direction of writing, are not printable.
-    escaped = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-    return escaped if len(escaped) <= _SHOWN and len(payload) <= 4 * _SHOWN else f"{escaped[:_SHOWN]}…"
+    text = payload[: 4 * _MAX_PAYLOAD_SHOWN].decode("utf-8", "backslashreplace")
+    # Control characters and bidirectional marks are not printable.
+    escaped = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+    return (
+        escaped
+        if len(escaped) <= _MAX_PAYLOAD_SHOWN and len(payload) <= 4 * _MAX_PAYLOAD_SHOWN
+        else f"{escaped[:_MAX_PAYLOAD_SHOWN]}…"
+    )
 
 
-def _example(row: Row) -> Example:
+def _example(row: LedgerRow) -> QuarantinedRow:
     key, value = row["key"], row["value"]
-    return Example(
+    return QuarantinedRow(
         reason=str(row["reason"]),
         input=str(row["input"]),
         place=f"{row['topic']}-{row['partition']}@{row['offset']}",
         kafka_time=str(row["kafka_time"]),
         batch_id=int(str(row["batch_id"])),
-        key=safe(key if isinstance(key, bytes) else None),
-        value=safe(value if isinstance(value, bytes) else None),
+        key=printable(key if isinstance(key, bytes) else None),
+        value=printable(value if isinstance(value, bytes) else None),
     )
 
 
-def _identity(row: Row) -> tuple[object, ...]:
+def _identity(row: LedgerRow) -> tuple[object, ...]:
     return tuple(row[name] for name in IDENTITY)

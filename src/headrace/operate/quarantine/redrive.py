@@ -1,17 +1,18 @@
-"""Send quarantined rows again after a fix: planned, explained, then done.
+"""Send quarantined rows again after a fix: plan, explain, then apply.
 
-Every row is judged anew by the present declaration of its input. A row that is good by now, and that no rule would
-leave out or stop the flow for, is sent, key and value as they were, to the topic that it came from, or to another one;
-the others stay. A header says where the record was before.
+Every row is validated by the present declaration of its input. A row that is valid now, and that no rule would drop or
+fail the flow for, is sent with its key and value to its original topic, or to another one; the others stay. A header
+has the original position of the record.
 
-Rows are sent at most `_AT_ONCE` at a time. Each portion has a number, counted from 0 for a flow, and is sent once:
+Rows are sent in portions of at most `_ROWS_PER_PORTION`. Each portion of a flow has a number, counted from 0, and is
+sent once:
 
-1. The rows are staged, in one commit under the number:        LAKE/_headrace/FLOW/redrive_staged
-2. They are sent in one transaction, with a record in the flow's ledger that holds the number.
-3. They are filed as sent, in one commit under the number:     LAKE/_headrace/FLOW/redriven
+1. Stage the rows, in one commit with the number:              LAKE/_headrace/FLOW/redrive_staged
+2. Send them in one transaction, with a record in the flow's ledger that has the number.
+3. Record them as sent, in one commit with the number:         LAKE/_headrace/FLOW/redriven
 
-A run that is killed leaves a portion that is staged and not filed. The next one asks the ledger whether it was sent, as
-an exactly-once sink does for a batch, sends it if it was not, and files it. So no row is sent twice.
+A killed run leaves a portion that is staged and not recorded as sent. The next run checks the ledger, as an
+exactly-once sink does for a batch, sends the portion if necessary, and records it. So no row is sent twice.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, TransactionSlot, p
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Some hundred bytes each: a transaction of a few megabytes, sent well within its two minutes.
-_AT_ONCE = 10_000
+# A transaction of a few megabytes, sent well within its two minutes.
+_ROWS_PER_PORTION = 10_000
 
-# Under which identity portions are recorded: of the flow, whatever its checkpoint.
+# The identity under which portions are recorded: independent of the flow's checkpoint.
 _IDENTITY = _STEP = "redrive"
 
 _NO_INPUT = "input_not_declared"
 
 
 def staged_table(target: Target, flow: str) -> str:
-    """Return where rows are kept that are to be sent again."""
+    """Return the location of the rows that are staged to be sent again."""
     return target.table(f"_headrace/{flow}/redrive_staged")
 
 
 @dataclass(frozen=True)
 class RedrivePlan:
-    """What sending again would do.
+    """The plan of a redrive.
 
     | field      | meaning                                                                              |
     |------------|--------------------------------------------------------------------------------------|
-    | topics     | rows that are good by now, by the topic that they are sent to                        |
-    | still_bad  | rows that stay, by the reason that holds now                                         |
+    | topics     | rows that are valid now, by the topic that they are sent to                          |
+    | still_bad  | rows that stay, by their present reason                                              |
     | late       | rows to be sent whose event time is behind the present watermark of the flow         |
-    | unfinished | rows of a portion that an earlier run staged and did not finish; they go first       |
+    | unfinished | rows of an unfinished portion of an earlier run; they go first                       |
     """
 
     flow: str
@@ -84,7 +85,7 @@ class RedrivePlan:
 
     @property
     def rows(self) -> int:
-        """How many rows are sent, an unfinished portion left out."""
+        """The number of rows to send, without an unfinished portion."""
         return sum(self.topics.values())
 
     def as_dict(self) -> dict[str, object]:
@@ -92,23 +93,23 @@ class RedrivePlan:
         return {**vars(self), "rows": self.rows}
 
     def lines(self) -> Iterator[str]:
-        """Say what is done, for people."""
+        """Describe the plan, for people."""
         if self.unfinished:
-            yield f"An earlier run was cut off: its {self.unfinished} row(s) are finished first, none sent twice."
+            yield f"An earlier run was interrupted: its {self.unfinished} row(s) are finished first, none sent twice."
         for topic, rows in self.topics.items():
-            yield f"{rows} row(s) are good by now and are sent to '{topic}', key and value as they were."
+            yield f"{rows} row(s) are valid now and are sent to '{topic}' with the same key and value."
         if self.topics and self.to is None:
-            yield "Everybody who reads that topic gets them again; --to TOPIC sends them elsewhere."
+            yield "All consumers of that topic get them again; --to TOPIC sends them elsewhere."
         if self.late:
-            yield f"{self.late} of them are behind the flow's present watermark: where it keeps state they are late."
+            yield f"{self.late} of them are behind the flow's present watermark: stateful operators drop them as late."
         for reason, rows in self.still_bad.items():
             yield f"{rows} row(s) stay: {reason}."
         if not self.rows and not self.unfinished:
-            yield "Nothing is to be sent."
+            yield "There is nothing to send."
 
 
 class Redrive:
-    """Rows of one flow on their way back. Made by `redriving`; `plan`, then perhaps `apply`."""
+    """A redrive of a flow. Created by `open_redrive`; call `plan`, then optionally `apply`."""
 
     def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
         self._target, self._flow = target, flow
@@ -116,45 +117,45 @@ class Redrive:
         self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
 
     def plan(self, reason: str | None = None, to: str | None = None) -> RedrivePlan:
-        """Judge the rows anew. Changes nothing."""
-        waiting = self._waiting(reason)
+        """Validate the quarantined rows. Changes nothing."""
+        quarantined = self._quarantined(reason)
         topics: Counter[str] = Counter()
-        still: Counter[str] = Counter()
+        still_bad: Counter[str] = Counter()
         late = 0
-        for name in self._inputs(waiting):
-            rows = waiting.where(F.col("input") == name)
-            given = self._flow.named_inputs.get(name)
-            if given is None or given.schema is None:
-                still[_NO_INPUT] += rows.count()
+        for name in self._inputs(quarantined):
+            rows = quarantined.where(F.col("input") == name)
+            input_ = self._flow.named_inputs.get(name)
+            if input_ is None or input_.schema is None:
+                still_bad[_NO_INPUT] += rows.count()
                 continue
-            verdicts = validate(rows, given)
-            for staying in (invalid_rows(verdicts, given), _left_out(verdicts, given)):
-                for row in staying.groupBy("reason").count().collect():
-                    still[row["reason"]] += row["count"]
-            fit = _fit(verdicts, given)
-            for row in fit.groupBy("topic").count().collect():
+            validated = validate(rows, input_)
+            for rejected in (invalid_rows(validated, input_), _rejected_by_rule(validated, input_)):
+                for row in rejected.groupBy("reason").count().collect():
+                    still_bad[row["reason"]] += row["count"]
+            redrivable = _redrivable(validated, input_)
+            for row in redrivable.groupBy("topic").count().collect():
                 topics[to or row["topic"]] += row["count"]
             watermark = self._watermark()
-            if given.watermark is not None and watermark is not None:
-                late += valid_rows(fit, given).where(F.col(f"`{given.watermark.column}`") <= watermark).count()
+            if input_.watermark is not None and watermark is not None:
+                late += valid_rows(redrivable, input_).where(F.col(f"`{input_.watermark.column}`") <= watermark).count()
         if topics:
             require_topics(self._target, sorted(topics))
         return RedrivePlan(
-            self._flow.name, dict(topics), dict(still), late, self._unfinished_rows(), to=to, reason=reason
+            self._flow.name, dict(topics), dict(still_bad), late, self._unfinished_rows(), to=to, reason=reason
         )
 
     def apply(self, plan: RedrivePlan) -> int:
-        """Finish what an earlier run began, then send what the plan says; return how many rows were filed as sent."""
+        """Finish an earlier run, then send the rows of the plan; return how many rows were recorded as sent."""
         create_ledger(self._target, self._ledger)
         sent = 0
         number = self._last(staged_table(self._target, self._flow.name))
         if number > self._last(redriven_table(self._target, self._flow.name)):
-            sent += self._finish(number)
+            sent += self._send_staged(number)
         while plan.rows:
             number += 1
             if not self._stage(number, plan):
                 break
-            sent += self._finish(number)
+            sent += self._send_staged(number)
         return sent
 
     @property
@@ -162,56 +163,60 @@ class Redrive:
         return f"headrace-ledger-{self._flow.name}"
 
     def _stage(self, number: int, plan: RedrivePlan) -> bool:
-        """Write down the next rows to be sent; False when there are none."""
-        waiting = self._waiting(plan.reason)
-        parts = []
-        for name in self._inputs(waiting):
-            given = self._flow.named_inputs.get(name)
-            if given is not None and given.schema is not None:
-                parts.append(_fit(validate(waiting.where(F.col("input") == name), given), given))
-        if not parts:
+        """Stage the next rows to send; False if there are none."""
+        quarantined = self._quarantined(plan.reason)
+        frames = []
+        for name in self._inputs(quarantined):
+            input_ = self._flow.named_inputs.get(name)
+            if input_ is not None and input_.schema is not None:
+                frames.append(_redrivable(validate(quarantined.where(F.col("input") == name), input_), input_))
+        if not frames:
             return False
         columns = ("input", *IDENTITY, "was", "key", "value")
-        rows = reduce(DataFrame.unionByName, [part.select(*columns) for part in parts])
-        chosen = rows.orderBy(*IDENTITY).limit(_AT_ONCE).withColumn("to", F.lit(plan.to) if plan.to else F.col("topic"))
-        chosen = chosen.withColumn("redrive", F.lit(number).cast("long")).cache()
+        rows = reduce(DataFrame.unionByName, [part.select(*columns) for part in frames])
+        portion = (
+            rows.orderBy(*IDENTITY)
+            .limit(_ROWS_PER_PORTION)
+            .withColumn("to", F.lit(plan.to) if plan.to else F.col("topic"))
+        )
+        portion = portion.withColumn("redrive", F.lit(number).cast("long")).cache()
         try:
-            if chosen.isEmpty():
+            if portion.isEmpty():
                 return False
-            self._append(chosen.coalesce(1), staged_table(self._target, self._flow.name), number)
+            self._append(portion.coalesce(1), staged_table(self._target, self._flow.name), number)
         finally:
-            chosen.unpersist()
+            portion.unpersist()
         return True
 
-    def _finish(self, number: int) -> int:
-        """Send a staged portion unless it was sent, and file it; return its rows."""
+    def _send_staged(self, number: int) -> int:
+        """Send a staged portion unless it was sent, and record it; return its number of rows."""
         staged = self._staged(number).orderBy(*IDENTITY)
         rows = staged.collect()
-        places = [f"{self._flow.name}/{row['topic']}/{row['partition']}/{row['offset']}" for row in rows]
+        origins = [f"{self._flow.name}/{row['topic']}/{row['partition']}/{row['offset']}" for row in rows]
         chunk = pa.RecordBatch.from_pydict(
             {
                 "topic": pa.array([row["to"] for row in rows], pa.string()),
                 "key": pa.array([_bytes(row["key"]) for row in rows], pa.binary()),
                 "value": pa.array([_bytes(row["value"]) for row in rows], pa.binary()),
-                REDRIVEN_COLUMN: pa.array([place.encode() for place in places], pa.binary()),
+                REDRIVEN_COLUMN: pa.array([origin.encode() for origin in origins], pa.binary()),
             }
         )
-        # The ledger refuses a portion of the same number with other rows.
-        digest = hashlib.sha256("\n".join(places).encode()).hexdigest()
+        # The ledger refuses a portion with the same number and other rows.
+        digest = hashlib.sha256("\n".join(origins).encode()).hexdigest()
         batch = Batch(self._flow.name, _IDENTITY, number, self._target, step=_STEP, offsets=digest)
         publish(TransactionSlot(batch, rows[0]["to"], self._ledger), [chunk])
-        filed = staged.select("input", *IDENTITY, F.col("was").alias("reason"), "to", "redrive")
-        filed = filed.withColumn("at", F.current_timestamp()).coalesce(1)
-        self._append(filed, redriven_table(self._target, self._flow.name), number)
+        redriven = staged.select("input", *IDENTITY, F.col("was").alias("reason"), "to", "redrive")
+        redriven = redriven.withColumn("at", F.current_timestamp()).coalesce(1)
+        self._append(redriven, redriven_table(self._target, self._flow.name), number)
         return len(rows)
 
-    def _waiting(self, reason: str | None) -> DataFrame:
-        """Return the quarantined rows that were neither sent nor staged, as they would arrive: stamped with now."""
+    def _quarantined(self, reason: str | None) -> DataFrame:
+        """Return the quarantined rows that were neither sent nor staged, with the present time as their timestamp."""
         rows = self._table(quarantine_table(self._target, self._flow.name))
         if rows is None:
             raise RecoveryError(
                 f"Flow '{self._flow.name}' has no quarantine.",
-                why="No row of it was ever bad, or another target holds them.",
+                why="None of its rows was ever invalid, or they are in another target.",
                 state="Nothing was sent.",
                 remedy="Name another flow, or another target with --target.",
                 code="HR-360",
@@ -220,15 +225,15 @@ class Redrive:
             rows = rows.where(F.col("reason") == reason)
         staged = self._table(staged_table(self._target, self._flow.name))
         if staged is not None:
-            known = staged.select(*(F.col(name).alias(f"_{name}") for name in IDENTITY))
-            same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in IDENTITY]
-            rows = rows.join(known, reduce(lambda one, other: one & other, same), "left_anti")
-        # A record that two checkpoints have read is in quarantine twice, and is one record.
+            staged_keys = staged.select(*(F.col(name).alias(f"_{name}") for name in IDENTITY))
+            is_same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in IDENTITY]
+            rows = rows.join(staged_keys, reduce(lambda left, right: left & right, is_same), "left_anti")
+        # A record that two checkpoints have read is in quarantine twice, but is the same record.
         rows = rows.dropDuplicates(list(IDENTITY)).withColumnRenamed("reason", "was")
         return rows.withColumn("timestamp", F.current_timestamp())
 
-    def _inputs(self, waiting: DataFrame) -> list[str]:
-        return sorted(row["input"] for row in waiting.select("input").distinct().collect())
+    def _inputs(self, quarantined: DataFrame) -> list[str]:
+        return sorted(row["input"] for row in quarantined.select("input").distinct().collect())
 
     def _watermark(self) -> Column | None:
         planned = self._checkpoint.planned_batches()
@@ -241,18 +246,18 @@ class Redrive:
 
     def _staged(self, number: int) -> DataFrame:
         staged = self._table(staged_table(self._target, self._flow.name))
-        assert staged is not None  # noqa: S101 - it holds the number
+        assert staged is not None  # noqa: S101 - it has the number
         return staged.where(F.col("redrive") == number)
 
     def _last(self, location: str) -> int:
         """Return the last portion in a table, or -1."""
         table = self._table(location)
-        found = None if table is None else table.agg(F.max("redrive")).first()
-        return -1 if found is None or found[0] is None else int(found[0])
+        newest = None if table is None else table.agg(F.max("redrive")).first()
+        return -1 if newest is None or newest[0] is None else int(newest[0])
 
     def _table(self, location: str) -> DataFrame | None:
-        there = file_store(location, self._session).names(f"{location}/_delta_log")
-        return self._session.read.format("delta").load(location) if there else None
+        exists = file_store(location, self._session).names(f"{location}/_delta_log")
+        return self._session.read.format("delta").load(location) if exists else None
 
     def _append(self, rows: DataFrame, location: str, number: int) -> None:
         identity = {"txnAppId": f"{_IDENTITY}:{self._flow.name}", "txnVersion": str(number)}
@@ -260,21 +265,21 @@ class Redrive:
 
 
 @contextmanager
-def redriving(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Redrive]:
-    """Yield the redrive of a flow, one at a time. The flow may run meanwhile: it reads what is sent."""
+def open_redrive(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Redrive]:
+    """Yield the redrive of a flow, which may be running. Only one redrive runs at a time."""
     with lock_folder(redriven_table(target, flow.name)):
         yield Redrive(spark, target, flow)
 
 
-def _fit(verdicts: DataFrame, given: Input) -> DataFrame:
-    """Return the rows that the flow would take by now: neither bad, nor left out by a rule, nor such as stop it."""
-    return verdicts.where(~F.col(INVALID) & ~rules.violates(given.rules, "drop", "fail"))
+def _redrivable(validated: DataFrame, input_: Input) -> DataFrame:
+    """Return the rows that the flow would accept now: valid, and not rejected by a rule."""
+    return validated.where(~F.col(INVALID) & ~rules.violates(input_.rules, "drop", "fail"))
 
 
-def _left_out(verdicts: DataFrame, given: Input) -> DataFrame:
-    """Return the rows that are not bad and would be left out, or stop the flow, with the rule as the `reason`."""
-    broken = verdicts.where(~F.col(INVALID) & rules.violates(given.rules, "drop", "fail"))
-    return broken.withColumn("reason", rules.violated_rule(given.rules, F.lit(None), "drop", "fail"))
+def _rejected_by_rule(validated: DataFrame, input_: Input) -> DataFrame:
+    """Return the valid rows that a rule would drop or fail the flow for, with the rule as `reason`."""
+    broken = validated.where(~F.col(INVALID) & rules.violates(input_.rules, "drop", "fail"))
+    return broken.withColumn("reason", rules.violated_rule(input_.rules, F.lit(None), "drop", "fail"))
 
 
 def _bytes(value: bytearray | None) -> bytes | None:
