@@ -49,13 +49,14 @@ def _pinned_setting_findings(flow: Flow, checkpoint: Checkpoint, target: Target)
     pinned, declared = read_pinned_settings(checkpoint), type(flow.state).__name__
     if pinned is None:
         return
-    if pinned.lever != declared:
+    if pinned.state_class != declared:
         yield Finding(
             "HRC-121",
             Severity.ERROR,
             f"flow '{flow.name}'",
-            f"{declared}() is declared, and the checkpoint has its state in {pinned.lever}. The first batch fixes it.",
-            f"Declare state={pinned.lever}(), or give the flow a new name.",
+            f"{declared}() is declared, and the checkpoint has its state in {pinned.state_class}. The first "
+            "batch fixes it.",
+            f"Declare state={pinned.state_class}(), or give the flow a new name.",
         )
     partitions = flow.state.shuffle_partitions or local_cores(target.master)
     if partitions is not None and partitions != pinned.partitions:
@@ -79,8 +80,8 @@ def _idle_findings(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
                 "HRC-122",
                 Severity.ERROR,
                 f"flow '{flow.name}', input '{name}'",
-                "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint has "
-                "no offsets of it.",
+                "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint "
+                "has no offsets of it.",
                 "Remove `idle_timeout`, or give the flow a new name.",
             )
 
