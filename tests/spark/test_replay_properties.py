@@ -210,4 +210,4 @@ def test_any_cut_into_batches_and_any_attempts_at_them_leave_the_same(
             with contextlib.suppress(*() if whole else (PySparkException, Py4JJavaError)):
                 sink.write(handed if whole else broken, Batch("flow", "q1", number, target, offsets=f"digest {number}"))
 
-    assert subject.committed_batches(spark, target) == subject.model(stream)
+    assert subject.held(spark, target) == subject.model(stream)
