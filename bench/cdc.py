@@ -2,9 +2,10 @@
 
     python bench/cdc.py --rows 10000000 --batch 10000 --rounds 5
 
-Every contender has a table of its own with the same rows, and takes the same batches of changes, in turn. A second part
-gives the mirror batches of one size in a table of a hundredth of the rows, and in the whole one: how the time grows.
-With `--only vectors` mirrors of several sizes mark rows as gone, or write their files anew: from where marking pays.
+Every contender has its own table with the same rows, and applies the same batches of changes, in turn. A second part
+gives the mirror batches of one size in a table with a hundredth of the rows, and in the full one: how the time grows.
+With `--only vectors` mirrors of several sizes mark rows as deleted, or rewrite their files: the size from which
+marking pays off.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def mirror(spark: SparkSession, target: Target, orders: Orders, path: str) -> Ta
     filled.write.format("delta").mode("append").save(location)
 
     def apply(records: DataFrame, number: int) -> None:
-        read = records.withColumn("read", F.from_json("value", ENVELOPE))
-        sink.write(read.select("read.*", "topic", "partition", "offset", "key"), Batch(path, "bench", number, target))
+        parsed = records.withColumn("read", F.from_json("value", ENVELOPE))
+        sink.write(parsed.select("read.*", "topic", "partition", "offset", "key"), Batch(path, "bench", number, target))
 
     return Table(OURS, orders, apply, spark)
 
@@ -102,10 +103,10 @@ def merged(spark: SparkSession, target: Target, orders: Orders, name: str, below
 
     def apply(records: DataFrame, _number: int) -> None:
         value = F.from_json("value", _VALUE).alias("value")
-        told = records.select(value, "offset").select("value.*", "offset")
-        told = told.withColumn("id", F.coalesce("after.id", "before.id"))
+        parsed_changes = records.select(value, "offset").select("value.*", "offset")
+        parsed_changes = parsed_changes.withColumn("id", F.coalesce("after.id", "before.id"))
         newest = Window.partitionBy("id").orderBy(F.desc("source.lsn"), F.desc("offset"))
-        last = told.withColumn("place", F.row_number().over(newest)).where("place = 1")
+        last = parsed_changes.withColumn("place", F.row_number().over(newest)).where("place = 1")
         columns = {column.name: f"s.after.{column.name}" for column in ORDERS.columns}
         (
             DeltaTable.forPath(spark, location)
@@ -123,16 +124,16 @@ def merged(spark: SparkSession, target: Target, orders: Orders, name: str, below
 def taken(tables: list[Table], folder: Path, *, warm_up: int, rounds: int) -> None:
     """Give every table the same number of batches, in turn; the first ones are for warming up."""
     for number in range(warm_up + rounds):
-        paths = {orders: orders.write(tables[0].spark, folder, number) for orders in {each.orders for each in tables}}
+        paths = {orders: orders.write(tables[0].spark, folder, number) for orders in {table.orders for table in tables}}
         first = number % len(tables)
         counts = number >= warm_up
-        took = [each.take(paths[each.orders], number, counts=counts) for each in tables[first:] + tables[:first]]
+        took = [table.take(paths[table.orders], number, counts=counts) for table in tables[first:] + tables[:first]]
         print(f"  batch {number}{'' if counts else ' (warming up)'}: {', '.join(took)}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the command line says."""
+class Settings:
+    """The options of the command line."""
 
     rows: int
     batch: int
@@ -145,7 +146,7 @@ class Given:
         return Orders(self.rows, self.batch)
 
 
-def compared(spark: SparkSession, target: Target, folder: Path, given: Given) -> tuple[dict[str, object], bool]:
+def compared(spark: SparkSession, target: Target, folder: Path, settings: Settings) -> tuple[dict[str, object], bool]:
     """Give three contenders the same batches. Returns their medians, and whether the floor is reached.
 
     A stream runs for days, and the JVM compiles what it runs for the first quarter of an hour. All contenders warm up
@@ -163,46 +164,46 @@ def compared(spark: SparkSession, target: Target, folder: Path, given: Given) ->
             merged(hand, target, orders, TUNED, below),
         ]
 
-    warm = contenders(Orders(given.rows // GROWN, given.batch), "warm/")
-    taken(warm, folder / "warm", warm_up=given.warm_up, rounds=0)
-    tables = contenders(given.orders, "")
-    taken(tables, folder, warm_up=_FIRST, rounds=given.rounds)
+    warm = contenders(Orders(settings.rows // GROWN, settings.batch), "warm/")
+    taken(warm, folder / "warm", warm_up=settings.warm_up, rounds=0)
+    tables = contenders(settings.orders, "")
+    taken(tables, folder, warm_up=_FIRST, rounds=settings.rounds)
     _same(tables, target)
-    seconds = {each.name: round(each.seconds, 2) for each in tables}
-    print(f"seconds a batch of {given.batch:,} changes into {given.rows:,} rows: {seconds}")
+    seconds = {table.name: round(table.seconds, 2) for table in tables}
+    print(f"seconds a batch of {settings.batch:,} changes into {settings.rows:,} rows: {seconds}")
     ratios = {other.name: _ratios(tables[0], other) for other in tables[1:]}
     reached = statistics.median(ratios[NAIVE]) >= TIMES
-    print(_said(f"{OURS} against {NAIVE}", ratios[NAIVE], f"at least {TIMES}", reached))
-    print(_said(f"{OURS} against {TUNED}", ratios[TUNED]))
+    print(_summary(f"{OURS} against {NAIVE}", ratios[NAIVE], f"at least {TIMES}", reached))
+    print(_summary(f"{OURS} against {TUNED}", ratios[TUNED]))
     return {"seconds": seconds, "ratios": ratios}, reached
 
 
-def grown(spark: SparkSession, target: Target, folder: Path, given: Given) -> tuple[dict[str, object], bool]:
+def grown(spark: SparkSession, target: Target, folder: Path, settings: Settings) -> tuple[dict[str, object], bool]:
     """Give batches of one size to a small mirror and a large one. Returns the growth, and whether it is in bounds."""
-    small = mirror(spark, target, Orders(given.rows // GROWN, given.batch), "small")
-    large = mirror(spark, target, given.orders, "large")
-    taken([small, large], folder / "growth", warm_up=given.warm_up, rounds=given.rounds)
+    small = mirror(spark, target, Orders(settings.rows // GROWN, settings.batch), "small")
+    large = mirror(spark, target, settings.orders, "large")
+    taken([small, large], folder / "growth", warm_up=settings.warm_up, rounds=settings.rounds)
     growth = _ratios(small, large)
     reached = statistics.median(growth) <= GROWTH
-    print(_said(f"a table of {GROWN} times the rows", growth, f"at most {GROWTH}", reached))
+    print(_summary(f"a table of {GROWN} times the rows", growth, f"at most {GROWTH}", reached))
     return {"ratios": growth}, reached
 
 
-def marked(spark: SparkSession, target: Target, folder: Path, given: Given) -> tuple[dict[str, object], bool]:
+def marked(spark: SparkSession, target: Target, folder: Path, settings: Settings) -> tuple[dict[str, object], bool]:
     """Give the same batches to mirrors with and without marked rows, of several sizes. Returns what marking brings."""
     figures = dict[str, object]()
     # None of them begins to mark rows by itself.
     table._WORTH_VECTORS = sys.maxsize
-    for rows in (given.rows // part for part in (100, 30, 10, 3)):
-        orders = Orders(rows, given.batch)
-        anew, marks = (mirror(spark, target, orders, f"{name}-{rows}") for name in ("anew", "marks"))
+    for rows in (settings.rows // part for part in (100, 30, 10, 3)):
+        orders = Orders(rows, settings.batch)
+        rewriting, marks = (mirror(spark, target, orders, f"{name}-{rows}") for name in ("anew", "marks"))
         location = f"{target.table(f'marks-{rows}')}/orders"
-        told = size(spark, location)
+        size_of_table = size(spark, location)
         spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-        taken([anew, marks], folder / f"vectors-{rows}", warm_up=given.warm_up, rounds=given.rounds)
-        megabytes = round(told[1] / 2**20) if told else 0
-        ratios = _ratios(marks, anew)
-        print(_said(f"{rows:,} rows, {megabytes} MB: writing files anew took", ratios))
+        taken([rewriting, marks], folder / f"vectors-{rows}", warm_up=settings.warm_up, rounds=settings.rounds)
+        megabytes = round(size_of_table[1] / 2**20) if size_of_table else 0
+        ratios = _ratios(marks, rewriting)
+        print(_summary(f"{rows:,} rows, {megabytes} MB: rewriting files took", ratios))
         figures[str(rows)] = {"megabytes": megabytes, "ratios": ratios}
     return figures, True
 
@@ -215,40 +216,40 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=20, help="batches before those")
     parser.add_argument("--only", choices=("merge", "growth", "vectors"), help="one part")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
-    told = parser.parse_args()
-    given = Given(told.rows, told.batch, told.rounds, told.warm_up)
-    parts = {"merge": compared, "growth": grown} if told.only != "vectors" else {"vectors": marked}
-    figures: dict[str, object] = {"machine": machine(), "rows": given.rows, "batch": given.batch}
+    options = parser.parse_args()
+    settings = Settings(options.rows, options.batch, options.rounds, options.warm_up)
+    parts = {"merge": compared, "growth": grown} if options.only != "vectors" else {"vectors": marked}
+    figures: dict[str, object] = {"machine": machine(), "rows": settings.rows, "batch": settings.batch}
     reached = True
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, session(Path(folder)) as (spark, target):
         for name, part in parts.items():
-            if told.only in (None, name):
-                figures[name], well = part(spark, target, Path(folder), given)
+            if options.only in (None, name):
+                figures[name], well = part(spark, target, Path(folder), settings)
                 reached &= well
-    if told.json:
-        write_json(told.json, figures)
+    if options.json:
+        write_json(options.json, figures)
     return 0 if reached else 1
 
 
-def _ratios(one: Table, other: Table) -> list[float]:
+def _ratios(own_table: Table, other: Table) -> list[float]:
     """Return, batch by batch, how many times as long the other table took."""
-    return [round(theirs.wall / own.wall, 3) for own, theirs in zip(one.runs, other.runs, strict=True)]
+    return [round(theirs.wall / own.wall, 3) for own, theirs in zip(own_table.runs, other.runs, strict=True)]
 
 
-def _said(what: str, ratios: list[float], bound: str = "", reached: bool = True) -> str:
-    found = sorted(ratios)
-    spread = f"{statistics.median(found):.2f} ({found[0]:.2f}-{found[-1]:.2f})"
+def _summary(what: str, ratios: list[float], bound: str = "", reached: bool = True) -> str:
+    ordered = sorted(ratios)
+    spread = f"{statistics.median(ordered):.2f} ({ordered[0]:.2f}-{ordered[-1]:.2f})"
     return f"{what}: {spread} times" + (f"; {bound}: {'reached' if reached else 'MISSED'}" if bound else "")
 
 
 def _same(tables: list[Table], target: Target) -> None:
     """Stop when the tables differ: a figure for other work says nothing."""
     names = [column.name for column in ORDERS.columns]
-    places = [f"{target.table('mirror')}/orders", *(target.table(each.name.replace(" ", "_")) for each in tables[1:])]
+    paths = [f"{target.table('mirror')}/orders", *(target.table(table.name.replace(" ", "_")) for table in tables[1:])]
     # A table of ten million rows is not sorted for this: as many rows, and the same sum of their hashes.
-    told = [F.count("*"), F.sum(F.xxhash64(*names).cast("decimal(38,0)"))]
-    found = {tuple(tables[0].spark.read.format("delta").load(place).agg(*told).collect()[0]) for place in places}
-    if len(found) > 1:
+    checksum = [F.count("*"), F.sum(F.xxhash64(*names).cast("decimal(38,0)"))]
+    results = {tuple(tables[0].spark.read.format("delta").load(path).agg(*checksum).collect()[0]) for path in paths}
+    if len(results) > 1:
         raise SystemExit("The contenders' tables differ.")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import Contender, Floor, Workload, compared, machine, place, write_json
+from harness import Contender, Floor, Workload, compared, environment, machine, write_json
 from plain_spark import TUTORIAL, Job, Style, tuned
 from ride_work import PARTITIONS, WATERMARK, Rides, as_they_are, checked, completed, filled, parsed, per_city
 
@@ -101,7 +101,7 @@ class Bench:
 
     def _kafka(self, rows: int) -> Mapping[str, Contender]:
         rides = self._rides(rows)
-        given = Input(KafkaSource(rides.topic), schema=RIDE)
+        input_ = Input(KafkaSource(rides.topic), schema=RIDE)
         return {
             BY_TUTORIAL: lambda: Job(*self._at, rides, TUTORIAL).into_topic(completed, self._topic(), "driver_id"),
             BY_HAND: lambda: Job(*self._at, rides, self._tuned(checked)).into_topic(
@@ -110,8 +110,10 @@ class Bench:
             UNCHECKED: lambda: Job(*self._at, rides, self._tuned(parsed)).into_topic(
                 completed, self._topic(), "driver_id"
             ),
-            OURS: self._flow(given, completed, lambda _name: KafkaSink(self._topic(), key="driver_id")),
-            OURS_ONCE: self._flow(given, completed, lambda _name: KafkaExactlyOnceSink(self._topic(), key="driver_id")),
+            OURS: self._flow(input_, completed, lambda _name: KafkaSink(self._topic(), key="driver_id")),
+            OURS_ONCE: self._flow(
+                input_, completed, lambda _name: KafkaExactlyOnceSink(self._topic(), key="driver_id")
+            ),
         }
 
     @property
@@ -123,14 +125,14 @@ class Bench:
 
     def _flow(
         self,
-        given: Input,
+        input_: Input,
         transform: Callable[[DataFrame], DataFrame],
         sink: Callable[[str], Sink],
         mode: str = "append",
     ) -> Contender:
         def run() -> None:
             name = _new("flow")
-            flow = Flow(name, given, transform, sink(name), trigger=AvailableNow(), output_mode=mode)  # type: ignore[arg-type]
+            flow = Flow(name, input_, transform, sink(name), trigger=AvailableNow(), output_mode=mode)  # type: ignore[arg-type]
             figures = Application(self._spark, self._target, [flow]).run()[name]
             if figures.error is not None:
                 raise figures.error
@@ -161,21 +163,26 @@ def main() -> None:
     parser.add_argument("--bootstrap", help="a broker on this machine that is there already")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a floor is missed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     # Fewer rows would measure how long a query takes to start; more would not go into one batch.
-    rows = given.rows or 900_000
-    rounds = given.rounds or (3 if given.quick else 5)
-    found = []
-    with place(given.bootstrap) as (spark, target):
+    rows = options.rows or 900_000
+    rounds = options.rounds or (3 if options.quick else 5)
+    comparisons = []
+    with environment(options.bootstrap) as (spark, target):
         for workload in Bench(spark, target).workloads():
-            if given.only and workload.name not in given.only:
+            if options.only and workload.name not in options.only:
                 continue
             comparison = compared(workload, rows=rows, warm_up_rows=min(rows, 100_000), rounds=rounds)
             print("\n".join(comparison.lines()), flush=True)
-            found.append(comparison)
-    if given.json:
-        write_json(given.json, {"machine": machine(), "rounds": rounds, "results": [each.as_dict() for each in found]})
-    if given.strict and not all(each.reached(floor) for each in found for floor in each.workload.floors):
+            comparisons.append(comparison)
+    if options.json:
+        write_json(
+            options.json,
+            {"machine": machine(), "rounds": rounds, "results": [comparison.as_dict() for comparison in comparisons]},
+        )
+    if options.strict and not all(
+        comparison.reached(floor) for comparison in comparisons for floor in comparison.workload.floors
+    ):
         sys.exit(1)
 
 

@@ -134,15 +134,15 @@ class Comparison:
             cells = "".join(self._cell(name, other).rjust(24) for other in others)
             yield f"  {name:26}{speed:>30}{cpu:>9}{cells}"
         for floor in self.workload.floors:
-            found = statistics.median(self.ratios(floor.contender, floor.against))
+            ratio = statistics.median(self.ratios(floor.contender, floor.against))
             verdict = "reached" if self.reached(floor) else "MISSED"
-            yield f"  floor: {floor.contender} {floor.ratio} x {floor.against}: {verdict} ({found:.2f})"
+            yield f"  floor: {floor.contender} {floor.ratio} x {floor.against}: {verdict} ({ratio:.2f})"
 
     def _cell(self, name: str, other: str) -> str:
         if name == other:
             return "-"
-        found = sorted(self.ratios(name, other))
-        return f"{statistics.median(found):.2f} ({found[0]:.2f}-{found[-1]:.2f})"
+        ordered = sorted(self.ratios(name, other))
+        return f"{statistics.median(ordered):.2f} ({ordered[0]:.2f}-{ordered[-1]:.2f})"
 
 
 def compared(workload: Workload, *, rows: int, warm_up_rows: int, rounds: int) -> Comparison:
@@ -151,12 +151,12 @@ def compared(workload: Workload, *, rows: int, warm_up_rows: int, rounds: int) -
         run()
     names = list(workload.contenders(rows))
     contenders = [(name, workload.contenders(workload.part(name, rows))[name]) for name in names]
-    found = Comparison(workload, rows, {name: [] for name, _ in contenders})
+    comparison = Comparison(workload, rows, {name: [] for name, _ in contenders})
     for number in range(rounds):
         first = number % len(contenders)
         for name, run in contenders[first:] + contenders[:first]:
-            found.runs[name].append(measured(run, workload.part(name, rows)))
-    return found
+            comparison.runs[name].append(measured(run, workload.part(name, rows)))
+    return comparison
 
 
 def measured(run: Contender, rows: int) -> Run:
@@ -188,14 +188,14 @@ def machine() -> dict[str, object]:
 
 
 @contextmanager
-def place(bootstrap: str | None) -> Iterator[tuple[SparkSession, Target]]:
+def environment(bootstrap: str | None) -> Iterator[tuple[SparkSession, Target]]:
     """Give a folder, a broker and a session; a broker that was made here is removed with everything in it."""
     with (
         tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
         _broker(bootstrap, Path(folder)) as at,
-        session(Path(folder), {"bootstrap.servers": at}) as opened,
+        session(Path(folder), {"bootstrap.servers": at}) as session_and_target,
     ):
-        yield opened
+        yield session_and_target
 
 
 @contextmanager
@@ -212,9 +212,9 @@ def session(folder: Path, kafka: Mapping[str, str] | None = None) -> Iterator[tu
 
 
 @contextmanager
-def _broker(given: str | None, home: Path) -> Iterator[str]:
-    if given:
-        yield given
+def _broker(bootstrap: str | None, home: Path) -> Iterator[str]:
+    if bootstrap:
+        yield bootstrap
         return
     stack = LocalStack(home)
     try:

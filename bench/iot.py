@@ -4,8 +4,8 @@
     python bench/iot.py --only sustained --rate 3000 --for 180
 
 - skew: the same number of readings twice, a fifth of them by one device, then nine tenths. Each flow drains both topics
-  in turn. What is told: how much longer the second one takes.
-- sustained: a backlog of four batches, and readings that go on coming. What is told: the size and the time of every
+  in turn. Reported: how much longer the second one takes.
+- sustained: a backlog of four batches, and readings that go on coming. Reported: the size and the time of every
   batch, and how many readings wait behind it. The bound holds when no batch is larger, and less waits at the end.
 """
 
@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import machine, measured, place, write_json
+from harness import environment, machine, measured, write_json
 
 from headrace import AvailableNow, Every, Target
 from headrace.clients.topics import create_topics
@@ -43,11 +43,11 @@ _NOTHING = timedelta(0)
 
 def settings_for(name: str, target: Target) -> IotSettings:
     """Return the pattern with topics and a table of its own, which are made."""
-    found = IotSettings(
+    settings = IotSettings(
         f"{name}-telemetry", gold_table=name, alerts_topic=f"{name}-alerts", status_topic=f"{name}-status"
     )
-    create_topics(target.kafka, dict.fromkeys(found.topics, PARTITIONS))
-    return found
+    create_topics(target.kafka, dict.fromkeys(settings.topics, PARTITIONS))
+    return settings
 
 
 def named(flow: Flow, name: str) -> Flow:
@@ -65,7 +65,7 @@ def skew(spark: SparkSession, target: Target, rows: int, rounds: int) -> dict[st
         topics[busiest] = settings_for(f"skew-{busiest:g}", target)
         readings = IotGenerator(IotTraffic(rate=_RATE, busiest=busiest))
         generate(readings, target, topic=topics[busiest].topic, backfill=timedelta(seconds=rows / _RATE), live=_NOTHING)
-    found = dict[str, object]()
+    ratios_by_flow = dict[str, object]()
     for number, flow in enumerate(flows()):
         ratios = list[float]()
         for turn in range(-1, rounds):
@@ -75,12 +75,12 @@ def skew(spark: SparkSession, target: Target, rows: int, rounds: int) -> dict[st
             if turn >= 0:
                 ratios.append(took[HOT] / took[EVEN])
             print(f"  {flow.name}: even {took[EVEN]:.1f} s, hot {took[HOT]:.1f} s", file=sys.stderr)
-        found[flow.name] = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+        ratios_by_flow[flow.name] = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
         print(
             f"{flow.name}: {HOT:.0%} of the readings by one device take {statistics.median(ratios):.2f} times the time "
             f"({min(ratios):.2f}-{max(ratios):.2f})"
         )
-    return found
+    return ratios_by_flow
 
 
 def _drained(spark: SparkSession, target: Target, topic: IotSettings, number: int, turn: int) -> float:
@@ -109,7 +109,7 @@ def sustained(spark: SparkSession, target: Target, rate: float, seconds: float, 
     began, taken, batches = time.monotonic(), dict[str, int](), list[dict[str, object]]()
     stop = threading.Event()
 
-    def hear(event: Event) -> None:
+    def record_batch(event: Event) -> None:
         if isinstance(event, BatchCommitted) and event.rows_in:
             at = time.monotonic() - began
             taken[event.flow] = taken.get(event.flow, 0) + event.rows_in
@@ -128,7 +128,7 @@ def sustained(spark: SparkSession, target: Target, rate: float, seconds: float, 
                 f"{waiting:>9,} waiting"
             )
 
-    application.bus.subscribe(hear)
+    application.bus.subscribe(record_batch)
     sender = threading.Thread(
         target=lambda: generate(readings, target, topic=settings.topic, live=timedelta(seconds=seconds), stop=stop)
     )
@@ -157,15 +157,15 @@ def main() -> None:
     parser.add_argument("--bound", type=int, default=100_000)
     parser.add_argument("--bootstrap", help="a broker to use instead of one of its own")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    found = dict[str, object]()
-    with place(given.bootstrap) as (spark, target):
-        if given.only != "sustained":
-            found["skew"] = skew(spark, target, given.rows, given.rounds)
-        if given.only != "skew":
-            found["sustained"] = sustained(spark, target, given.rate, given.seconds, given.bound)
-    if given.json:
-        write_json(given.json, {"machine": machine(), **found})
+    options = parser.parse_args()
+    figures = dict[str, object]()
+    with environment(options.bootstrap) as (spark, target):
+        if options.only != "sustained":
+            figures["skew"] = skew(spark, target, options.rows, options.rounds)
+        if options.only != "skew":
+            figures["sustained"] = sustained(spark, target, options.rate, options.seconds, options.bound)
+    if options.json:
+        write_json(options.json, {"machine": machine(), **figures})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import Contender, Floor, Workload, compared, machine, place, write_json
+from harness import Contender, Floor, Workload, compared, environment, machine, write_json
 from ride_work import PARTITIONS, RIDE_COLUMNS, completed
 
 from headrace import KafkaExactlyOnceSink, KafkaSink, Target
@@ -35,18 +35,19 @@ def sinks(spark: SparkSession, target: Target, slots: list[int]) -> Workload:
         mark = uuid.uuid4().hex[:8]
         folder = f"{target.lake}/rides-{mark}"
         spark.range(0, rows, 1, PARTITIONS).selectExpr(*RIDE_COLUMNS).write.parquet(folder)
-        chosen = {PLAIN: KafkaSink(f"bench-{mark}-plain", key="driver_id")} | {
-            _named(each): KafkaExactlyOnceSink(f"bench-{mark}-{each}", key="driver_id", slots=each) for each in slots
+        sinks_by_name = {PLAIN: KafkaSink(f"bench-{mark}-plain", key="driver_id")} | {
+            _named(slot_count): KafkaExactlyOnceSink(f"bench-{mark}-{slot_count}", key="driver_id", slots=slot_count)
+            for slot_count in slots
         }
-        create_topics(target.kafka, dict.fromkeys([sink.topic for sink in chosen.values()], PARTITIONS))
+        create_topics(target.kafka, dict.fromkeys([sink.topic for sink in sinks_by_name.values()], PARTITIONS))
 
         def write(sink: KafkaSink | KafkaExactlyOnceSink, numbers: Iterator[int]) -> None:
             sink.write(completed(spark.read.parquet(folder)), Batch(sink.topic, "bench", next(numbers), target))
 
         # A ledger refuses batches that are not numbered one after the other.
-        return {name: partial(write, sink, itertools.count()) for name, sink in chosen.items()}
+        return {name: partial(write, sink, itertools.count()) for name, sink in sinks_by_name.items()}
 
-    floors = tuple(Floor(_named(each), PLAIN, 0.8) for each in slots if each <= 2)
+    floors = tuple(Floor(_named(slot_count), PLAIN, 0.8) for slot_count in slots if slot_count <= 2)
     return Workload("sinks for Kafka", "one batch of rides, with the key of the driver", contenders, floors)
 
 
@@ -61,13 +62,13 @@ def main() -> None:
     parser.add_argument("--slots", type=int, nargs="*", default=[1, 2, 4], help="numbers of slots to try")
     parser.add_argument("--bootstrap", help="a broker on this machine that is there already")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
-    given = parser.parse_args()
-    with place(given.bootstrap) as (spark, target):
-        workload = sinks(spark, target, given.slots)
-        found = compared(workload, rows=given.rows, warm_up_rows=given.rows, rounds=given.rounds)
-    print("\n".join(found.lines()))
-    if given.json:
-        write_json(given.json, {"machine": machine(), "rounds": given.rounds, "results": [found.as_dict()]})
+    options = parser.parse_args()
+    with environment(options.bootstrap) as (spark, target):
+        workload = sinks(spark, target, options.slots)
+        comparison = compared(workload, rows=options.rows, warm_up_rows=options.rows, rounds=options.rounds)
+    print("\n".join(comparison.lines()))
+    if options.json:
+        write_json(options.json, {"machine": machine(), "rounds": options.rounds, "results": [comparison.as_dict()]})
 
 
 if __name__ == "__main__":

@@ -95,14 +95,14 @@ class Orders:
     def _records(self, number: int) -> Iterator[tuple[int, str, int, int]]:
         chance = random.Random(f"{self.seed}/{number}")  # noqa: S311 - not for secrets
         created = self.rows + number * self.batch
-        for place in range(self.batch):
+        for index in range(self.batch):
             drawn = chance.random()
             recent = chance.random() < 0.9
             old = created - 1 - int(chance.random() * (created // 20 if recent else created))
             op, key = ("c", created) if drawn < _CREATED else ("u" if drawn < _UPDATED else "d", old)
             created += op == "c"
-            offset = number * self.batch + place
+            offset = number * self.batch + index
             # Transactions that overlap: the first orders of a batch were written before the last changes of the one
             # before it, and committed after them.
-            back = 2 * _OVERLAPPING * 1000 - 500 if op == "c" and place < _OVERLAPPING else 0
+            back = 2 * _OVERLAPPING * 1000 - 500 if op == "c" and index < _OVERLAPPING else 0
             yield offset, op, key, self.rows * 1000 + offset * 1000 - back

@@ -35,7 +35,7 @@ _RIDE = (
     "timestamp_millis(1760000000000 + id * {step_ms}) as event_time",
 )
 _HISTORY_MS = 2 * 3600 * 1000
-RIDE_COLUMNS = [each.format(step_ms=1) for each in _RIDE]
+RIDE_COLUMNS = [column.format(step_ms=1) for column in _RIDE]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def filled(spark: SparkSession, target: Target, rows: int) -> Rides:
     """Make a topic with ride events, in the order of their times."""
     rides = Rides(f"bench-rides-{rows}", rows)
     create_topics(target.kafka, {rides.topic: PARTITIONS})
-    columns = [each.format(step_ms=max(1, _HISTORY_MS // rows)) for each in _RIDE]
+    columns = [column.format(step_ms=max(1, _HISTORY_MS // rows)) for column in _RIDE]
     (
         spark.range(0, rows, 1, PARTITIONS)
         .selectExpr(*columns)
@@ -98,10 +98,10 @@ def checked(records: DataFrame) -> DataFrame:
     schema = StructType([StructField(field.name, field.dataType) for field in RIDE]).add(_CORRUPT, "string")
     options = {"columnNameOfCorruptRecord": _CORRUPT}
     rides = records.select(F.from_json(F.col("value").cast("string"), schema, options).alias("ride")).select("ride.*")
-    whole = F.col(_CORRUPT).isNull()
+    is_complete = F.col(_CORRUPT).isNull()
     for field in RIDE:
         if not field.nullable:
-            whole = whole & F.col(field.name).isNotNull()
-    judged = rides.withColumn("whole", whole).drop(_CORRUPT)
-    counted = judged.observe("read", F.count(F.lit(1)).alias("rows"), F.count_if(~F.col("whole")).alias("bad"))
-    return counted.where("whole").drop("whole")
+            is_complete = is_complete & F.col(field.name).isNotNull()
+    judged = rides.withColumn("is_complete", is_complete).drop(_CORRUPT)
+    counted = judged.observe("read", F.count(F.lit(1)).alias("rows"), F.count_if(~F.col("is_complete")).alias("bad"))
+    return counted.where("is_complete").drop("is_complete")

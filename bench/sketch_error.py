@@ -44,7 +44,7 @@ def measured(spark: SparkSession, users: int, lg_k: int) -> tuple[float, float]:
     off = [
         row.unique_users / users - 1 for row in rolled_up(windows.groupBy("category")).select("unique_users").collect()
     ]
-    return math.sqrt(sum(each**2 for each in off) / len(off)), max(map(abs, off))
+    return math.sqrt(sum(error**2 for error in off) / len(off)), max(map(abs, off))
 
 
 def main() -> None:
@@ -54,9 +54,9 @@ def main() -> None:
         print("|---|---|---|---|---|")
         for lg_k in (10, 12, 14):
             for users in (100, 1_000, 10_000, 30_000):
-                found, largest = measured(spark, users, lg_k)
+                measured_error, largest = measured(spark, users, lg_k)
                 stated = SalesSettings(sketch_lg_k=lg_k).standard_error
-                print(f"| {lg_k} | {users:,} | {stated:.2%} | {found:.2%} | {largest:.2%} |", flush=True)
+                print(f"| {lg_k} | {users:,} | {stated:.2%} | {measured_error:.2%} | {largest:.2%} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from headrace.stack.java import find_java
 
 def archive(file: Path) -> bool:
     """Write the archive unless it is there, and say whether it is."""
-    made_of, known = _made_of(), file.with_suffix(".made-of")
-    if file.exists() and known.exists() and known.read_text() == made_of:
+    fingerprint, fingerprint_file = _fingerprint(), file.with_suffix(".made-of")
+    if file.exists() and fingerprint_file.exists() and fingerprint_file.read_text() == fingerprint:
         return True
-    known.unlink(missing_ok=True)
+    fingerprint_file.unlink(missing_ok=True)
     file.unlink(missing_ok=True)
     # Not a word about each class that it cannot keep.
     own = f"-XX:ArchiveClassesAtExit={file} -Xlog:cds=off"
@@ -58,18 +58,18 @@ def archive(file: Path) -> bool:
         gateway.proc.stdin.close()
         gateway.proc.wait(120)
     if file.exists():
-        known.write_text(made_of)
+        fingerprint_file.write_text(fingerprint)
     return file.exists()
 
 
-def _made_of() -> str:
+def _fingerprint() -> str:
     """Return a digest of what the archive depends on: the JVM, its options, the jars and this program."""
     java = subprocess.run([find_java().binary, "-version"], capture_output=True, check=True).stderr
     jars = [*sorted(Path(pyspark.__file__).parent.glob("jars/*.jar")), *JarCache().verify("spark")]
-    places = "\n".join(f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars)
+    jar_list = "\n".join(f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars)
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     return hashlib.sha256(
-        b"\n".join([java, places.encode(), options.encode(), Path(__file__).read_bytes()])
+        b"\n".join([java, jar_list.encode(), options.encode(), Path(__file__).read_bytes()])
     ).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What every test may ask for. The real parts are started once per run and shared; tests keep to own names."""
+"""Fixtures for all tests. The real services are started once per run and shared; tests use unique names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from headrace.cdc.capture.lifecycle import ConnectWorker as CaptureWorker
 from headrace.flow.target import Database, Target
 from headrace.stack import mariadb as mariadb_part
-from headrace.stack.connect import secrets
+from headrace.stack.connect import secrets_folder
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @dataclass(frozen=True)
 class Broker:
-    """A real Kafka broker. Tests make topics with names of their own, so that they can share it."""
+    """A real Kafka broker. Tests share it and create topics with unique names."""
 
     bootstrap: str
     home: Path
@@ -66,11 +66,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Start the local Postgres once per run. Tests make tables with names of their own, so that they can share it."""
+    """Start the local Postgres once per run. Tests share it and create tables with unique names."""
     stack = LocalStack(tmp_path_factory.mktemp("postgres"))
     try:
         stack.up(("postgres",))
-        yield database(stack.place("postgres"))
+        yield database(stack.files("postgres"))
     finally:
         stack.wipe()
 
@@ -83,14 +83,14 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     stack = LocalStack(tmp_path_factory.mktemp("mariadb"))
     try:
         stack.up(("mariadb",))
-        yield mariadb_part.database(stack.place("mariadb"))
+        yield mariadb_part.database(stack.files("mariadb"))
     finally:
         stack.wipe()
 
 
 @pytest.fixture(scope="session")
 def connect(broker: Broker) -> Worker:
-    """Start Kafka Connect beside the broker, once per run. Tests make connectors with names of their own."""
+    """Start Kafka Connect with the broker, once per run. Tests create connectors with unique names."""
     running = LocalStack(broker.home).up(("connect",))
     return Worker(running.addresses["connect"], broker.home)
 
@@ -98,7 +98,7 @@ def connect(broker: Broker) -> Worker:
 @pytest.fixture(scope="session")
 def capture_worker(broker: Broker, connect: Worker) -> CaptureWorker:
     """Return Kafka Connect as captures address it."""
-    return CaptureWorker(connect.url, broker.bootstrap, secrets(LocalStack(connect.home).place("connect")))
+    return CaptureWorker(connect.url, broker.bootstrap, secrets_folder(LocalStack(connect.home).files("connect")))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def stoppable_postgres(broker: Broker) -> Database:
     """Start a Postgres that a test may stop: in the home of the broker, apart from the one that others share."""
     stack = LocalStack(broker.home)
     stack.up(("postgres",))
-    return database(stack.place("postgres"))
+    return database(stack.files("postgres"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""A pytest plugin: the parts that a test process starts look for their ports in a range of its own.
+"""A pytest plugin: the parts that a test process starts get their ports from a separate range.
 
-A part that is down for a moment would find its port taken by one that another test process starts meanwhile, and come
-back elsewhere. Commands that tests run as processes begin at the usual ports, where no test process does.
+A part that is down for a moment would find its port taken by one that another test process starts in the meantime, and
+come back elsewhere. Commands that tests run as processes begin at the usual ports, where no test process does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _range() -> int:
-    """Return the lowest number, from one on, that no other test process holds. It is held to the end of this one."""
+    """Return the lowest number, from one on, that no other test process uses. It is locked until this one ends."""
     for number in itertools.count(1):
         path = os.path.join(tempfile.gettempdir(), f"headrace-test-ports-{os.getuid()}-{number}")
         lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)

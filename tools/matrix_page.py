@@ -6,7 +6,7 @@
 
     python tools/matrix_page.py docs/levers/output-modes.md docs/levers/triggers.md
 
-draws them anew. A test compares the pages with the data.
+draws them again. A test compares the pages with the data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.sinks.memory import Memory
 from headrace.sinks.noop import Noop
 from headrace.sinks.rest import Rest
 
-# The sinks that rows end in. FanOut takes what all of its sinks take, Only what the one behind it takes.
+# The sinks that write rows. FanOut supports what all its sinks support, Filtered what its inner sink supports.
 SINKS: tuple[type, ...] = (
     DeltaAppend,
     DeltaUpsert,
@@ -60,8 +60,8 @@ _MARKED = re.compile(r"(<!-- matrix: (\w+) -->\n).*?(<!-- end of matrix -->)", r
 
 
 def drawn(page: str) -> str:
-    """Return the text of a page with every table in it drawn anew."""
-    return _MARKED.sub(lambda found: f"{found[1]}{_TABLES[found[2]]()}{found[3]}", page)
+    """Return the text of a page with all its tables redrawn."""
+    return _MARKED.sub(lambda match: f"{match[1]}{_TABLES[match[2]]()}{match[3]}", page)
 
 
 def _operators() -> str:
@@ -77,8 +77,8 @@ def _triggers() -> str:
 
 def _sinks() -> str:
     rows = {
-        each.__name__: [matrix.sink_cell(each.__name__, mode, each.output_modes) for mode in OutputMode]  # type: ignore[attr-defined]
-        for each in SINKS
+        sink.__name__: [matrix.sink_cell(sink.__name__, mode, sink.output_modes) for mode in OutputMode]  # type: ignore[attr-defined]
+        for sink in SINKS
     }
     return _table("sink", [mode.value for mode in OutputMode], rows)
 

@@ -28,7 +28,7 @@ CHANGE = (
 
 def main(statements, home=Path(".headrace")):
     """Run statements, each in a transaction of its own."""
-    with connect(database(LocalStack(home).place("postgres"))) as link:
+    with connect(database(LocalStack(home).files("postgres"))) as link:
         for statement in statements:
             print(statement)
             link.execute(statement)

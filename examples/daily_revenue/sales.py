@@ -16,7 +16,7 @@ REGIONS = ("north", "south", "west")
 def sales(count=600, seed=7):
     """Yield sales in the order in which they are reported: some minutes or hours after they were made."""
     chance = random.Random(seed)
-    made = [
+    sales = [
         {
             "sale_id": f"s-{number:05}",
             "region": chance.choice(REGIONS),
@@ -26,20 +26,20 @@ def sales(count=600, seed=7):
         }
         for number in range(count)
     ]
-    made.sort(key=lambda sale: sale["sold_at"] + timedelta(minutes=chance.randrange(600)))
-    for sale in made:
+    sales.sort(key=lambda sale: sale["sold_at"] + timedelta(minutes=chance.randrange(600)))
+    for sale in sales:
         yield {**sale, "sold_at": sale["sold_at"].isoformat()}
 
 
 def drop(folder, files=5):
-    """Write the sales into files. Each appears whole: it is written beside the folder and moved in."""
+    """Write the sales into files. Each appears atomically: it is written outside the folder and moved into it."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(sale) for sale in sales()]
     for number in range(files):
         part = lines[number * len(lines) // files : (number + 1) * len(lines) // files]
-        whole = folder.with_name(f"{folder.name}-{number}.new")
-        whole.write_text("\n".join(part) + "\n")
-        whole.rename(folder / f"{number}.json")
+        file = folder.with_name(f"{folder.name}-{number}.new")
+        file.write_text("\n".join(part) + "\n")
+        file.rename(folder / f"{number}.json")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def table(rows):
 def test_the_stream_and_the_batch_give_the_same_answer_to_the_cent(spark, tmp_path):
     lines = list(sales())
     first, second = (Arrive(*(typed(sale) for sale in part)) for part in (lines[:250], lines[250:]))
-    found = rehearse(
+    result = rehearse(
         revenue,
         [first, Crash(Point.AFTER_SINK), second],
         spark=spark,
@@ -42,6 +42,6 @@ def test_the_stream_and_the_batch_give_the_same_answer_to_the_cent(spark, tmp_pa
         sink=revenue.sink,
         columns={"rows": SALE},
     )
-    assert table(found.table(TABLE)) == by_hand()
+    assert table(result.table(TABLE)) == by_hand()
     drop(tmp_path / "lake" / "sales")
     assert differences(spark, tmp_path / "lake") == (9, [])

@@ -24,5 +24,5 @@ def test_words_of_a_batch_are_counted(spark):
 def test_a_crash_counts_no_word_twice(spark, tmp_path):
     first, *rest = ({"value": line, "timestamp": NOW} for line in LINES)
     script = [Arrive(first), Crash(Point.AFTER_SINK), Arrive(*rest)]
-    found = rehearse(words, script, spark=spark, folder=tmp_path, columns={"rows": LINE})
-    assert {row.word: row["count"] for row in found.batches[-1]} == COUNTS
+    result = rehearse(words, script, spark=spark, folder=tmp_path, columns={"rows": LINE})
+    assert {row.word: row["count"] for row in result.batches[-1]} == COUNTS

@@ -1,6 +1,6 @@
 """Streaming pipelines on PySpark whose trigger, state, watermark and sink are declared, checked and proven.
 
-What a project imports stands here; everything else is how the house is built.
+Projects import from here; all other modules are internal.
 """
 
 from headrace.clients.file_sink_log import committed_files

@@ -1,4 +1,4 @@
-"""`python -m headrace`: the command line, for where scripts are not on the path."""
+"""`python -m headrace`: the command line, where scripts are not on the PATH."""
 
 from headrace.cli.main import main
 

@@ -87,7 +87,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     refused("HR-527", lambda: start_capture(capture, shop.source, worker))
     assert connect.settings(capture.connector) is None
     assert read_slot(capture, shop.source) is None
-    deleted = shop.command("forget", "--topics", "--yes")["topics"]
+    deleted = shop.command("delete", "--topics", "--yes")["topics"]
     assert {"sold.sold.orders", "sold.sold.payments", "sold.transaction", "sold.message"} <= {*deleted}
     start_capture(capture, shop.source, worker)
     shop.kept = "second"

@@ -93,7 +93,7 @@ def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_
     monkeypatch.setattr(cli, "database_of", lambda *_: postgres)
     (tmp_path / "headrace.yml").write_text("name: shop\n")
     (tmp_path / "flows.py").write_text(FLOWS)
-    words = ["capture", "look", "--project", str(tmp_path), "--connect", "http://127.0.0.1:1", "--json"]
+    words = ["capture", "status", "--project", str(tmp_path), "--connect", "http://127.0.0.1:1", "--json"]
 
     calm = check_capture(SHOP, postgres, worker)
     assert calm.warning == ""

@@ -15,13 +15,13 @@ from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, exp
 from headrace.serve.app import create_app
 from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
 from headrace.serve.cities.feed import FeedStatus
-from headrace.serve.listen import serving
-from headrace.serve.live import Pace
+from headrace.serve.listen import serve_in_background
+from headrace.serve.live import StreamIntervals
 
 pytestmark = pytest.mark.console
 
 FIVE = timedelta(minutes=5)
-QUICK = Pace(coalesce=0.02, retry=0.1)
+QUICK = StreamIntervals(coalesce=0.02, retry=0.1)
 PHONE = ViewportSize(width=390, height=844)
 DESKTOP = ViewportSize(width=1440, height=900)
 QUIET_CHROMIUM = [
@@ -107,7 +107,7 @@ def scene() -> Scene:
 @pytest.fixture
 def url(scene: Scene) -> Iterator[str]:
     app = create_app(scene.board, feed_status=lambda: scene.feed, pace=QUICK)
-    with serving(app) as address:
+    with serve_in_background(app) as address:
         yield address
 
 
@@ -153,7 +153,7 @@ def test_before_the_first_row_the_page_says_what_to_do(page: Page, url: str) -> 
     expect(page.locator("#totals")).to_be_hidden()
 
 
-def test_cards_appear_by_themselves_with_the_first_rows(page: Page, url: str, scene: Scene) -> None:
+def test_cards_appear_with_the_first_rows(page: Page, url: str, scene: Scene) -> None:
     page.goto(url)
     expect(page.locator("#empty")).to_be_visible()
     scene.publish("Lisbon", 120, multiplier=1.5)
@@ -198,7 +198,7 @@ def test_every_card_draws_its_recent_windows(page: Page, url: str, scene: Scene)
     assert page.locator(".card .spark-dot").count() == 4
 
 
-def test_the_order_is_chosen_and_remembered(page: Page, url: str, scene: Scene) -> None:
+def test_the_sort_order_is_stored(page: Page, url: str, scene: Scene) -> None:
     scene.fill()
     scene.publish("Braga", 5, multiplier=2.0)
     page.goto(url)
@@ -213,7 +213,7 @@ def test_the_order_is_chosen_and_remembered(page: Page, url: str, scene: Scene) 
     expect(page.locator(".card-open").nth(1)).to_have_text("Braga")
 
 
-def test_the_focus_stays_on_a_card_that_changes_its_place(page: Page, url: str, scene: Scene) -> None:
+def test_the_focus_stays_on_a_card_that_moves(page: Page, url: str, scene: Scene) -> None:
     scene.fill()
     page.goto(url)
     porto = page.get_by_role("button", name="Porto")
@@ -252,16 +252,16 @@ def test_an_open_history_follows_the_stream(page: Page, url: str, scene: Scene) 
     expect(rows.nth(6)).to_contain_text("4,321")
 
 
-def test_a_lost_server_is_shown_and_found_again(page: Page, scene: Scene) -> None:
+def test_a_lost_connection_is_shown_and_restored(page: Page, scene: Scene) -> None:
     scene.fill()
-    with serving(create_app(scene.board, pace=QUICK)) as url:
+    with serve_in_background(create_app(scene.board, pace=QUICK)) as url:
         page.goto(url)
         expect(page.locator("#link-text")).to_have_text("Live")
     expect(page.locator("#link-text")).to_have_text("Reconnecting…")
     expect(page.locator("#notice")).to_contain_text("last numbers received")
     expect(page.locator(".card")).to_have_count(4)
     scene.publish("Lisbon", 555)
-    with serving(create_app(scene.board, pace=QUICK), port=urlsplit(url).port or 0) as again:
+    with serve_in_background(create_app(scene.board, pace=QUICK), port=urlsplit(url).port or 0) as again:
         assert again == url
         expect(page.locator("#link-text")).to_have_text("Live")
         expect(page.locator(".card[data-city=Lisbon] .card-rides")).to_have_text("555")
@@ -269,7 +269,7 @@ def test_a_lost_server_is_shown_and_found_again(page: Page, scene: Scene) -> Non
         page.close()
 
 
-def test_a_broker_that_is_away_is_not_passed_off_as_live(page: Page, url: str, scene: Scene) -> None:
+def test_an_unreachable_broker_is_not_shown_as_live(page: Page, url: str, scene: Scene) -> None:
     scene.fill()
     scene.feed = FeedStatus("unreachable", last_error="_TRANSPORT")
     page.goto(url)
@@ -301,7 +301,7 @@ def test_nothing_sticks_out_of_the_page(page: Page, url: str, scene: Scene, size
     assert box["x"] + box["width"] <= size["width"]
 
 
-def test_the_theme_follows_the_system_until_it_is_chosen(page: Page, url: str, scene: Scene) -> None:
+def test_the_theme_follows_the_system_by_default(page: Page, url: str, scene: Scene) -> None:
     scene.fill()
     background = "getComputedStyle(document.body).backgroundColor"
     page.goto(url)

@@ -68,14 +68,14 @@ def commands(group: object = COMMAND, words: tuple[str, ...] = ("headrace",)) ->
 
 def section(page: Path, heading: str) -> str:
     """Return what stands below a heading, up to the next one."""
-    _, found, rest = page.read_text().partition(f"# `{heading}`\n")
-    assert found, f"{named(page)} has no heading `{heading}`"
+    _, heading_line, rest = page.read_text().partition(f"# `{heading}`\n")
+    assert heading_line, f"{named(page)} has no heading `{heading}`"
     return re.split(r"^#", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def in_sources(pattern: str) -> set[str]:
     files = [path for path in SRC.rglob("*") if path.suffix in (".py", ".properties", ".xml", ".tmpl")]
-    return {found for path in files for found in re.findall(pattern, path.read_text())}
+    return {match for path in files for match in re.findall(pattern, path.read_text())}
 
 
 def anchors(page: Path) -> set[str]:
@@ -95,7 +95,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
                     yield named(page), words[1:end]
 
 
-def parse(words: list[str], *, whole: bool) -> None:
+def parse(words: list[str], *, complete: bool) -> None:
     """Find the command and its options, or raise LookupError. With `whole`, parse as the command line would."""
     command, rest = COMMAND, list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
@@ -107,11 +107,14 @@ def parse(words: list[str], *, whole: bool) -> None:
     for word in rest:
         if word.startswith("-") and word.partition("=")[0] not in options:
             raise LookupError(f"there is no option {word} in {shlex.join(words)}")
-    if whole and not is_group:
+    if complete and not is_group:
         command.make_context(command.name, rest).close()
 
 
-@pytest.mark.parametrize(("words", "command"), [pytest.param(*each, id=each[0]) for each in commands()])
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [pytest.param(*words_and_command, id=words_and_command[0]) for words_and_command in commands()],
+)
 def test_every_command_has_a_section_that_names_each_of_its_options(words: str, command: TyperCommand):
     below = section(OPERATE / "cli.md", words)
 
@@ -151,11 +154,11 @@ def test_every_finding_of_the_check_is_documented():
     assert {code for code in in_sources(r"\bHRC-\d{3}\b") if f"\n| {code} |" not in page} == set()
 
 
-def test_no_code_is_documented_that_nothing_knows():
-    known = in_sources(r"\bHRC?-\d{3}\b")
+def test_every_documented_code_exists_in_the_sources():
+    codes_in_sources = in_sources(r"\bHRC?-\d{3}\b")
 
     written = {code for page in PAGES for code in re.findall(r"\bHRC?-\d{3}\b", page.read_text())}
-    assert written - known == set()
+    assert written - codes_in_sources == set()
 
 
 def test_no_code_has_two_meanings():
@@ -172,7 +175,7 @@ def test_every_key_of_headrace_yml_is_documented(settings: type[BaseModel]):
     assert [key for key in settings.model_fields if f"\n| `{key}` |" not in page] == []
 
 
-@pytest.mark.parametrize("pattern", [each.name for each in pkgutil.iter_modules(patterns.__path__) if each.ispkg])
+@pytest.mark.parametrize("pattern", [module.name for module in pkgutil.iter_modules(patterns.__path__) if module.ispkg])
 def test_every_pattern_has_a_page_and_an_example(pattern: str):
     assert (ROOT / "docs" / "patterns" / f"{pattern}.md").is_file()
     assert (ROOT / "examples" / pattern / "headrace.yml").is_file()
@@ -197,7 +200,7 @@ def test_every_setting_of_a_pattern_is_on_its_page(pattern: str, settings: type[
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_link_leads_somewhere(page: Path):
+def test_every_link_has_a_target(page: Path):
     broken = []
     for link in _LINK.findall(without_fences(page)):
         path, _, anchor = link.partition("#")
@@ -213,13 +216,13 @@ def test_every_link_leads_somewhere(page: Path):
     "words", [pytest.param(words, id=f"{page}: {shlex.join(words)}") for page, words in command_lines()]
 )
 def test_every_command_in_a_shell_fence_parses(words: list[str]):
-    parse(words, whole=True)
+    parse(words, complete=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_command_within_a_sentence_exists(page: Path):
     for line in _INLINE.findall(without_fences(page)):
-        parse(shlex.split(line)[1:], whole=False)
+        parse(shlex.split(line)[1:], complete=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -229,16 +232,16 @@ def test_every_python_fence_compiles_and_imports_what_exists(page: Path):
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headrace":
                 module = importlib.import_module(str(node.module))
-                assert [each.name for each in node.names if not hasattr(module, each.name)] == []
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
 @pytest.mark.parametrize("line", ["jars burn", "ps --colour", "init --jsn", "wash"])
-def test_a_command_or_an_option_that_does_not_exist_is_noticed(line: str):
+def test_an_unknown_command_or_option_is_detected(line: str):
     with pytest.raises(LookupError):
-        parse(line.split(), whole=False)
+        parse(line.split(), complete=False)
 
 
 @pytest.mark.parametrize("line", ["init", "topics create x --partitions none"])
-def test_a_command_that_lacks_an_argument_or_has_a_wrong_one_is_noticed(line: str):
+def test_a_missing_or_wrong_argument_is_detected(line: str):
     with pytest.raises(TyperException):
-        parse(line.split(), whole=True)
+        parse(line.split(), complete=True)

@@ -53,13 +53,11 @@ PROOFS = {
     ],
     "C13": ["tests/certify/test_slot_pressure.py"],
     "C14": [
-        "tests/stack/test_cli.py::test_the_demo_ends_with_one_object_that_says_it_equals_the_model",
+        "tests/stack/test_cli.py::test_the_demo_prints_one_object_with_its_comparison",
         "tests/certify/test_demos.py",
     ],
     "C15": ["tests/certify/test_examples_run.py"],
-    "C16": [
-        "tests/stack/test_cli.py::test_a_project_runs_is_not_run_twice_at_once_drains_and_continues_where_it_stopped"
-    ],
+    "C16": ["tests/stack/test_cli.py::test_a_project_runs_once_drains_and_resumes"],
     "C17": ["tests/stack/test_late_and_bad.py", "tests/certify/test_late_and_bad_killed.py"],
 }
 
@@ -98,5 +96,5 @@ def test_every_long_proof_is_run_by_certify_and_proves_a_claim():
     assert files <= proving
     # A file that is run test by test is run completely.
     for file in files:
-        chosen = {test.partition("::")[2].partition("[")[0] for case in CASES for test in case.tests if file in test}
-        assert chosen == {""} or chosen == names_of_tests(ROOT / file), file
+        selected = {test.partition("::")[2].partition("[")[0] for case in CASES for test in case.tests if file in test}
+        assert selected == {""} or selected == names_of_tests(ROOT / file), file

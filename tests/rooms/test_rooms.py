@@ -1,4 +1,4 @@
-"""The house rules: which room may hold what, how large, under which name. A failure here says what is still to do."""
+"""Rules for the code base: imports, sizes, names, public API. A failure here says what is still to do."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from headrace.operate.preflight import state_findings
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"
 MODULES = sorted(SRC.rglob("*.py"))
-PATTERNS = sorted(each.name for each in (SRC / "patterns").iterdir() if each.is_dir() and each.name[0] not in "_.")
+PATTERNS = sorted(path.name for path in (SRC / "patterns").iterdir() if path.is_dir() and path.name[0] not in "_.")
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 LONGEST_MODULE = 400
 MOST_MODULES = 15
 
 
-def place(path: Path) -> str:
+def module_path(path: Path) -> str:
     return path.relative_to(SRC).as_posix()
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
     for path in MODULES:
-        yield place(path), ast.parse(path.read_text(), str(path))
+        yield module_path(path), ast.parse(path.read_text(), str(path))
 
 
 def mentions(tree: ast.Module, name: str) -> bool:
@@ -69,13 +69,13 @@ def builds_a_session(tree: ast.Module) -> bool:
 # ---- who may do what ----
 
 
-def test_every_test_module_has_a_name_of_its_own():
+def test_every_test_module_has_a_unique_name():
     names = [path.name for path in (ROOT / "tests").rglob("*.py")]
     # pytest imports test modules by their bare names, and collects nothing at all when two are the same.
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
-def test_imports_keep_to_the_contracts_of_the_rooms() -> None:
+def test_imports_follow_the_contracts_of_the_packages() -> None:
     run = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
         cwd=ROOT,
@@ -88,10 +88,10 @@ def test_imports_keep_to_the_contracts_of_the_rooms() -> None:
 
 
 def test_streams_are_read_in_sources_only() -> None:
-    found = places_that_mention("readStream")
-    assert found
+    modules = places_that_mention("readStream")
+    assert modules
     # The script of a rehearsal stands in for a source.
-    assert [each for each in found if not each.startswith("sources/")] == ["testing/source.py"]
+    assert [where for where in modules if not where.startswith("sources/")] == ["testing/source.py"]
 
 
 def test_streams_are_written_in_one_module_only() -> None:
@@ -103,7 +103,7 @@ def test_sessions_are_built_in_one_module_only() -> None:
 
 
 def test_tables_are_changed_by_sinks_and_operations_only() -> None:
-    rooms = {each.split("/")[0] for each in places_that_mention("DeltaTable")}
+    rooms = {where.split("/")[0] for where in places_that_mention("DeltaTable")}
     assert rooms <= {"sinks", "cdc", "operate"}
 
 
@@ -135,21 +135,21 @@ def test_the_search_sees_how_a_session_is_built(code: str, builds: bool) -> None
 
 
 def test_nothing_is_named_utils_or_the_like() -> None:
-    named = [place(path) for path in SRC.rglob("*") if FORBIDDEN_NAMES & set(path.stem.lower().split("_"))]
+    named = [module_path(path) for path in SRC.rglob("*") if FORBIDDEN_NAMES & set(path.stem.lower().split("_"))]
     assert named == []
 
 
 def test_no_module_is_longer_than_400_lines() -> None:
-    lengths = {place(path): len(path.read_text().splitlines()) for path in MODULES}
+    lengths = {module_path(path): len(path.read_text().splitlines()) for path in MODULES}
     assert {where: lines for where, lines in lengths.items() if lines > LONGEST_MODULE} == {}
 
 
 def test_no_folder_holds_more_than_15_modules() -> None:
-    folders = Counter(place(path.parent) for path in MODULES if path.name != "__init__.py")
+    folders = Counter(module_path(path.parent) for path in MODULES if path.name != "__init__.py")
     assert {folder: modules for folder, modules in folders.items() if modules > MOST_MODULES} == {}
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [where for where, tree in trees() if not ast.get_docstring(tree)] == []
 
 
@@ -159,12 +159,83 @@ def test_an_init_only_exports() -> None:
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         return is_all or is_text or isinstance(node, ast.Import | ast.ImportFrom)
 
-    found = {
+    statements = {
         where: [ast.unparse(node) for node in tree.body if not exports(node)]
         for where, tree in trees()
         if where.endswith("__init__.py")
     }
-    assert {where: rest for where, rest in found.items() if rest} == {}
+    assert {where: rest for where, rest in statements.items() if rest} == {}
+
+
+# ---- the language ----
+
+# Words of a private dialect: they say nothing to a reader who knows Spark, Kafka and Delta. No identifier may be one of
+# these or, split at underscores, contain one.
+DIALECT_PARTS = ("told", "given", "kept", "gone", "held", "whole", "anew", "meanwhile", "at_once", "hear")
+# Names that say nothing of the value they stand for. They are allowed as a part of a name, such as `find_or_create`.
+DIALECT_NAMES = (
+    *("each", "found", "known", "wanted", "chosen", "said", "one", "things", "made", "seen", "heard"),
+    *("beats", "heart", "pulse", "house", "keep"),
+)
+
+# What is left to rename, as "module: identifier". Must be exactly what is found, so that it only shrinks.
+DIALECT_LEFT: tuple[str, ...] = ()
+
+# Public classes that still share their name with another one. Must be exactly what is found, so that it only shrinks.
+SHARED_CLASS_NAMES_LEFT: tuple[str, ...] = ()
+
+
+def identifiers(tree: ast.Module) -> Iterator[str]:
+    """Yield every identifier that code defines or uses: names, attributes, parameters, functions, classes, imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.keyword(arg=str(name)) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                yield name
+            case ast.alias(name=path, asname=alias):
+                yield from [*path.split("."), *([alias] if alias else [])]
+
+
+def is_dialect(identifier: str) -> bool:
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().strip("_")
+    return snake in DIALECT_NAMES or any(f"_{word}_" in f"_{snake}_" for word in DIALECT_PARTS)
+
+
+@pytest.mark.parametrize(
+    ("identifier", "dialect"),
+    [
+        ("told", True),
+        ("_told", True),
+        ("rows_kept", True),
+        ("run_at_once", True),
+        ("KeptRows", True),
+        ("each", True),
+        ("for_each_row", False),
+        ("household", False),
+        ("heartbeat", False),
+    ],
+)
+def test_a_word_of_the_dialect_is_recognized_as_a_part_of_a_name(identifier: str, dialect: bool) -> None:
+    assert is_dialect(identifier) is dialect
+
+
+def test_identifiers_are_plain_technical_english() -> None:
+    remaining = {f"{where}: {name}" for where, tree in trees() for name in identifiers(tree) if is_dialect(name)}
+    remaining |= {f"{where}: (module)" for where, _ in trees() if any(map(is_dialect, re.split(r"[/.]", where)))}
+    assert sorted(remaining) == list(DIALECT_LEFT)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    classes = Counter(
+        node.name
+        for _, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert sorted(name for name, count in classes.items() if count > 1) == list(SHARED_CLASS_NAMES_LEFT)
 
 
 # ---- the public surface ----
@@ -187,6 +258,7 @@ def test_the_public_names_are_these() -> None:
         "DeltaOverwrite",
         "DeltaSource",
         "DeltaUpsert",
+        "Precision",
         "EventTime",
         "Every",
         "FanOut",
@@ -214,7 +286,6 @@ def test_the_public_names_are_these() -> None:
         "Once",
         "OutputMode",
         "PartUnavailable",
-        "Precision",
         "ProcessingTime",
         "RateSource",
         "RealTime",
@@ -278,13 +349,13 @@ def drawn_tree() -> dict[str, str]:
         drawn = re.match(r"^ {4}([│├└─ ]*)([A-Z]\w+) {2,}\S", line)
         if drawn:
             depth, name = len(drawn[1]), drawn[2]
-            path = [each for each in path if each[0] < depth]
+            path = [ancestor for ancestor in path if ancestor[0] < depth]
             parents[name] = path[-1][1] if path else "Exception"
             path.append((depth, name))
     return parents
 
 
-def test_every_error_is_drawn_in_the_tree_where_it_stands() -> None:
+def test_the_drawn_tree_of_errors_matches_the_classes() -> None:
     declared = {
         name: kind.__bases__[0].__name__
         for name, kind in vars(errors).items()
@@ -300,13 +371,13 @@ def test_every_error_of_the_tree_is_public() -> None:
 
 def test_the_tree_of_errors_grows_in_one_module_only() -> None:
     kinds = set(drawn_tree())
-    found = {
+    parents = {
         where
         for where, tree in trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and kinds & {ast.unparse(base).split(".")[-1] for base in node.bases}
     }
-    assert found == {"errors.py"}
+    assert parents == {"errors.py"}
 
 
 def test_the_table_of_findings_holds_exactly_the_codes_that_are_found() -> None:
@@ -336,7 +407,7 @@ def found_in(*modules: ModuleType) -> set[str]:
     }
 
 
-# ---- a pattern is whole ----
+# ---- a pattern is complete ----
 
 
 def test_there_are_patterns() -> None:
@@ -347,8 +418,8 @@ def test_there_are_patterns() -> None:
 @pytest.mark.parametrize("part", ["flows.py", "generator.py", "model.py"])
 def test_a_pattern_has_flows_a_generator_and_a_model(pattern: str, part: str) -> None:
     # The flows of a captured database are public: everybody's tables are mirrored by the same declaration.
-    place = SRC if (pattern, part) == ("cdc", "flows.py") else SRC / "patterns"
-    assert (place / pattern / part).is_file()
+    folder = SRC if (pattern, part) == ("cdc", "flows.py") else SRC / "patterns"
+    assert (folder / pattern / part).is_file()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -360,7 +431,7 @@ def test_the_model_of_a_pattern_knows_nothing_of_spark(pattern: str) -> None:
         for name in (
             [node.module or ""]
             if isinstance(node, ast.ImportFrom)
-            else [each.name for each in node.names]
+            else [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else []
         )

@@ -256,7 +256,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         # Every MERGE marks rows in deletion vectors, as in tables that are large enough.
         patched.setattr(cdc_table, "_WORTH_VECTORS", -1)
         # The command's own session would stop that of all tests.
-        patched.setattr(cli, "opened_session", lambda *_, **__: spark)
+        patched.setattr(cli, "start_session", lambda *_, **__: spark)
         patched.syspath_prepend(str(folder))
         yield Lake(spark, folder)
         sys.modules.pop("flows", None)

@@ -35,7 +35,7 @@ from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import acquire_lease
 from headrace.testing import Arrive, Rehearsal, rehearse
-from headrace.testing.source import Scripted, scripted
+from headrace.testing.source import ScriptedSource, scripted_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,8 +107,8 @@ def flow(transform: object, sink: DeltaAppend | DeltaUpsert | KafkaSink, mode: s
 def standing(result: Rehearsal, folder: Path) -> Flow:
     """Return the rehearsed flow with the script as its source, as the runtime ran it."""
     (input_,) = result.flow.named_inputs.values()
-    created = scripted("rows", input_, folder / "unused", None)
-    source = Scripted("rows", folder / "script" / "rows", carries_payload=True, columns=created.columns)
+    created = scripted_source("rows", input_, folder / "unused", None)
+    source = ScriptedSource("rows", folder / "script" / "rows", carries_payload=True, columns=created.columns)
     return replace(result.flow, inputs=replace(input_, source=source))
 
 

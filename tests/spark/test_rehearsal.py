@@ -59,7 +59,7 @@ def windows(mode: OutputMode = OutputMode.APPEND) -> Flow:
 
 def test_windows_close_with_the_watermark_and_the_rest_with_the_end(spark: SparkSession, tmp_path: Path):
     # The watermark is 10 minutes behind the latest order of the batches before.
-    found = rehearse(
+    result = rehearse(
         windows(),
         [
             Arrive(order(1, 0), order(2, 4), order(3, 6, shop="south")),
@@ -73,22 +73,22 @@ def test_windows_close_with_the_watermark_and_the_rest_with_the_end(spark: Spark
         spark=spark,
         folder=tmp_path,
     )
-    assert sorted(tuple(row) for row in found.rows) == [(0, "north", 2), (5, "south", 1), (20, "north", 2)]
-    assert [json.loads(row.row)["id"] for row in found.late] == [6]
-    assert found.quarantine == []
-    assert found.restarts == 0
-    assert found.state() == []
+    assert sorted(tuple(row) for row in result.rows) == [(0, "north", 2), (5, "south", 1), (20, "north", 2)]
+    assert [json.loads(row.row)["id"] for row in result.late] == [6]
+    assert result.quarantine == []
+    assert result.restarts == 0
+    assert result.state() == []
 
 
 def test_without_an_end_windows_stay_open_in_the_state(spark: SparkSession, tmp_path: Path):
-    found = rehearse(windows(), [Arrive(order(1, 0), order(2, 6))], spark=spark, folder=tmp_path)
-    assert found.rows == []
-    assert sorted(row.value["count"] for row in found.state()) == [1, 1]
+    result = rehearse(windows(), [Arrive(order(1, 0), order(2, 6))], spark=spark, folder=tmp_path)
+    assert result.rows == []
+    assert sorted(row.value["count"] for row in result.state()) == [1, 1]
 
 
 @pytest.mark.parametrize("point", list(Point))
 def test_a_crash_changes_nothing(spark: SparkSession, tmp_path: Path, point: Point):
-    found = rehearse(
+    result = rehearse(
         windows(),
         [
             Arrive(order(1, 0), order(2, 4)),
@@ -101,38 +101,41 @@ def test_a_crash_changes_nothing(spark: SparkSession, tmp_path: Path, point: Poi
         spark=spark,
         folder=tmp_path,
     )
-    assert sorted(tuple(row) for row in found.rows) == [(0, "north", 2), (20, "north", 1)]
-    assert found.restarts == (2 if point is Point.AFTER_COMMIT else 3)
+    assert sorted(tuple(row) for row in result.rows) == [(0, "north", 2), (20, "north", 1)]
+    assert result.restarts == (2 if point is Point.AFTER_COMMIT else 3)
 
 
-def test_a_crash_does_not_double_rows_in_the_flow_s_own_sink(spark: SparkSession, tmp_path: Path):
+def test_a_crash_does_not_duplicate_rows_in_the_sink_of_the_flow(spark: SparkSession, tmp_path: Path):
     orders = Input(KafkaSource("orders"), schema=ORDER)
     flow = Flow("bronze", orders, lambda rows: rows.select("id"), DeltaAppend("bronze/orders"))
-    found = rehearse(
+    result = rehearse(
         flow,
         [Arrive(order(1, 0)), Crash(Point.AFTER_SINK), Crash(Point.IN_SINK), Arrive(order(2, 1))],
         spark=spark,
         folder=tmp_path,
         sink=flow.sink,
     )
-    assert sorted(row.id for row in found.table("bronze/orders")) == [1, 2]
+    assert sorted(row.id for row in result.table("bronze/orders")) == [1, 2]
     with pytest.raises(FlowError, match="table"):
-        _ = found.rows
+        _ = result.rows
 
 
-def test_updates_are_kept_batch_by_batch(spark: SparkSession, tmp_path: Path):
-    found = rehearse(
+def test_updates_are_available_per_batch(spark: SparkSession, tmp_path: Path):
+    result = rehearse(
         windows(OutputMode.UPDATE),
         [Arrive(order(1, 0)), Arrive(order(2, 1)), EndOfInput()],
         spark=spark,
         folder=tmp_path,
     )
-    assert [[tuple(row) for row in batch] for batch in found.batches if batch] == [[(0, "north", 1)], [(0, "north", 2)]]
-    assert [tuple(row) for row in found.newest("minute", "shop")] == [(0, "north", 2)]
+    assert [[tuple(row) for row in batch] for batch in result.batches if batch] == [
+        [(0, "north", 1)],
+        [(0, "north", 2)],
+    ]
+    assert [tuple(row) for row in result.newest("minute", "shop")] == [(0, "north", 2)]
 
 
-def test_bad_records_are_in_the_quarantine_and_the_clock_tells_the_future(spark: SparkSession, tmp_path: Path):
-    found = rehearse(
+def test_invalid_and_future_records_are_quarantined(spark: SparkSession, tmp_path: Path):
+    result = rehearse(
         windows(),
         [
             Arrive("{", None, b"\xff", {"id": 1, "shop": "north"}, Keyed("k", order(2, 0))),
@@ -143,9 +146,9 @@ def test_bad_records_are_in_the_quarantine_and_the_clock_tells_the_future(spark:
         spark=spark,
         folder=tmp_path,
     )
-    reasons = sorted(row.reason for row in found.quarantine)
+    reasons = sorted(row.reason for row in result.quarantine)
     assert reasons == ["event_time_in_future", "malformed_json", "malformed_json", "missing:at", "null_value"]
-    assert sorted(tuple(row) for row in found.rows) == [(0, "north", 1), (5, "north", 1)]
+    assert sorted(tuple(row) for row in result.rows) == [(0, "north", 1), (5, "north", 1)]
 
 
 def test_several_inputs_get_their_records_by_name(spark: SparkSession, tmp_path: Path):
@@ -168,14 +171,14 @@ def test_several_inputs_get_their_records_by_name(spark: SparkSession, tmp_path:
         Arrive(shops=[{"shop": "north", "opened": NOON}]),
         Arrive(orders=[order(3, 2)], shops=[{"shop": "south", "opened": NOON}]),
     ]
-    found = rehearse(flow, script, spark=spark, folder=tmp_path / "a", columns={"shops": side})
-    assert sorted(tuple(row) for row in found.rows) == [(1, "north"), (2, "south"), (3, "north")]
+    result = rehearse(flow, script, spark=spark, folder=tmp_path / "a", columns={"shops": side})
+    assert sorted(tuple(row) for row in result.rows) == [(1, "north"), (2, "south"), (3, "north")]
     with pytest.raises(FlowError, match="columns") as unknown:
         rehearse(flow, script, spark=spark, folder=tmp_path / "b")
     assert unknown.value.code == "HR-221"
 
 
-def test_a_flow_that_fails_by_itself_fails_the_test(spark: SparkSession, tmp_path: Path):
+def test_an_error_in_the_flow_fails_the_test(spark: SparkSession, tmp_path: Path):
     flow = Flow(
         "broken",
         Input(KafkaSource("orders"), schema=ORDER),
@@ -195,7 +198,7 @@ def test_a_flow_that_fails_by_itself_fails_the_test(spark: SparkSession, tmp_pat
         ([Arrive(others=[{}])], "inputs rows"),
     ],
 )
-def test_a_script_that_cannot_be_played_is_refused(spark: SparkSession, tmp_path: Path, script: list, why: str):
+def test_an_invalid_script_is_rejected(spark: SparkSession, tmp_path: Path, script: list, why: str):
     with pytest.raises(FlowError, match=why) as refused:
         rehearse(windows(), script, spark=spark, folder=tmp_path)
     assert refused.value.code == "HR-220"

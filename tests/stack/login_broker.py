@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.stack import kafka, ports
-from headrace.stack.part import Means, Place
+from headrace.stack.part import PartFiles, StartContext
 
 STORE = "certificates.p12"
 STORE_PASSWORD = "of-a-test"  # noqa: S105 - of a store that is made and deleted with the test
@@ -37,23 +37,28 @@ ssl.truststore.password={password}
 
 
 @dataclass(frozen=True)
-class LoginKafka(kafka.Kafka):
+class LoginKafka(kafka.KafkaPart):
     """The broker. `users` are the names and passwords of the mechanism PLAIN; those of SCRAM are made by a client."""
 
     users: tuple[tuple[str, str], ...] = ()
 
-    def prepare(self, place: Place, means: Means) -> list[str]:
-        command = super().prepare(place, means)
-        chosen = ports.remembered(place.folder / "ports.json")
-        more = ports.choose(place.folder / "login-ports.json", self.name, {"login": 19092, "proof": 19192})
-        store = place.folder / STORE
+    def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
+        command = super().prepare(files, context)
+        broker_ports = ports.previous_ports(files.folder / "ports.json")
+        login_ports = ports.choose_ports(files.folder / "login-ports.json", self.name, {"login": 19092, "proof": 19192})
+        store = files.folder / STORE
         if not store.exists():
-            make_certificate(means.java.home / "bin" / "keytool", store, place.folder / CA)
+            make_certificate(context.java.home / "bin" / "keytool", store, files.folder / CA)
         users = " ".join(f"user_{name}={_as_property(password)}" for name, password in self.users)
         text = SETTINGS.format(
-            host=ports.LOOPBACK, store=store.resolve(), password=STORE_PASSWORD, users=users, **chosen, **more
+            host=ports.LOOPBACK,
+            store=store.resolve(),
+            password=STORE_PASSWORD,
+            users=users,
+            **broker_ports,
+            **login_ports,
         )
-        with (place.folder / "server.properties").open("a") as settings:
+        with (files.folder / "server.properties").open("a") as settings:
             settings.write(text)
         return command
 

@@ -21,7 +21,7 @@ from headrace.cli.main import app
 from headrace.clients.postgres import connect as open_postgres
 from headrace.flow.target import Database
 from headrace.operate.run import Application, FlowFigures
-from headrace.stack.connect import secrets
+from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 from systems.capture_topics import changes
 
@@ -44,7 +44,7 @@ def target(broker: Any, connect: Any, postgres: Database, tmp_path: Path) -> Ite
         "INSERT INTO mirrored.customers VALUES (1, 'Ada', '2026-01-01 00:00:00.000001+02'), (2, 'São', NULL)",
         "INSERT INTO mirrored.orders VALUES (10, 1, 0.10), (11, 2, 9999999999.99)",
     )
-    worker = ConnectWorker(connect.url, broker.bootstrap, secrets(LocalStack(connect.home).place("connect")))
+    worker = ConnectWorker(connect.url, broker.bootstrap, secrets_folder(LocalStack(connect.home).files("connect")))
     start_capture(CAPTURE, postgres, worker)
     yield Target(
         "cdc",
@@ -86,7 +86,7 @@ class CommandLine:
         source = target.databases["shop"]
         assert source.password is not None
         monkeypatch.setenv("MIRRORED_PASSWORD", source.password.reveal())
-        monkeypatch.setattr("headrace.cli.operations.reconcile.opened_session", lambda *_words, **_named: spark)
+        monkeypatch.setattr("headrace.cli.operations.reconcile.start_session", lambda *_words, **_named: spark)
         database = {"url": source.url, "user": source.user, "password": "${env:MIRRORED_PASSWORD}"}
         places = {"lake": target.lake, "checkpoints": target.checkpoints, "databases": {"shop": database}}
         (folder / "headrace.yml").write_text(json.dumps({"name": "mirrored", "flows": [], "targets": {"dev": places}}))

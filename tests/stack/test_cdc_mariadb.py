@@ -21,7 +21,7 @@ from headrace.errors import DataError
 from headrace.flow.target import Database
 from headrace.operate.run import Application
 from headrace.runtime.events import FlowStarted
-from headrace.stack.connect import secrets
+from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 from systems.capture_shop import Running
 
@@ -70,7 +70,7 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
         checkpoints=str(tmp_path / "checkpoints"),
         kafka={"bootstrap.servers": broker.bootstrap},
         databases={"till": mariadb},
-        connect=KafkaConnect(connect.url, secrets=secrets(LocalStack(connect.home).place("connect"))),
+        connect=KafkaConnect(connect.url, secrets=secrets_folder(LocalStack(connect.home).files("connect"))),
     )
     worker = connect_worker(target, "till")
     flow = mirror(CdcSettings(CAPTURE, path="till", trigger=AvailableNow()))

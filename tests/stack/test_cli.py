@@ -91,9 +91,7 @@ def order(number: int, minutes_ago: float, now: datetime) -> bytes:
     return json.dumps(fields).encode()
 
 
-def test_a_project_runs_is_not_run_twice_at_once_drains_and_continues_where_it_stopped(
-    project: Path, broker: Broker, headrace: CommandLine
-):
+def test_a_project_runs_once_drains_and_resumes(project: Path, broker: Broker, headrace: CommandLine):
     topic = f"orders-{project.parent.name}"
     # Looked at once: both orders of half an hour ago are of one minute.
     now = datetime.now(UTC)
@@ -135,7 +133,7 @@ def takewhile_including(condition: Callable[[str], bool], lines: Iterable[str]) 
             return
 
 
-def test_a_missing_topic_is_one_message_and_nothing_is_made(project: Path, headrace: CommandLine):
+def test_a_missing_topic_is_one_message_and_creates_nothing(project: Path, headrace: CommandLine):
     code, error = headrace.json("run", cwd=project)
 
     assert (code, error["code"]) == (TERMINAL, "HR-501")
@@ -143,9 +141,7 @@ def test_a_missing_topic_is_one_message_and_nothing_is_made(project: Path, headr
     assert not (project / ".headrace").exists()
 
 
-def test_a_broker_that_is_down_is_said_to_be_down(
-    project: Path, headrace: CommandLine, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_broker_that_is_down_is_reported(project: Path, headrace: CommandLine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("headrace.clients.kafka._ANSWER_WITHIN_SECONDS", 1.0)
     settings = (project / "headrace.yml").read_text()
     # Port 1 is never a broker.
@@ -157,7 +153,7 @@ def test_a_broker_that_is_down_is_said_to_be_down(
     assert not (project / ".headrace").exists()
 
 
-def test_a_lake_that_cannot_be_written_is_named_before_anything_starts(project: Path, headrace: CommandLine):
+def test_a_read_only_lake_is_reported_before_the_start(project: Path, headrace: CommandLine):
     settings = (project / "headrace.yml").read_text()
     # Nobody, not even root, makes a folder below a file.
     (project / "headrace.yml").write_text(settings.replace(".headrace/lake", str(project / "flows.py" / "lake")))
@@ -168,7 +164,7 @@ def test_a_lake_that_cannot_be_written_is_named_before_anything_starts(project: 
     assert "flows.py" in error["what"]
 
 
-def test_every_mistake_in_the_settings_is_told_at_once(project: Path, headrace: CommandLine):
+def test_all_mistakes_in_the_settings_are_reported_together(project: Path, headrace: CommandLine):
     (project / "headrace.yml").write_text("name: shop\nflow: [a.py]\ntargets: {dev: {laek: x}}\ndefault_target: dv\n")
 
     code, error = headrace.json("check", cwd=project)
@@ -179,21 +175,21 @@ def test_every_mistake_in_the_settings_is_told_at_once(project: Path, headrace: 
     assert "'targets.dev.laek' is unknown. Did you mean 'lake'?" in why
 
 
-def test_the_check_looks_at_the_plans_and_says_when_it_does_not(project: Path, headrace: CommandLine):
+def test_the_check_plans_the_flows_unless_quick(project: Path, headrace: CommandLine):
     flows = (project / "flows.py").read_text()
     (project / "flows.py").write_text(flows.replace('F.sum("amount")', 'F.sum("amont")'))
 
-    code, said = headrace.json("check", cwd=project)
-    assert (code, said["planned"]) == (1, [])
-    (found,) = said["findings"]
-    assert (found["code"], "amont" in found["reason"]) == ("HRC-118", True)
+    code, answer = headrace.json("check", cwd=project)
+    assert (code, answer["planned"]) == (1, [])
+    (finding,) = answer["findings"]
+    assert (finding["code"], "amont" in finding["reason"]) == ("HRC-118", True)
 
     code, printed = headrace("check", "--quick", cwd=project)
     assert code == 0
-    assert "The plans of 1 flows were not looked at, by --quick." in printed
+    assert "The plans of 1 flows were not checked, by --quick." in printed
 
 
-def test_with_a_wrong_java_nothing_is_started_and_the_packages_are_named(
+def test_a_wrong_java_starts_nothing_and_names_the_packages(
     tmp_path: Path, headrace: CommandLine, monkeypatch: pytest.MonkeyPatch
 ):
     old = tmp_path / "java"
@@ -201,15 +197,15 @@ def test_with_a_wrong_java_nothing_is_started_and_the_packages_are_named(
     old.chmod(0o755)
 
     monkeypatch.setenv("HEADRACE_JAVA", str(old))
-    code, said = headrace.json("up", cwd=tmp_path)
+    code, answer = headrace.json("up", cwd=tmp_path)
 
-    assert (code, said["code"]) == (TERMINAL, "HR-401")
+    assert (code, answer["code"]) == (TERMINAL, "HR-401")
     for package in ("openjdk-17", "openjdk@17", "java-17-openjdk"):
-        assert package in f"{said['why']} {said['remedy']}"
+        assert package in f"{answer['why']} {answer['remedy']}"
     assert not (tmp_path / ".headrace").exists()
 
 
-def test_the_demo_ends_with_one_object_that_says_it_equals_the_model(tmp_path: Path):
+def test_the_demo_prints_one_object_with_its_comparison(tmp_path: Path):
     short = ["--for", "10s", "--rate", "4"]
     command = [*HEADRACE, "demo", "rides", *short, "--json", "--port", "0"]
     # It ends within two minutes on a busy machine; whatever hangs, hangs longer.

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from headrace.serve.cities import feed as feed_module
-from headrace.serve.cities.board import CityBoard, Snapshot
-from headrace.serve.cities.feed import Feed, Topics
+from headrace.serve.cities.board import BoardSnapshot, CityBoard
+from headrace.serve.cities.feed import Feed, FeedTopics
 from headrace.stack.local import LocalStack
 
 pytestmark = pytest.mark.stack
@@ -38,7 +38,7 @@ class Pipe:
     def __init__(self, bootstrap: str) -> None:
         name = uuid.uuid4().hex[:8]
         self.bootstrap = bootstrap
-        self.topics = Topics(f"metrics-{name}", f"surge-{name}")
+        self.topics = FeedTopics(f"metrics-{name}", f"surge-{name}")
         self.board = CityBoard()
         self.feed = Feed(self.board, bootstrap, topics=self.topics)
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -52,7 +52,7 @@ class Pipe:
         self.producer.produce(topic, value, key=key, partition=partition)
         assert self.producer.flush(PATIENCE) == 0
 
-    def until(self, holds: str, count: int) -> Snapshot:
+    def until(self, holds: str, count: int) -> BoardSnapshot:
         """Wait until the newest window of a city has this many rides."""
         reached = Event()
 
@@ -61,7 +61,7 @@ class Pipe:
             if city and city.latest.rides.ride_count == count:
                 reached.set()
 
-        end = self.board.listen(look)
+        end = self.board.subscribe(look)
         look()
         assert reached.wait(PATIENCE), f"{holds} did not reach {count} rides: {self.feed.status}"
         end()
@@ -95,8 +95,8 @@ def surge(city: str, multiplier: float) -> bytes:
 
 @pytest.fixture
 def pipe(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    monkeypatch.setattr(feed_module, "_LOOK_AGAIN", 0.2)
-    monkeypatch.setattr(feed_module, "_LOOK_AGAIN_SOON", 0.2)
+    monkeypatch.setattr(feed_module, "_REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr(feed_module, "_RETRY_SECONDS", 0.2)
     pipe = Pipe(broker.bootstrap)
     yield pipe
     assert pipe.feed.stop(PATIENCE)
@@ -116,7 +116,7 @@ def test_rows_written_before_and_after_the_start_reach_the_board(pipe: Pipe) -> 
     assert len(pipe.until("Lisbon", 120).cities["Lisbon"].windows) == 1
 
 
-def test_topics_that_appear_later_are_found(pipe: Pipe) -> None:
+def test_topics_that_are_created_later_are_read(pipe: Pipe) -> None:
     pipe.feed.start()
     both = tuple(sorted((pipe.topics.metrics, pipe.topics.surge)))
     assert pipe.feed.wait_until(lambda s: s.state == "waiting" and s.missing_topics == both, PATIENCE)
@@ -130,7 +130,7 @@ def test_topics_that_appear_later_are_found(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("poison", [b"{", b"\xff\xfe", b"[]", b'{"city": "Lisbon"}', None])
-def test_a_malformed_message_is_counted_and_the_next_one_is_read(pipe: Pipe, poison: bytes | None) -> None:
+def test_a_malformed_message_is_counted_and_skipped(pipe: Pipe, poison: bytes | None) -> None:
     pipe.create(pipe.topics.metrics, pipe.topics.surge)
     pipe.send(pipe.topics.metrics, poison)
     pipe.send(pipe.topics.metrics, metrics("Lisbon", 11))
@@ -163,7 +163,7 @@ def test_a_partition_that_is_added_later_is_read_from_its_beginning(pipe: Pipe) 
     pipe.until("Lisbon", 42)
 
 
-def test_a_feed_without_a_broker_says_so_and_still_stops(pipe: Pipe) -> None:
+def test_a_feed_without_a_broker_is_unreachable_and_stops(pipe: Pipe) -> None:
     lost = Feed(pipe.board, "127.0.0.1:1")
     lost.start()
     assert lost.wait_until(lambda status: status.state == "unreachable", PATIENCE)
@@ -171,7 +171,7 @@ def test_a_feed_without_a_broker_says_so_and_still_stops(pipe: Pipe) -> None:
     assert lost.status.state == "stopped"
 
 
-def test_a_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
+def test_the_feed_reconnects_to_a_restarted_broker(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path)
     try:
         pipe = Pipe(stack.up().bootstrap)

@@ -536,7 +536,7 @@ def killed_and_back(stack: LocalStack) -> None:
 def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_nothing(
     spark: SparkSession, mortal: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    place = Place("accounts", database(mortal.place("postgres")), tmp_path)
+    place = Place("accounts", database(mortal.files("postgres")), tmp_path)
     batches = [[(key, number, f"{number}-{key}") for key in range(number, number + 20)] for number in range(4)]
     model: dict[int, tuple[int, int, str]] = {}
     for each in batches:

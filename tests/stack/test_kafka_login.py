@@ -93,7 +93,7 @@ def listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listeners]:
     try:
         bootstrap = stack.up().bootstrap
         folder = home / "stack" / "kafka"
-        chosen = ports.remembered(folder / "login-ports.json")
+        chosen = ports.previous_ports(folder / "login-ports.json")
         made = Listeners(folder, bootstrap, *(f"{ports.LOOPBACK}:{chosen[name]}" for name in ("login", "proof")))
         keeper = admin_client({"bootstrap.servers": bootstrap})
         strength = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)

@@ -18,7 +18,7 @@ from headrace.clients import topics
 from headrace.clients.topics import create_topics
 from headrace.errors import DataError, PartUnavailable, StackError
 from headrace.stack import ports
-from headrace.stack.kafka import Kafka
+from headrace.stack.kafka import KafkaPart
 from headrace.stack.local import LocalStack
 
 pytestmark = pytest.mark.stack
@@ -49,7 +49,7 @@ def send(bootstrap: str, topic: str, *values: bytes) -> None:
     assert answers == [None] * len(values)
 
 
-def read(bootstrap: str, topic: str, count: int) -> list[bytes]:
+def read_records(bootstrap: str, topic: str, count: int) -> list[bytes]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "log_level": 0})
     consumer.assign([TopicPartition(topic, 0, 0)])
     records = [record.value() or b"" for record in consumer.consume(count, timeout=60)]
@@ -75,7 +75,7 @@ def test_a_broker_outlives_its_parents_crash_and_the_next_up_adopts_it(home: Pat
     assert kafka_pid(home) == before
 
 
-def test_a_killed_broker_is_shown_as_crashed_and_up_brings_it_back_with_its_data(home: Path) -> None:
+def test_a_killed_broker_is_crashed_and_up_restarts_it_with_its_data(home: Path) -> None:
     stack = LocalStack(home)
     running = stack.up()
     create_topics({"bootstrap.servers": running.bootstrap}, {"rides": 1})
@@ -90,10 +90,10 @@ def test_a_killed_broker_is_shown_as_crashed_and_up_brings_it_back_with_its_data
     again = stack.up()
     assert again.adopted == ()
     assert kafka_pid(home) != killed.pid
-    assert read(again.bootstrap, "rides", 2) == [b"one", b"two"]
+    assert read_records(again.bootstrap, "rides", 2) == [b"one", b"two"]
 
 
-def test_down_keeps_the_data_up_returns_to_the_port_or_past_it_and_wipe_deletes_all(home: Path) -> None:
+def test_down_keeps_data_and_port_and_wipe_deletes_all(home: Path) -> None:
     stack = LocalStack(home)
     first = stack.up()
     create_topics({"bootstrap.servers": first.bootstrap}, {"kept": 1})
@@ -108,7 +108,7 @@ def test_down_keeps_the_data_up_returns_to_the_port_or_past_it_and_wipe_deletes_
     with socket.create_server((ports.LOOPBACK, int(first.bootstrap.partition(":")[2]))):
         shifted = stack.up()
         assert shifted.bootstrap != first.bootstrap
-        assert read(shifted.bootstrap, "kept", 1) == [b"still here"]
+        assert read_records(shifted.bootstrap, "kept", 1) == [b"still here"]
 
     assert stack.wipe() == ("kafka",)
     wiped = stack.ps()[0]
@@ -116,16 +116,16 @@ def test_down_keeps_the_data_up_returns_to_the_port_or_past_it_and_wipe_deletes_
     assert [path.name for path in (home / "stack").iterdir()] == ["lock"]
 
 
-def test_two_ups_at_once_make_one_broker(home: Path) -> None:
+def test_two_concurrent_ups_start_one_broker(home: Path) -> None:
     both = [subprocess.Popen([sys.executable, "-c", UP, str(home)]) for _ in range(2)]
-    assert [one.wait(timeout=180) for one in both] == [0, 0]
+    assert [process.wait(timeout=180) for process in both] == [0, 0]
     mark = f"-Dheadrace.part={home.resolve()}/stack/kafka"
-    marked = [found.pid for found in psutil.process_iter(["cmdline"]) if mark in (found.info["cmdline"] or ())]
+    marked = [process.pid for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
     assert marked == [kafka_pid(home)]
 
 
-def test_a_broker_that_dies_at_its_start_is_hr_408_with_its_last_words_and_leaves_no_process(home: Path) -> None:
-    stack = LocalStack(home, parts=[Kafka(heap="1k")])
+def test_a_broker_that_fails_to_start_is_hr_408_with_its_log(home: Path) -> None:
+    stack = LocalStack(home, parts=[KafkaPart(heap="1k")])
     with pytest.raises(StackError, match="Too small maximum heap") as caught:
         stack.up()
     assert caught.value.code == "HR-408"
@@ -158,7 +158,7 @@ def test_an_unknown_part_is_refused_by_name(tmp_path: Path) -> None:
     assert caught.value.code == "HR-404"
 
 
-def test_topics_are_created_once_and_never_changed_in_silence(broker) -> None:  # type: ignore[no-untyped-def]
+def test_topics_are_created_once_and_never_changed(broker) -> None:  # type: ignore[no-untyped-def]
     assert set(create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1})) == {
         "stack-a",
         "stack-b",
@@ -169,11 +169,11 @@ def test_topics_are_created_once_and_never_changed_in_silence(broker) -> None:  
     assert caught.value.code == "HR-503"
 
 
-def test_a_record_of_five_megabytes_goes_through(broker) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_of_five_megabytes_is_accepted(broker) -> None:  # type: ignore[no-untyped-def]
     create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-large": 1})
     large = os.urandom(5_000_000)
     send(broker.bootstrap, "stack-large", large)
-    assert read(broker.bootstrap, "stack-large", 1) == [large]
+    assert read_records(broker.bootstrap, "stack-large", 1) == [large]
 
 
 def test_a_broker_that_is_not_there_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def asked(where: Database, *queries: str, user: str = part.ROLE, password: str |
 def test_a_killed_server_comes_back_with_every_commit_and_a_binlog_of_whole_rows(home: Path):
     stack = LocalStack(home)
     stack.up(["mariadb"])
-    where = part.database(stack.place("mariadb"))
+    where = part.database(stack.files("mariadb"))
     # Nothing is in its binlog yet, and a connector could not begin there.
     with pytest.raises(DataError) as refused:
         require_binlog_position(where)
@@ -58,7 +58,7 @@ def test_a_killed_server_comes_back_with_every_commit_and_a_binlog_of_whole_rows
     server.wait(timeout=30)
     assert next(each for each in stack.ps() if each.name == "mariadb").state == "crashed"
     stack.up(["mariadb"])
-    assert part.database(stack.place("mariadb")).url == where.url
+    assert part.database(stack.files("mariadb")).url == where.url
     assert asked(where, "SELECT id FROM headrace.kept") == 42
     assert asked(where, "SELECT concat_ws(' ', @@binlog_format, @@binlog_row_image, @@log_bin)") == "ROW FULL ON"
     assert (
@@ -75,5 +75,5 @@ def test_without_the_package_it_is_hr_416_and_nothing_is_made(tmp_path: Path, mo
     monkeypatch.setattr(part, "FOLDERS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StackError, match="mariadb-server") as refused:
-        part.program("mariadbd")
+        part.find_program("mariadbd")
     assert refused.value.code == "HR-416"

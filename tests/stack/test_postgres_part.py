@@ -45,11 +45,11 @@ def home(tmp_path: Path) -> Iterator[Path]:
 def up(home: Path) -> Database:
     stack = LocalStack(home)
     stack.up(["postgres"])
-    return database(stack.place("postgres"))
+    return database(stack.files("postgres"))
 
 
 def status(home: Path):
-    return next(each for each in LocalStack(home).ps() if each.name == "postgres")
+    return next(part for part in LocalStack(home).ps() if part.name == "postgres")
 
 
 def asked(where: Database, query: str) -> object:
@@ -64,7 +64,7 @@ def kill(pid: int) -> None:
     process.wait(timeout=30)
 
 
-def test_a_killed_server_is_shown_as_crashed_and_up_brings_it_back_with_every_commit(home: Path):
+def test_a_killed_server_is_crashed_and_up_restarts_it_with_every_commit(home: Path):
     where = up(home)
     before = status(home)
     assert before.pid is not None
@@ -112,10 +112,10 @@ def test_down_ends_open_transactions_keeps_the_data_and_wipe_deletes_all(home: P
         assert asked(shifted, "SELECT count(*) FROM kept") == 0
     assert stack.wipe() == ("postgres",)
     assert [path.name for path in (home / "stack").iterdir()] == ["lock"]
-    assert [each.name for each in stack.ps()] == ["kafka"]
+    assert [part.name for part in stack.ps()] == ["kafka"]
 
 
-def test_it_listens_on_the_loopback_with_a_password_that_is_printed_nowhere(postgres: Database):
+def test_it_listens_on_the_loopback_and_never_prints_the_password(postgres: Database):
     assert postgres.password is not None
     password, port = postgres.password.reveal(), int(postgres.url.rpartition(":")[2].partition("/")[0])
     file = Path(postgres.password.reference.removeprefix("${file:").removesuffix("}"))
@@ -124,7 +124,9 @@ def test_it_listens_on_the_loopback_with_a_password_that_is_printed_nowhere(post
     assert password not in file.with_name("postgres.log").read_text()
     assert password not in file.with_name("process.json").read_text()
     listening = {
-        each.laddr.ip for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.laddr.port == port
+        connection.laddr.ip
+        for connection in psutil.net_connections("inet")
+        if connection.status == "LISTEN" and connection.laddr.port == port
     }
     assert listening == {ports.LOOPBACK}
     for wrong in (Secret("x", "wrong"), None):
@@ -133,7 +135,7 @@ def test_it_listens_on_the_loopback_with_a_password_that_is_printed_nowhere(post
         assert refused.value.code == "HR-116"
 
 
-def test_it_is_ready_for_change_data_capture_and_keeps_what_it_answered(postgres: Database):
+def test_it_is_ready_for_change_data_capture_and_durable(postgres: Database):
     settings = {name: asked(postgres, f"SHOW {name}") for name in ("wal_level", "fsync", "TimeZone", "data_checksums")}
     assert settings == {"wal_level": "logical", "fsync": "on", "TimeZone": "UTC", "data_checksums": "on"}
 
@@ -144,7 +146,7 @@ def test_a_server_that_is_not_there_is_transient():
     assert caught.value.code == "HR-606"
 
 
-def test_a_lost_password_is_hr_414_and_the_data_is_kept(home: Path):
+def test_a_lost_password_is_hr_414_and_deletes_nothing(home: Path):
     up(home)
     LocalStack(home).down()
     password = home / "stack" / "postgres" / "password"
@@ -158,7 +160,7 @@ def test_a_lost_password_is_hr_414_and_the_data_is_kept(home: Path):
     assert (home / "stack" / "postgres" / "data" / "PG_VERSION").exists()
 
 
-def test_data_of_another_release_is_hr_415_and_left_alone(home: Path):
+def test_data_of_another_release_is_hr_415_and_unchanged(home: Path):
     data = home / "stack" / "postgres" / "data"
     data.mkdir(parents=True)
     (data / "PG_VERSION").write_text("16\n")
@@ -168,7 +170,7 @@ def test_data_of_another_release_is_hr_415_and_left_alone(home: Path):
     assert (data / "PG_VERSION").read_text() == "16\n"
 
 
-def test_without_the_wheel_it_is_hr_412_and_nothing_is_made(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_wheel_it_is_hr_412(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(part, "WHEEL", "no_such_wheel")
     with pytest.raises(StackError) as refused:
         LocalStack(home).up(["postgres"])
@@ -180,5 +182,5 @@ def test_without_the_wheel_it_is_hr_412_and_nothing_is_made(home: Path, monkeypa
 def test_root_without_setpriv_is_hr_413(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(StackError) as refused:
-        unprivileged.without_root()
+        unprivileged.unprivileged_prefix()
     assert refused.value.code == "HR-413"

@@ -41,7 +41,7 @@ from headrace.flow.levers import AvailableNow, Trigger
 from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.operate.run import Application
 from headrace.runtime.events import CaptureUnhealthy, Event, FlowFailed
-from headrace.stack.connect import secrets
+from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
 
@@ -80,7 +80,7 @@ def moved(home: Path, source: Database) -> Database:
         taken.bind(("127.0.0.1", address(source).port))
         taken.listen()
         stack.up(("postgres",))
-    elsewhere = database(stack.place("postgres"))
+    elsewhere = database(stack.files("postgres"))
     assert elsewhere.url != source.url
     return elsewhere
 
@@ -248,7 +248,7 @@ class Shop:
         folder, told = self._lake / "project", self.target
         folder.mkdir(exist_ok=True)
         assert self.source.password is not None
-        password = f"${{file:{secrets(LocalStack(self.home).place('connect')) / 'sold.properties'}:password}}"
+        password = f"${{file:{secrets_folder(LocalStack(self.home).files('connect')) / 'sold.properties'}:password}}"
         places = {
             "lake": told.lake,
             "checkpoints": told.checkpoints,
@@ -314,7 +314,7 @@ def refused(code: str, ask: Callable[[], object]) -> None:
     with pytest.raises(DataError) as told:
         ask()
     assert told.value.code == code
-    assert "`headrace capture forget FLOW --topics`" in told.value.remedy
+    assert "`headrace capture delete FLOW --topics`" in told.value.remedy
 
 
 def ends_at_the_gap(running: Running) -> None:

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from headrace import HeadraceError
 from headrace.cli import session as cli_session
 from headrace.cli.main import app
-from headrace.cli.project import opened
+from headrace.cli.project import load_project
 from headrace.clients.kafka import admin_client, read_stable, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
@@ -118,7 +118,7 @@ class Place:
 
     def sent(self, read: Callable[[Target, str], Iterator[Message]] = read_topic) -> list[tuple[bytes, str]]:
         """Return value and header of every record of the topic that was sent again."""
-        kafka = opened(self.project, None, ["totals"])[1]
+        kafka = load_project(self.project, None, ["totals"])[1]
         return sorted(
             (message.value() or b"", dict(message.headers() or [])["headrace-redrive"].decode())
             for message in read(kafka, self.topic)
@@ -169,13 +169,13 @@ def place(spark: SparkSession, broker: Broker, tmp_path: Path, monkeypatch: pyte
     assert producer.flush(30) == 0
     for name, nullable in (("first", False), ("fixed", True)):
         made(tmp_path / name, topic, broker.bootstrap, nullable)
-    _, target, flows = opened(tmp_path / "first", None, ["totals"])
+    _, target, flows = load_project(tmp_path / "first", None, ["totals"])
     assert Application(spark, target, flows).run()["totals"].error is None
 
     def shared(_part: str, _project: object, _target: object, _stack: ExitStack, *, json: bool) -> SparkSession:
         return spark
 
-    monkeypatch.setattr(cli_session, "opened_session", shared)
+    monkeypatch.setattr(cli_session, "start_session", shared)
     return Place(spark, tmp_path, topic)
 
 
@@ -203,7 +203,7 @@ def test_a_repair_that_was_killed_after_it_changed_the_table_changes_nothing_mor
 
 
 def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(place: Place):
-    _, target, (flow,) = opened(place.project, None, ["totals"])
+    _, target, (flow,) = load_project(place.project, None, ["totals"])
     client = admin_client(target.kafka)
     truncated = client.delete_records([TopicPartition(place.topic, 0, 3)])
     assert [each.result().low_watermark for each in truncated.values()] == [3]
@@ -237,7 +237,7 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
     assert plan["late"] == 1
     assert place.said(*words, code=2)["ok"] is False
 
-    _, target, (flow,) = opened(place.fixed, None, ["totals"])
+    _, target, (flow,) = load_project(place.fixed, None, ["totals"])
     with pytest.raises(HeadraceError) as refused, open_redrive(place.spark, target, flow) as work:
         work.plan(to=f"{place.topic}-nowhere")
     assert refused.value.code == "HR-501"

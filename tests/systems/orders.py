@@ -92,7 +92,7 @@ def command_line(
     name: str, folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, dict[str, Any]]]:
     """Return `headrace reconcile orders` of a project with these flows, on the Spark of this run."""
-    monkeypatch.setattr("headrace.cli.operations.reconcile.opened_session", lambda *_words, **_named: spark)
+    monkeypatch.setattr("headrace.cli.operations.reconcile.start_session", lambda *_words, **_named: spark)
     folder.mkdir()
     (folder / f"{name}_flows.py").write_text(f"from systems.orders import flows_of\n\njoins = flows_of({name!r})\n")
     places = {"lake": target.lake, "checkpoints": target.checkpoints, "kafka": dict(target.kafka)}

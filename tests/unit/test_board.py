@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from headrace.serve.cities.board import CityBoard, RideMetrics, Row, Snapshot, SurgeReading
+from headrace.serve.cities.board import BoardRow, BoardSnapshot, CityBoard, RideMetrics, SurgeReading
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 FIVE = timedelta(minutes=5)
@@ -44,11 +44,11 @@ def surge(city: str = "Lisbon", window: int = 0, multiplier: float = 1.5) -> Sur
     )
 
 
-def put(board: CityBoard, *rows: Row, at: datetime = NOON) -> int:
+def put(board: CityBoard, *rows: BoardRow, at: datetime = NOON) -> int:
     return board.apply([(row, at) for row in rows])
 
 
-def shown(snapshot: Snapshot) -> dict[str, list[tuple[RideMetrics, SurgeReading | None]]]:
+def windows_by_city(snapshot: BoardSnapshot) -> dict[str, list[tuple[RideMetrics, SurgeReading | None]]]:
     return {name: [(w.rides, w.surge) for w in city.windows] for name, city in snapshot.cities.items()}
 
 
@@ -96,13 +96,13 @@ def test_a_surge_that_arrives_before_its_rides_waits_for_them() -> None:
     assert board.snapshot().cities["Lisbon"].latest.multiplier == 1.5
 
 
-def test_only_the_newest_windows_are_kept() -> None:
+def test_only_the_newest_windows_stay_on_the_board() -> None:
     board = CityBoard(history=3)
     put(board, *(rides(window=n, count=n + 1) for n in range(10)))
     assert [w.rides.ride_count for w in board.snapshot().cities["Lisbon"].windows] == [8, 9, 10]
 
 
-def test_a_row_older_than_the_whole_history_is_not_news() -> None:
+def test_a_row_older_than_the_history_changes_nothing() -> None:
     board = CityBoard(history=2)
     put(board, rides(window=5), rides(window=6))
     assert put(board, rides(window=1)) == 0
@@ -143,7 +143,7 @@ def test_totals_without_any_fare_have_no_average() -> None:
     assert totals.avg_fare is None
 
 
-def test_a_surge_counts_for_one_window_more_and_then_no_longer() -> None:
+def test_a_surge_counts_for_one_more_window() -> None:
     board = CityBoard()
     put(board, rides("Lisbon"), surge("Lisbon"), rides("Porto", window=1))
     assert board.snapshot().totals.surging_cities == 1  # type: ignore[union-attr]
@@ -161,13 +161,13 @@ def test_as_of_is_the_newest_publication_and_never_goes_back() -> None:
 @pytest.mark.parametrize(
     ("asked", "meant"), [("lisbon", "Lisbon"), ("Lisbonn", "Lisbon"), ("PORTO", "Porto"), ("Zzz", None)]
 )
-def test_the_nearest_name_ignores_case_and_small_slips(asked: str, meant: str | None) -> None:
+def test_the_nearest_name_ignores_case_and_typing_errors(asked: str, meant: str | None) -> None:
     board = CityBoard()
     put(board, rides("Lisbon"), rides("Porto"))
     assert board.snapshot().nearest(asked) == meant
 
 
-def test_a_snapshot_stays_as_it_was_when_the_board_moves_on() -> None:
+def test_a_snapshot_does_not_change_with_the_board() -> None:
     board = CityBoard()
     put(board, rides(count=1))
     before = board.snapshot()
@@ -176,23 +176,23 @@ def test_a_snapshot_stays_as_it_was_when_the_board_moves_on() -> None:
     assert board.snapshot().version > before.version
 
 
-def test_listeners_hear_each_change_once_and_not_after_they_ended() -> None:
+def test_listeners_are_called_once_per_change_until_they_unsubscribe() -> None:
     board = CityBoard()
-    heard: list[int] = []
-    end = board.listen(lambda: heard.append(board.snapshot().version))
+    versions: list[int] = []
+    end = board.subscribe(lambda: versions.append(board.snapshot().version))
     put(board, rides(count=1), rides(count=2))
     put(board, rides(count=2))
     end()
     put(board, rides(count=3))
-    assert heard == [2]
+    assert versions == [2]
 
 
-def test_readers_on_other_threads_never_see_half_a_batch() -> None:
+def test_readers_on_other_threads_see_complete_batches() -> None:
     board = CityBoard()
     torn: list[tuple[int, int]] = []
     done = threading.Event()
 
-    def read() -> None:
+    def read_snapshots() -> None:
         while not done.is_set():
             cities = board.snapshot().cities
             if cities:
@@ -200,7 +200,7 @@ def test_readers_on_other_threads_never_see_half_a_batch() -> None:
                 if pair[0] != pair[1]:
                     torn.append(pair)
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read_snapshots)
     reader.start()
     for count in range(500):
         put(board, rides("A", count=count), rides("B", count=count))
@@ -219,7 +219,7 @@ def test_readers_on_other_threads_never_see_half_a_batch() -> None:
         {"window_start": "2026-11-16T12:00:00"},
     ],
 )
-def test_a_row_that_cannot_be_true_is_refused(wrong: dict[str, object]) -> None:
+def test_an_invalid_row_is_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         rides(**wrong)  # type: ignore[arg-type]
 
@@ -237,18 +237,18 @@ row_lists = st.lists(
 
 
 @given(rows=row_lists, history=st.integers(1, 8))
-def test_reading_the_topic_again_from_the_beginning_shows_the_same_board(rows: list[Row], history: int) -> None:
+def test_reading_the_topic_again_from_the_beginning_shows_the_same_board(rows: list[BoardRow], history: int) -> None:
     once, twice = CityBoard(history=history), CityBoard(history=history)
     put(once, *rows)
     put(twice, *rows)
     put(twice, *rows)
-    assert shown(once.snapshot()) == shown(twice.snapshot())
+    assert windows_by_city(once.snapshot()) == windows_by_city(twice.snapshot())
 
 
 @given(rows=row_lists, cut=st.integers(0, 40))
-def test_any_split_into_batches_shows_the_same_board(rows: list[Row], cut: int) -> None:
-    whole, parts = CityBoard(), CityBoard()
-    put(whole, *rows)
+def test_any_split_into_batches_shows_the_same_board(rows: list[BoardRow], cut: int) -> None:
+    single_batch, parts = CityBoard(), CityBoard()
+    put(single_batch, *rows)
     put(parts, *rows[:cut])
     put(parts, *rows[cut:])
-    assert shown(whole.snapshot()) == shown(parts.snapshot())
+    assert windows_by_city(single_batch.snapshot()) == windows_by_city(parts.snapshot())

@@ -11,7 +11,7 @@ from headrace.cdc.capture import watch as capture_watch
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import CaptureProgress, log_gap_error
 from headrace.cdc.flows import CdcSettings, mirror
-from headrace.cli.flow_events import told
+from headrace.cli.flow_events import print_event
 from headrace.errors import DataError, HeadraceError, PartUnavailable
 from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.runtime.events import CaptureUnhealthy
@@ -116,6 +116,6 @@ def test_a_target_without_connect_is_not_watched(answers: Callable[..., None]) -
 
 
 def test_a_capture_in_trouble_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    told(CaptureUnhealthy("cdc_shop", "shop", SILENT))
+    print_event(CaptureUnhealthy("cdc_shop", "shop", SILENT))
     said = " ".join(capsys.readouterr().err.split())
-    assert said == "cdc_shop HR-613 Connect is silent. What the topics hold is read meanwhile. why w. do r."
+    assert said == "cdc_shop HR-613 Connect is silent. Rows already in the topics are still read. why w. fix r."

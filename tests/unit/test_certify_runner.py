@@ -103,8 +103,8 @@ def saved(root: Path) -> dict[str, Result]:
 
 
 def result(case_name: str, **changes: object) -> Result:
-    made = Result(case_name, "digest", "passed", 3, (), "2026-03-02T12:00:00+00:00", 10.0)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    result_of_case = Result(case_name, "digest", "passed", 3, (), "2026-03-02T12:00:00+00:00", 10.0)
+    return replace(result_of_case, **changes)  # type: ignore[arg-type]
 
 
 # ---- which cases run ----
@@ -114,7 +114,7 @@ def test_only_selects_by_part_by_name_and_by_letters_of_a_name():
     cases = [case("kills-delta", "delta"), case("kills-kafka", "kafka"), case("slots", "kafka")]
 
     def selected(*words: str) -> list[str]:
-        return [chosen.name for chosen in select_cases(cases, words)]
+        return [case.name for case in select_cases(cases, words)]
 
     assert selected() == ["kills-delta", "kills-kafka", "slots"]
     assert selected("kafka") == ["kills-kafka", "slots"]
@@ -132,7 +132,7 @@ def test_an_unknown_word_is_an_error_that_lists_the_parts_and_the_names(root: Pa
     assert "slots, zombie" in message
 
 
-def test_every_case_has_a_name_of_its_own_that_can_be_a_file_name():
+def test_every_case_has_a_unique_name_that_is_a_valid_file_name():
     names = [row.name for row in CASES]
 
     assert len(set(names)) == len(names)
@@ -198,7 +198,7 @@ def test_a_result_for_code_that_changed_during_the_case_does_not_count(root: Pat
 # ---- resuming ----
 
 
-def test_a_passed_case_is_repeated_only_for_new_code_and_a_failed_one_always(
+def test_only_new_code_repeats_a_passed_case_and_a_failed_case_is_always_repeated(
     root: Path, capsys: pytest.CaptureFixture[str]
 ):
     cases = [case("failing"), case("passing")]

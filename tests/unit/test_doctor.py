@@ -109,12 +109,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     path.parent.mkdir(parents=True)
     path.write_bytes(JAR)
     # The usual ports may be taken on the machine of the test.
-    places = [
+    port_purposes = [
         (part.FIRST_PORTS, purpose) for part in (kafka, postgres, mariadb, connect) for purpose in part.FIRST_PORTS
     ]
-    first, *rest = free_ports(len(places) + 1)
+    first, *rest = free_ports(len(port_purposes) + 1)
     monkeypatch.setattr(doctor, "PAGE_PORT", first)
-    for (numbers, purpose), port in zip(places, rest, strict=True):
+    for (numbers, purpose), port in zip(port_purposes, rest, strict=True):
         monkeypatch.setitem(numbers, purpose, port)
     return machine
 
@@ -139,10 +139,10 @@ def listen(port: int) -> socket.socket:
 @pytest.fixture
 def running_broker(machine: Machine) -> Iterator[process.Process]:
     """A process that the stack of the home knows as its broker, at the broker's first port."""
-    place = LocalStack(machine.home).place("kafka")
-    place.folder.mkdir(parents=True)
-    (place.folder / "ports.json").write_text(json.dumps(kafka.FIRST_PORTS))
-    started = process.start(["sleep", "60"], log=place.log, record=place.record)
+    files = LocalStack(machine.home).files("kafka")
+    files.folder.mkdir(parents=True)
+    (files.folder / "ports.json").write_text(json.dumps(kafka.FIRST_PORTS))
+    started = process.start(["sleep", "60"], log=files.log, record=files.record)
     with closing(listen(kafka.FIRST_PORTS["broker"])):
         yield started
         started.stop()
@@ -294,7 +294,7 @@ def test_databases_that_are_not_installed_warn_with_how_to_install_them(machine:
     assert "apt-get install mariadb-server" in remedy
 
 
-def test_databases_warn_where_root_cannot_give_its_rights_away(machine: Machine) -> None:
+def test_databases_warn_if_root_privileges_cannot_be_dropped(machine: Machine) -> None:
     (machine.folder / "bin" / "setpriv").unlink()
     machine.monkeypatch.setenv("PATH", str(machine.folder / "bin"))
     machine.monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -316,7 +316,7 @@ def test_a_part_that_does_not_run_has_its_ports_checked(machine: Machine) -> Non
     assert findings["connect port"] == ("ok", f"{connect.FIRST_PORTS['connect']} free", "")
 
 
-def test_a_port_of_another_program_warns_because_the_next_one_is_used(machine: Machine) -> None:
+def test_a_port_of_another_program_warns(machine: Machine) -> None:
     taken = postgres.FIRST_PORTS["postgres"]
     with closing(listen(taken)), closing(listen(doctor.PAGE_PORT)):
         findings = machine.findings()
@@ -334,7 +334,7 @@ def test_a_range_of_ports_without_a_free_one_fails(machine: Machine) -> None:
             listeners.enter_context(closing(listen(port)))
         # `headrace up` tries three ports from the first one on, and finds none.
         with pytest.raises(StackError, match=f"{numbers[0]} to {numbers[2]}"):
-            ports.choose(machine.folder / "ports.json", "connect", connect.FIRST_PORTS)
+            ports.choose_ports(machine.folder / "ports.json", "connect", connect.FIRST_PORTS)
         finding = machine.findings(exit_code=1)["connect port"]
     assert finding == ("fail", f"{numbers[0]} to {numbers[2]} are taken", "Stop something that listens there.")
 
@@ -346,7 +346,7 @@ def test_the_port_of_a_part_that_runs_in_this_home_is_its_own(
     assert machine.findings()["broker ports"] == ("ok", f"this folder's kafka runs at 127.0.0.1:{broker}", "")
 
 
-def test_a_part_that_crashed_is_not_shown_as_running(machine: Machine, running_broker: process.Process) -> None:
+def test_a_crashed_part_is_not_running(machine: Machine, running_broker: process.Process) -> None:
     broker = kafka.FIRST_PORTS["broker"]
     running_broker.stop()
     assert LocalStack(machine.home).ps()[0].state == "crashed"

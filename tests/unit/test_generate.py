@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli.local.generate import length, share
+from headrace.cli.local.generate import parse_duration, parse_share
 from headrace.cli.main import app
 from headrace.demos.feeder import find_generator, generate, generators, pace
 from headrace.errors import ConfigError, PartUnavailable
@@ -84,13 +84,13 @@ def test_a_pattern_that_fills_no_topic_is_refused_with_its_demo() -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("2%", 0.02), ("0.02", 0.02), (" 0.5%", 0.005), ("100%", 1)])
 def test_a_share_is_a_percentage_or_a_fraction(text: str, value: float) -> None:
-    assert share("--late", text) == pytest.approx(value)
+    assert parse_share("--late", text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "2 percent", "%", "2", "-1%", "nan"])
 def test_what_is_no_share_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"2% or 0\.02"):
-        share("--late", text)
+        parse_share("--late", text)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_what_is_no_share_is_refused_with_an_example(text: str) -> None:
     [("90s", timedelta(seconds=90)), ("5 minutes", timedelta(minutes=5)), ("3h", timedelta(hours=3))],
 )
 def test_a_length_is_a_number_and_a_unit(text: str, value: timedelta) -> None:
-    assert length("--for", text) == value
+    assert parse_duration("--for", text) == value
 
 
 @pytest.mark.parametrize("text", ["", "5", "soon", "5 parsecs", "99999999999999 days"])
 def test_what_is_no_length_of_time_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        length("--for", text)
+        parse_duration("--for", text)
 
 
 def test_history_is_printed_as_json_lines() -> None:

@@ -27,7 +27,7 @@ from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sources.kafka.source import KafkaSource
-from headrace.testing import Drive
+from headrace.testing import KeyedStateTester
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
 QUARTER, MONTH = timedelta(minutes=15), timedelta(days=30)
@@ -192,14 +192,14 @@ def test_any_split_into_batches_tells_the_same_silences(minutes: list[int], cuts
     """Rows come in order of time here, so none is late; time passes between the batches, or only at the end."""
     rows = [{"device_id": "d1", "ts": NOON + timedelta(minutes=minute)} for minute in sorted(minutes)]
     end = NOON + timedelta(hours=3)
-    drive, told, begin = Drive(Silence(QUARTER, MONTH), "device_id"), [], 0
+    drive, told, begin = KeyedStateTester(Silence(QUARTER, MONTH), "device_id"), [], 0
     for cut in sorted({*cuts, len(rows)}):
         batch = rows[begin:cut]
         told += drive.arrive(*batch)
         if watermarks and batch and cut < len(rows):
-            told += drive.pass_to(batch[-1]["ts"] - timedelta(milliseconds=1))
+            told += drive.advance_to(batch[-1]["ts"] - timedelta(milliseconds=1))
         begin = max(begin, cut)
-    told += drive.pass_to(end)
+    told += drive.advance_to(end)
 
     topic = Topic()
     topic.batch(*(reading(minute) for minute in minutes), reading(182, device="d2"))
@@ -219,18 +219,18 @@ def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> No
     def heard(minute: float) -> dict[str, object]:
         return {"device_id": "d1", "ts": NOON + timedelta(minutes=minute)}
 
-    drive = Drive(Silence(QUARTER, MONTH), "device_id")
+    drive = KeyedStateTester(Silence(QUARTER, MONTH), "device_id")
     assert drive.arrive(heard(0), heard(20)) == []
     assert drive.arrive(heard(10)) == []
-    assert drive.pass_to(NOON + timedelta(minutes=34)) == []
-    (silent,) = drive.pass_to(NOON + timedelta(minutes=35))
+    assert drive.advance_to(NOON + timedelta(minutes=34)) == []
+    (silent,) = drive.advance_to(NOON + timedelta(minutes=35))
     assert (silent.status, silent.at) == ("SILENT", NOON + timedelta(minutes=35))
     # Silent for days is told once, and kept in one value, until it is forgotten.
     last = NOON + timedelta(minutes=20)
     assert drive.timers("d1") == [last + MONTH]
-    assert drive.pass_to(NOON + timedelta(days=30)) == []
+    assert drive.advance_to(NOON + timedelta(days=30)) == []
     assert drive.state("d1") is not None
-    assert drive.pass_to(last + MONTH) == []
+    assert drive.advance_to(last + MONTH) == []
     assert drive.state("d1") is None
     assert drive.timers("d1") == []
 
@@ -240,11 +240,11 @@ def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> No
 def test_a_device_that_was_forgotten_is_new_when_it_is_heard_again(days: int, told: list[str], at_once: bool) -> None:
     """Whether the watermark or the reading itself comes first makes no difference."""
     again = NOON + timedelta(days=days)
-    drive, found = Drive(Silence(QUARTER, MONTH), "device_id"), []
+    drive, found = KeyedStateTester(Silence(QUARTER, MONTH), "device_id"), []
     found += drive.arrive({"device_id": "d1", "ts": NOON})
-    found += drive.pass_to(NOON + QUARTER if at_once else again - timedelta(minutes=2))
+    found += drive.advance_to(NOON + QUARTER if at_once else again - timedelta(minutes=2))
     found += drive.arrive({"device_id": "d1", "ts": again})
-    found += drive.pass_to(again + timedelta(minutes=1))
+    found += drive.advance_to(again + timedelta(minutes=1))
     assert [each.status for each in found] == told
 
     topic = Topic()
@@ -262,7 +262,7 @@ def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> 
     assert rows.watermark.idle_timeout is not None
     now = ms(0)
     heart = IdleTimer({"rows": Duration.parse(rows.watermark.idle_timeout).ms}, lambda: now)
-    drive = Drive(Silence(QUARTER, MONTH), "device_id")
+    drive = KeyedStateTester(Silence(QUARTER, MONTH), "device_id")
     drive.arrive({"device_id": "d1", "ts": NOON})
     heart.on_batch({"rows": InputProgress(1)}, state_rows=1)
     told: list[tuple[float, str]] = []
@@ -270,7 +270,7 @@ def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> 
         now = ms(half_minute / 2)
         for beat in heart.on_empty_trigger().values():
             watermark = datetime.fromtimestamp(beat / 1000, UTC) - timedelta(minutes=2)
-            told += [(half_minute / 2, each.status) for each in drive.pass_to(watermark)]
+            told += [(half_minute / 2, each.status) for each in drive.advance_to(watermark)]
     assert told == [(22.5, "SILENT")]
 
 

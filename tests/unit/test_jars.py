@@ -23,7 +23,7 @@ def locked(name: str) -> LockedJar:
     return LockedJar("spark", f"org.example:{name}:1.0", f"{name}-1.0.jar", len(body), digest)
 
 
-def place(cache: JarCache) -> None:
+def write_jars(cache: JarCache) -> None:
     for jar in cache.lock:
         path = cache.path(jar)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,8 +61,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "repository"
 
 
-def test_good_jars_are_returned_in_the_order_of_the_lock(cache: JarCache) -> None:
-    place(cache)
+def test_valid_jars_are_returned_in_the_order_of_the_lock(cache: JarCache) -> None:
+    write_jars(cache)
     assert [path.name for path in cache.verify("spark")] == ["alpha-1.0.jar", "beta-1.0.jar"]
     assert cache.jars_argument() == ",".join(str(cache.path(jar)) for jar in cache.lock)
 
@@ -77,8 +77,8 @@ def test_good_jars_are_returned_in_the_order_of_the_lock(cache: JarCache) -> Non
     ],
     ids=["truncated", "tampered", "missing", "empty"],
 )
-def test_a_bad_jar_is_named_with_its_fault_and_the_command_to_run(cache: JarCache, damage, says: str) -> None:  # type: ignore[no-untyped-def]
-    place(cache)
+def test_an_invalid_jar_is_reported_with_its_fault_and_the_fix(cache: JarCache, damage, says: str) -> None:  # type: ignore[no-untyped-def]
+    write_jars(cache)
     damage(cache.path(cache.lock[0]))
     with pytest.raises(StackError, match=says) as caught:
         cache.verify("spark")
@@ -89,37 +89,35 @@ def test_a_bad_jar_is_named_with_its_fault_and_the_command_to_run(cache: JarCach
     assert cache.missing("spark") == (cache.lock[0],)
 
 
-def test_an_unknown_configuration_is_refused_with_the_nearest_known_one(cache: JarCache) -> None:
+def test_an_unknown_configuration_is_rejected_with_the_nearest_name(cache: JarCache) -> None:
     with pytest.raises(StackError, match="Did you mean 'spark'") as caught:
         cache.verify("sparc")
     assert caught.value.code == "HR-404"
 
 
-def test_a_sync_of_good_jars_starts_nothing(cache: JarCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    place(cache)
+def test_a_sync_of_valid_jars_starts_nothing(cache: JarCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jars(cache)
     monkeypatch.setenv("HEADRACE_JAVA", "/nowhere")
     assert cache.sync(["spark"]) == 0
 
 
-def test_a_sync_into_an_empty_cache_fetches_everything_and_its_progress_ends_at_the_total(
-    cache: JarCache, repository: Path
-) -> None:
-    seen: list[tuple[str, int, int]] = []
-    assert cache.sync(["spark"], lambda *step: seen.append(step)) == 2
+def test_a_sync_into_an_empty_cache_downloads_all_and_reports_progress(cache: JarCache, repository: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    assert cache.sync(["spark"], lambda *step: steps.append(step)) == 2
     cache.verify("spark")
-    assert seen[0][1:] == (0, 4)
-    assert seen[-1][1:] == (4, 4)
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert steps[0][1:] == (0, 4)
+    assert steps[-1][1:] == (4, 4)
+    assert [done for _, done, _ in steps] == sorted(done for _, done, _ in steps)
     assert not list(cache.root.glob("staging-*"))
 
 
 def test_a_sync_fetches_only_the_damaged_jar(cache: JarCache, repository: Path) -> None:
-    place(cache)
-    whole = cache.path(cache.lock[1]).stat()
+    write_jars(cache)
+    stat_before = cache.path(cache.lock[1]).stat()
     cache.path(cache.lock[0]).write_bytes(b"damaged")
     assert cache.sync(["spark"]) == 1
     cache.verify("spark")
-    assert cache.path(cache.lock[1]).stat().st_ino == whole.st_ino
+    assert cache.path(cache.lock[1]).stat().st_ino == stat_before.st_ino
 
 
 def test_a_jar_that_is_damaged_in_ivys_own_cache_too_is_fetched_again(cache: JarCache, repository: Path) -> None:
@@ -132,9 +130,7 @@ def test_a_jar_that_is_damaged_in_ivys_own_cache_too_is_fetched_again(cache: Jar
     cache.verify("spark")
 
 
-def test_a_repository_that_serves_other_bytes_is_refused_and_nothing_of_it_is_put_in_place(
-    cache: JarCache, repository: Path
-) -> None:
+def test_jars_with_another_checksum_are_rejected(cache: JarCache, repository: Path) -> None:
     (repository / "org.example" / "alpha" / "1.0" / "alpha-1.0.jar").write_bytes(b"evil" * 3250)
     with pytest.raises(StackError, match=r"alpha-1\.0\.jar") as caught:
         cache.sync(["spark"])
@@ -151,7 +147,7 @@ def test_a_jar_that_no_repository_has_is_hr_403(cache: JarCache, repository: Pat
     assert caught.value.code == "HR-403"
 
 
-def test_what_a_killed_sync_left_behind_is_removed_by_the_next(cache: JarCache, repository: Path) -> None:
+def test_the_next_sync_cleans_up_after_a_killed_one(cache: JarCache, repository: Path) -> None:
     leftover = cache.root / "staging-killed" / "jars"
     leftover.mkdir(parents=True)
     cache.sync(["spark"])
@@ -162,14 +158,14 @@ def _sync(root: Path) -> None:
     JarCache(root, [locked("alpha"), locked("beta")]).sync(["spark"])
 
 
-def test_two_syncs_at_once_leave_a_good_cache(cache: JarCache, repository: Path) -> None:
+def test_two_concurrent_syncs_leave_a_valid_cache(cache: JarCache, repository: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     both = [spawn.Process(target=_sync, args=(cache.root,)) for _ in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
-    assert [one.exitcode for one in both] == [0, 0]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
     cache.verify("spark")
 
 
@@ -196,13 +192,13 @@ def test_the_lock_is_sorted_and_holds_every_module_that_ivy_xml_names() -> None:
     lock = read_lock()
     assert list(lock) == sorted(lock)
     text = resources.files("headrace.stack").joinpath("ivy.xml").read_text()
-    for wanted in ElementTree.fromstring(text).iter("dependency"):  # noqa: S314  our own file
-        conf = wanted.attrib["conf"].partition("->")[0]
-        coordinate = f"{wanted.attrib['org']}:{wanted.attrib['name']}:{wanted.attrib['rev']}"
+    for dependency in ElementTree.fromstring(text).iter("dependency"):  # noqa: S314  our own file
+        conf = dependency.attrib["conf"].partition("->")[0]
+        coordinate = f"{dependency.attrib['org']}:{dependency.attrib['name']}:{dependency.attrib['rev']}"
         assert any(jar.conf == conf and jar.coordinate == coordinate for jar in lock), coordinate
 
 
-def test_no_repository_is_named_in_the_room() -> None:
+def test_no_repository_is_configured() -> None:
     for file in ("ivy.xml", "jars.lock"):
         assert not re.search(r"https?://|maven2", resources.files("headrace.stack").joinpath(file).read_text())
 

@@ -37,16 +37,16 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_java_of_this_machine_is_found_with_its_home() -> None:
-    found = find_java()
-    assert found.major in (17, 21)
-    assert (found.home / "bin" / "java").exists()
+def test_the_java_of_this_machine_has_a_home() -> None:
+    java_of_machine = find_java()
+    assert java_of_machine.major in (17, 21)
+    assert (java_of_machine.home / "bin" / "java").exists()
 
 
 @pytest.mark.parametrize(
     ("version", "major"), [("17.0.15", 17), ("21", 21), ("1.8.0_402", 8), ("25-ea", 25), ("strange", 0)]
 )
-def test_the_major_version_is_read_from_every_way_of_writing_it(version: str, major: int) -> None:
+def test_the_major_version_of_every_format_is_parsed(version: str, major: int) -> None:
     assert Java(Path("/j"), Path("/j/bin/java"), version).major == major
 
 
@@ -65,16 +65,14 @@ def test_headrace_java_wins_and_may_name_a_home_or_a_binary(bare: pytest.MonkeyP
         assert find_java().binary == binary
 
 
-def test_a_wrong_java_home_is_passed_over_for_a_right_java_on_the_path(
-    bare: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wrong_java_home_is_skipped(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11.0.2").parent.parent))
     right = fake_java(tmp_path / "new", "17.0.2")
     bare.setenv("PATH", str(right.parent))
     assert find_java().binary == right
 
 
-def test_a_wrong_headrace_java_is_an_error_even_beside_a_right_one(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_wrong_headrace_java_is_always_an_error(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setenv("JAVA_HOME", str(fake_java(tmp_path / "right", "17").parent.parent))
     bare.setenv("HEADRACE_JAVA", str(fake_java(tmp_path / "wrong", "11.0.2")))
     with pytest.raises(StackError, match=r"is Java 11\.0\.2"):
@@ -112,7 +110,7 @@ def test_as_a_script_it_names_the_packages_and_fails_when_java_is_wrong(tmp_path
     assert "openjdk-17-jre-headless" in done.stderr
 
 
-def test_no_file_of_the_room_hides_a_module_of_the_standard_library() -> None:
+def test_no_module_shadows_the_standard_library() -> None:
     """Run as a script, its folder is first on the path: a sibling named like a module would be imported."""
     siblings = {path.stem for path in SCRIPT.parent.glob("*.py")} - {"__init__"}
     assert not siblings & set(sys.stdlib_module_names)

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from headrace import FlowError
-from headrace.testing import Drive
+from headrace.testing import KeyedStateTester
 from headrace.transforms.keyed.in_memory import process_key
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, ProcessingTime
 from headrace.transforms.keyed.state import ListOf, MapOf, Timers, ValueState
@@ -53,7 +53,7 @@ def told(seen: list[Seen]) -> list[tuple[str, int, str, str]]:
 
 
 def test_a_count_goes_on_from_batch_to_batch_per_key() -> None:
-    drive = Drive(Counter(), "user")
+    drive = KeyedStateTester(Counter(), "user")
     assert drive.arrive(click("ann", "a", 0), click("bob", "a", 0), click("ann", "b", 0)) == [
         Total("ann", 2),
         Total("bob", 1),
@@ -62,24 +62,24 @@ def test_a_count_goes_on_from_batch_to_batch_per_key() -> None:
 
 
 def test_a_visit_ends_when_the_watermark_has_passed_its_silence() -> None:
-    drive = Drive(Visits(), "user")
+    drive = KeyedStateTester(Visits(), "user")
     assert drive.arrive(click("ann", "a", 0), click("ann", "b", 20)) == []
     assert drive.timers("ann") == [at(50)]
-    assert drive.pass_to(at(49.99)) == []
-    assert told(drive.pass_to(at(50))) == [("ann", 0, "ab", "silence")]
+    assert drive.advance_to(at(49.99)) == []
+    assert told(drive.advance_to(at(50))) == [("ann", 0, "ab", "silence")]
     assert drive.state("ann") is None
     assert drive.timers("ann") == []
 
 
 def test_rows_of_a_batch_come_in_the_order_of_their_time() -> None:
-    drive = Drive(Visits(), "user")
+    drive = KeyedStateTester(Visits(), "user")
     drive.arrive(click("ann", "b", 20), click("ann", "a", 0))
-    assert told(drive.pass_to(at(60))) == [("ann", 0, "ab", "silence")]
+    assert told(drive.advance_to(at(60))) == [("ann", 0, "ab", "silence")]
 
 
 def test_a_row_at_or_before_the_watermark_is_late_and_never_handled() -> None:
-    drive = Drive(Visits(), "user")
-    drive.pass_to(at(10))
+    drive = KeyedStateTester(Visits(), "user")
+    drive.advance_to(at(10))
     drive.arrive(click("ann", "late", 10), click("ann", "in time", 10.001))
     visit = drive.state("ann")
     assert visit is not None
@@ -88,23 +88,23 @@ def test_a_row_at_or_before_the_watermark_is_late_and_never_handled() -> None:
 
 
 def test_time_does_not_go_back() -> None:
-    drive = Drive(Visits(), "user")
-    drive.pass_to(at(10))
+    drive = KeyedStateTester(Visits(), "user")
+    drive.advance_to(at(10))
     with pytest.raises(FlowError, match="goes back"):
-        drive.pass_to(at(9))
+        drive.advance_to(at(9))
 
 
 def test_what_is_kept_with_a_ttl_is_gone_when_its_time_is_over() -> None:
-    drive = Drive(Brief(), "user")
-    drive.pass_to(NOON)
+    drive = KeyedStateTester(Brief(), "user")
+    drive.advance_to(NOON)
     assert drive.arrive(click("ann", "a", 0)) == [Total("Brief ann", 1)]
     assert drive.arrive(click("ann", "b", 0)) == [Total("Brief ann", 2)]
-    drive.pass_to(NOON + timedelta(milliseconds=1))
+    drive.advance_to(NOON + timedelta(milliseconds=1))
     assert drive.arrive(click("ann", "c", 0)) == [Total("Brief ann", 1)]
 
 
 def test_lists_and_maps_are_read_and_written_beside_the_value() -> None:
-    drive = Drive(Wide(), "user", "n")
+    drive = KeyedStateTester(Wide(), "user", "n")
     rows = [{**click("ann", page, minute), "n": 1} for minute, page in enumerate("aba")]
     first, second, third = drive.arrive(*rows)
     assert first.before is None
@@ -140,12 +140,12 @@ class Alarm(KeyedState[Nothing, Rang]):
 
 
 def test_a_timer_that_is_set_by_a_timer_and_has_passed_comes_with_the_next_batch() -> None:
-    drive = Drive(Alarm(), "user")
+    drive = KeyedStateTester(Alarm(), "user")
     drive.arrive(click("ann", "a", 0))
-    assert drive.pass_to(at(35)) == [Rang(10)]
+    assert drive.advance_to(at(35)) == [Rang(10)]
     assert drive.arrive() == [Rang(20)]
-    assert drive.pass_to(at(36)) == [Rang(30)]
-    assert drive.pass_to(at(37)) == []
+    assert drive.advance_to(at(36)) == [Rang(30)]
+    assert drive.advance_to(at(37)) == []
 
 
 def test_in_a_batch_time_passes_between_the_rows_and_each_timer_that_is_left_comes_once() -> None:
@@ -154,11 +154,11 @@ def test_in_a_batch_time_passes_between_the_rows_and_each_timer_that_is_left_com
 
 
 def test_timers_are_rounded_up_to_milliseconds_and_need_a_zone() -> None:
-    drive = Drive(Visits(), "user")
+    drive = KeyedStateTester(Visits(), "user")
     drive.arrive({"user": "ann", "page": "a", "ts": NOON + timedelta(microseconds=1)})
     assert drive.timers("ann") == [NOON + GAP + timedelta(milliseconds=1)]
     with pytest.raises(FlowError, match="zone") as caught:
-        Drive(Alarm(), "user").arrive({"user": "ann", "ts": datetime(2026, 1, 1)})  # noqa: DTZ001 - what is refused
+        KeyedStateTester(Alarm(), "user").arrive({"user": "ann", "ts": datetime(2026, 1, 1)})  # noqa: DTZ001 - what is refused
     assert caught.value.code == "HR-235"
 
 
@@ -179,12 +179,12 @@ class Idle(KeyedState[Nothing, Rang]):
 
 
 def test_a_class_without_the_method_that_is_due_is_told_so() -> None:
-    drive = Drive(Deaf(), "user")
+    drive = KeyedStateTester(Deaf(), "user")
     drive.arrive(click("ann", "a", 0))
     with pytest.raises(FlowError, match="Deaf has no `handle_timer`, and a moment") as timer:
-        drive.pass_to(at(1))
+        drive.advance_to(at(1))
     with pytest.raises(FlowError, match="Idle has no `handle_rows`, and rows") as rows:
-        Drive(Idle(), "user").arrive(click("ann", "a", 0))
+        KeyedStateTester(Idle(), "user").arrive(click("ann", "a", 0))
     assert [timer.value.code, rows.value.code] == ["HR-235", "HR-235"]
 
 
@@ -207,15 +207,15 @@ def visits_by_hand(minutes: list[int]) -> list[tuple[int, int]]:
 )
 def test_any_split_into_batches_gives_the_same_visits(minutes: list[int], cuts: list[int], watermarks: bool) -> None:
     ordered = sorted(minutes)
-    drive, seen, begin = Drive(Visits(), "user"), [], 0
+    drive, seen, begin = KeyedStateTester(Visits(), "user"), [], 0
     for end in [*sorted(cuts), len(ordered)]:
         rows = ordered[begin:end]
         seen += drive.arrive(*(click("ann", "a", minute) for minute in reversed(rows)))
         if watermarks and rows:
             # As late as it can be without making the next row late.
-            seen += drive.pass_to(at(rows[-1] - 0.001))
+            seen += drive.advance_to(at(rows[-1] - 0.001))
         begin = max(begin, end)
-    seen += drive.pass_to(at(10_000))
+    seen += drive.advance_to(at(10_000))
     expected = visits_by_hand(minutes)
     assert [(each.minute, len(each.pages)) for each in seen] == expected
     over_batch = process_key(Visits(), Row(user="ann"), [Row(**click("ann", "a", minute)) for minute in ordered], 0)
@@ -227,11 +227,11 @@ def test_the_visits_of_the_documentation_do_what_it_says() -> None:
     (text,) = [fence for fence in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Visits" in fence]
     names: dict[str, Any] = {"__name__": __name__}
     exec(text, names)  # noqa: S102 - what is documented has to run
-    drive = Drive(names["Visits"](), "user_id")
+    drive = KeyedStateTester(names["Visits"](), "user_id")
     rows = [{"user_id": "ann", "page": page, "ts": at(minute)} for page, minute in (("a", 0), ("b", 40), ("bye", 50))]
     assert [(seen.began, seen.pages) for seen in drive.arrive(*rows)] == [(at(0), ["a"]), (at(40), ["b", "bye"])]
     assert drive.arrive({"user_id": "ann", "page": "c", "ts": at(60)}) == []
-    assert [seen.pages for seen in drive.pass_to(at(90))] == [["c"]]
+    assert [seen.pages for seen in drive.advance_to(at(90))] == [["c"]]
 
 
 # ---- declarations ----
@@ -358,7 +358,7 @@ def test_timers_without_a_clock_are_refused_where_they_are_used() -> None:
             return ()
 
     with pytest.raises(FlowError, match="clock") as caught:
-        Drive(Hasty(), "user").arrive(click("ann", "a", 0))
+        KeyedStateTester(Hasty(), "user").arrive(click("ann", "a", 0))
     assert caught.value.code == "HR-235"
 
 
@@ -438,5 +438,5 @@ def test_a_class_of_classes_inherits_what_is_kept() -> None:
         def handle_rows(self, key, rows, state, timers):
             yield from super().handle_rows(key, rows * 2, state, timers)
 
-    assert Drive(Doubled(), "user").arrive(click("ann", "a", 0)) == [Total("ann", 2)]
+    assert KeyedStateTester(Doubled(), "user").arrive(click("ann", "a", 0)) == [Total("ann", 2)]
     assert ProcessingTime() == ProcessingTime()

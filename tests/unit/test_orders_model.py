@@ -237,10 +237,8 @@ def test_an_input_without_a_row_in_the_run_is_the_one_that_holds_the_others_back
     held = {name: each.held_back_by for name, each in figures.items()}
     assert held == {"a": "payments", "b": "payments", "c": None, "d": None}
     assert list(watermark_lines(figures)) == [
-        "a: watermarks of orders 2026-11-16 12:00:00, payments 2026-11-16 11:59:59 (holds it back); 7 rows left the "
-        "state.",
-        "b: watermarks of orders 2026-11-16 12:00:00, payments (no row in this run) (holds it back); 0 rows left the "
-        "state.",
+        "a: watermarks of orders 2026-11-16 12:00:00, payments 2026-11-16 11:59:59 (slowest); 7 rows left the state.",
+        "b: watermarks of orders 2026-11-16 12:00:00, payments (no row in this run) (slowest); 0 rows left the state.",
     ]
 
 

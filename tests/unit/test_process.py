@@ -23,7 +23,7 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    left = process.read(tmp_path / "process.json")
+    left = process.read_record(tmp_path / "process.json")
     if left is not None:
         left.stop(grace=0)
 
@@ -44,15 +44,15 @@ def start(folder: Path, code: str = WAITS, *arguments: str) -> Process:
 def test_a_started_process_is_alive_and_its_record_finds_it_again(folder: Path) -> None:
     started = start(folder)
     assert started.is_alive()
-    assert process.read(folder / "process.json") == started
+    assert process.read_record(folder / "process.json") == started
 
 
-def test_it_runs_in_a_session_of_its_own_so_that_ctrl_c_does_not_reach_it(folder: Path) -> None:
+def test_it_runs_in_its_own_session_without_ctrl_c(folder: Path) -> None:
     started = start(folder)
     assert os.getsid(started.pid) == started.pid != os.getsid(0)
 
 
-def test_a_pid_that_was_handed_out_again_is_not_believed_and_not_stopped(folder: Path) -> None:
+def test_a_reused_pid_is_neither_alive_nor_stopped(folder: Path) -> None:
     started = start(folder)
     impostor = replace(started, started_at=started.started_at - 60)
     assert not impostor.is_alive()
@@ -66,32 +66,32 @@ def test_stop_ends_it_with_sigterm(folder: Path) -> None:
     assert not psutil.pid_exists(started.pid)
 
 
-def test_one_that_ignores_sigterm_is_killed_after_the_grace(folder: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(folder: Path) -> None:
     started = start(folder, STUBBORN)
     assert started.stop(grace=0.2)
     assert not started.is_alive()
 
 
-def test_a_killed_child_is_dead_although_nobody_has_waited_for_it(folder: Path) -> None:
+def test_a_killed_child_is_not_alive_before_it_is_waited_for(folder: Path) -> None:
     started = start(folder)
     os.kill(started.pid, signal.SIGKILL)
     psutil.Process(started.pid).wait(timeout=60)
     assert not started.is_alive()
 
 
-def test_a_child_whose_record_was_never_written_is_found_by_its_mark(folder: Path) -> None:
+def test_a_child_without_a_record_is_located_by_its_mark(folder: Path) -> None:
     mark = f"headrace.part={folder}"
     started = start(folder, WAITS, f"-D{mark}")
-    assert process.find_marked(mark) == started
-    assert process.find_marked(mark + "/other") is None
+    assert process.find_by_mark(mark) == started
+    assert process.find_by_mark(mark + "/other") is None
 
 
-def test_a_record_that_is_broken_counts_as_none(tmp_path: Path) -> None:
+def test_an_invalid_record_is_ignored(tmp_path: Path) -> None:
     record = tmp_path / "process.json"
     for text in ("", "{", "[]", '{"pid": 1}', '{"pid": "x", "started_at": 0, "command": []}'):
         record.write_text(text)
-        assert process.read(record) is None
-    assert process.read(tmp_path / "none.json") is None
+        assert process.read_record(record) is None
+    assert process.read_record(tmp_path / "none.json") is None
 
 
 def test_the_tail_of_a_log_is_its_last_lines_since_a_point(tmp_path: Path) -> None:

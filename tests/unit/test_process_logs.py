@@ -11,7 +11,7 @@ import pytest
 from process_logs import ends_of_logs
 
 
-def test_the_logs_that_changed_are_shown_by_their_last_lines(tmp_path: Path):
+def test_changed_logs_are_shown_with_their_last_lines(tmp_path: Path):
     now = time.time()
     for name, age in (("old.log", 60), ("broker/kafka.log", -1), ("driver/spark.log", -2), ("topic/000123.log", -3)):
         path = tmp_path / name
@@ -19,10 +19,12 @@ def test_the_logs_that_changed_are_shown_by_their_last_lines(tmp_path: Path):
         path.write_text("".join(f"{name} {number}\n" for number in range(100)))
         os.utime(path, (now - age, now - age))
 
-    shown = dict(ends_of_logs(tmp_path, now))
+    last_lines = dict(ends_of_logs(tmp_path, now))
 
-    assert list(shown) == ["end of broker/kafka.log", "end of driver/spark.log"]
-    assert shown["end of driver/spark.log"].splitlines() == [f"driver/spark.log {number}" for number in range(75, 100)]
+    assert list(last_lines) == ["end of broker/kafka.log", "end of driver/spark.log"]
+    assert last_lines["end of driver/spark.log"].splitlines() == [
+        f"driver/spark.log {number}" for number in range(75, 100)
+    ]
 
 
 def test_a_failure_ends_with_the_logs_and_a_success_shows_none(

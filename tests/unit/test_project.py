@@ -17,7 +17,7 @@ from headrace.project.project import Project
 FLOW = """
 from headrace import Console, Flow, Input, KafkaSource
 
-def made(name):
+def flow(name):
     return Flow(name=name, inputs=Input(KafkaSource("t")), transform=lambda rows: rows, sink=Console())
 """
 
@@ -49,46 +49,46 @@ def never() -> str:
 # ---- flows ----
 
 
-def test_flows_are_found_at_the_top_level_of_a_file_alone_or_in_lists(tmp_path: Path) -> None:
-    opened = project(
+def test_flows_are_collected_from_top_level_names_and_lists(tmp_path: Path) -> None:
+    shop = project(
         tmp_path,
-        flows=FLOW + "a = made('a')\nmore = [made('b'), 3]\nothers = (made('c'),)\nagain = a\nhidden = {1: a}\n",
+        flows=FLOW + "a = flow('a')\nmore = [flow('b'), 3]\nothers = (flow('c'),)\nagain = a\nhidden = {1: a}\n",
     )
-    assert [flow.name for flow in opened.flows()] == ["a", "b", "c"]
+    assert [flow.name for flow in shop.flows()] == ["a", "b", "c"]
 
 
-def test_two_flows_of_one_name_are_both_returned_so_that_the_check_can_find_them(tmp_path: Path) -> None:
-    opened = project(tmp_path, flows=FLOW + "a = made('a')\nb = made('a')\n")
-    assert [flow.name for flow in opened.flows()] == ["a", "a"]
+def test_two_flows_with_the_same_name_are_both_returned(tmp_path: Path) -> None:
+    shop = project(tmp_path, flows=FLOW + "a = flow('a')\nb = flow('a')\n")
+    assert [flow.name for flow in shop.flows()] == ["a", "a"]
 
 
 @pytest.mark.parametrize("order", ["shop_base.py, shop_more.py", "shop_more.py, shop_base.py"])
-def test_files_of_a_project_import_each_other_and_a_flow_imported_twice_is_one(tmp_path: Path, order: str) -> None:
-    opened = project(
+def test_files_of_a_project_can_import_each_other(tmp_path: Path, order: str) -> None:
+    shop = project(
         tmp_path,
         f"name: shop\nflows: [{order}]\n",
-        shop_base=FLOW + "a = made('a')\n",
-        shop_more="from shop_base import a, made\nb = made('b')\n",
+        shop_base=FLOW + "a = flow('a')\n",
+        shop_more="from shop_base import a, flow\nb = flow('b')\n",
     )
-    assert [flow.name for flow in opened.flows()] == ["a", "b"]
+    assert [flow.name for flow in shop.flows()] == ["a", "b"]
 
 
 def test_projects_in_two_folders_may_use_the_same_names_of_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        opened = project(tmp_path / name, flows=FLOW + f"a = made('{name}')\n")
-        assert [flow.name for flow in opened.flows()] == [name]
+        shop = project(tmp_path / name, flows=FLOW + f"a = flow('{name}')\n")
+        assert [flow.name for flow in shop.flows()] == [name]
 
 
 def test_named_flows_are_returned_in_the_order_of_the_project(tmp_path: Path) -> None:
-    opened = project(tmp_path, flows=FLOW + "a, b, c = made('a'), made('b'), made('c')\n")
-    assert [flow.name for flow in opened.flows(["c", "a"])] == ["a", "c"]
+    shop = project(tmp_path, flows=FLOW + "a, b, c = flow('a'), flow('b'), flow('c')\n")
+    assert [flow.name for flow in shop.flows(["c", "a"])] == ["a", "c"]
 
 
 def test_an_unknown_flow_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    opened = project(tmp_path, flows=FLOW + "a = made('city_rides')\n")
+    shop = project(tmp_path, flows=FLOW + "a = flow('city_rides')\n")
     with pytest.raises(ConfigError, match="Did you mean 'city_rides'") as refused:
-        opened.flows(["city_ride"])
+        shop.flows(["city_ride"])
     assert refused.value.code == "HR-106"
 
 
@@ -138,13 +138,11 @@ def test_a_local_target_lies_in_the_folder_of_the_project_and_uses_the_local_bro
     assert dict(target.kafka) == {"bootstrap.servers": "127.0.0.1:19092"}
 
 
-def test_a_target_that_wants_the_local_broker_has_no_address_while_it_is_down(tmp_path: Path) -> None:
+def test_a_local_target_has_no_address_while_the_broker_is_down(tmp_path: Path) -> None:
     assert dict(project(tmp_path).target(None, no_broker).kafka) == {}
 
 
-def test_another_target_keeps_its_locations_and_never_asks_for_the_local_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_target_never_looks_up_the_local_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_KAFKA", "broker.example.org:9092")
     settings = """
 name: shop
@@ -162,7 +160,7 @@ targets:
     assert dict(target.spark) == {"spark.executor.memory": "4g"}
 
 
-def test_databases_are_the_local_one_or_those_named_and_a_written_password_is_a_secret_too(tmp_path: Path) -> None:
+def test_databases_are_local_or_declared_and_passwords_are_secrets(tmp_path: Path) -> None:
     settings = """
 name: shop
 targets:
@@ -173,8 +171,8 @@ targets:
       open: {url: "jdbc:postgresql://db/open", user: reader}
 """
     local = Database("jdbc:postgresql://127.0.0.1:5432/headrace", "headrace")
-    opened = project(tmp_path, settings)
-    target = opened.target(None, no_broker, lambda _part: local)
+    shop = project(tmp_path, settings)
+    target = shop.target(None, no_broker, lambda _part: local)
     assert target.databases["here"] == local
     there = target.databases["there"]
     assert (there.url, there.user) == ("jdbc:postgresql://db/shop", "writer")
@@ -182,17 +180,17 @@ targets:
     assert there.password.reveal() == "hunter2"
     assert "hunter2" not in repr(target)
     assert target.databases["open"].password is None
-    assert set(opened.target(None, no_broker).databases) == {"there", "open"}
+    assert set(shop.target(None, no_broker).databases) == {"there", "open"}
 
 
 def test_the_services_of_a_target_have_their_secrets_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRM", "Bearer canary")
-    opened = project(
+    shop = project(
         tmp_path,
         "name: shop\ntargets: {dev: {services: {crm: {url: https://crm.example.org, private: true, "
         "headers: {Authorization: '${env:CRM}', X-Shop: one}}}}}\n",
     )
-    service = opened.target(None, lambda: None).services["crm"]
+    service = shop.target(None, lambda: None).services["crm"]
     assert (service.url, service.private, service.ca) == ("https://crm.example.org", True, None)
     assert {name: revealed(value) for name, value in service.headers.items()} == {
         "Authorization": "Bearer canary",
@@ -209,14 +207,14 @@ def test_an_unknown_target_is_refused_with_the_nearest_one(tmp_path: Path) -> No
 
 def test_the_secrets_of_other_targets_are_not_asked_for(tmp_path: Path) -> None:
     settings = "name: shop\ntargets: {dev: {}, prod: {kafka: {sasl.password: '${env:SHOP_NOT_SET}'}}}\n"
-    opened = project(tmp_path, settings)
-    assert opened.target("dev", no_broker).name == "dev"
+    shop = project(tmp_path, settings)
+    assert shop.target("dev", no_broker).name == "dev"
     with pytest.raises(ConfigError, match=r"targets\.prod\.kafka\.sasl\.password") as refused:
-        opened.target("prod", never)
+        shop.target("prod", never)
     assert refused.value.code == "HR-103"
 
 
-def test_databases_and_kafka_connect_of_the_local_stack_are_asked_for_by_their_parts(tmp_path: Path) -> None:
+def test_local_databases_and_kafka_connect_are_looked_up_by_part(tmp_path: Path) -> None:
     settings = """
 name: shop
 targets:

@@ -15,7 +15,7 @@ from headrace.clients.kafka import connector_options
 from headrace.errors import ConfigError
 from headrace.flow.secret import Secret, revealed
 from headrace.flow.target import Target
-from headrace.project.secrets import resolved
+from headrace.project.secrets import resolve_secret
 
 CANARY = "canary-5f2d9c"
 
@@ -29,12 +29,12 @@ def file_with(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 def test_a_plain_setting_stays_what_it_is() -> None:
     for text in ("localhost:9092", "${HOME}", "$env:NAME", "prefix ${env:NAME}", "${vault:x}", ""):
-        assert resolved(text, "kafka.x") == text
+        assert resolve_secret(text, "kafka.x") == text
 
 
 def test_a_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_PASSWORD", CANARY)
-    secret = resolved("${env:SHOP_PASSWORD}", "kafka.sasl.password")
+    secret = resolve_secret("${env:SHOP_PASSWORD}", "kafka.sasl.password")
     assert isinstance(secret, Secret)
     assert secret.reveal() == CANARY
     assert str(secret) == "<${env:SHOP_PASSWORD}>"
@@ -42,20 +42,20 @@ def test_a_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch
 
 def test_a_file_is_read_without_the_line_break_at_its_end(tmp_path: Path) -> None:
     path = file_with(tmp_path, f"{CANARY} \n")
-    assert revealed(resolved(f"${{file:{path}}}", "kafka.sasl.password")) == f"{CANARY} "
+    assert revealed(resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")) == f"{CANARY} "
 
 
 def test_a_variable_that_is_not_set_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOP_PASSWORD", raising=False)
     with pytest.raises(ConfigError, match="SHOP_PASSWORD") as refused:
-        resolved("${env:SHOP_PASSWORD}", "targets.prod.kafka.sasl.password")
+        resolve_secret("${env:SHOP_PASSWORD}", "targets.prod.kafka.sasl.password")
     assert refused.value.code == "HR-103"
     assert "targets.prod.kafka.sasl.password" in refused.value.what
 
 
 def test_a_file_that_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file") as refused:
-        resolved(f"${{file:{tmp_path}/absent}}", "kafka.sasl.password")
+        resolve_secret(f"${{file:{tmp_path}/absent}}", "kafka.sasl.password")
     assert refused.value.code == "HR-103"
     assert f"{tmp_path}/absent" in refused.value.what
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None
 def test_a_file_that_others_can_reach_is_refused_and_its_text_kept_quiet(tmp_path: Path, mode: int) -> None:
     path = file_with(tmp_path, CANARY, mode)
     with pytest.raises(ConfigError, match="chmod 600") as refused:
-        resolved(f"${{file:{path}}}", "kafka.sasl.password")
+        resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")
     assert refused.value.code == "HR-104"
     assert CANARY not in "".join(traceback.format_exception(refused.value))
 
@@ -72,7 +72,7 @@ def test_a_file_that_others_can_reach_is_refused_and_its_text_kept_quiet(tmp_pat
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_file_of_this_user_alone_is_taken(tmp_path: Path, mode: int) -> None:
     path = file_with(tmp_path, CANARY, mode)
-    assert revealed(resolved(f"${{file:{path}}}", "kafka.sasl.password")) == CANARY
+    assert revealed(resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")) == CANARY
 
 
 def test_no_way_of_printing_shows_the_value(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,21 +22,21 @@ from headrace.serve.app import create_app
 from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
 from headrace.serve.cities.feed import FeedStatus
 from headrace.serve.guard import host_name
-from headrace.serve.listen import bind, serving
-from headrace.serve.live import Live, Pace
+from headrace.serve.listen import bind_port, serve_in_background
+from headrace.serve.live import LiveStreams, StreamIntervals
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 FIVE = timedelta(minutes=5)
-QUICK = Pace(coalesce=0.01, heartbeat=0.05)
+QUICK = StreamIntervals(coalesce=0.01, heartbeat=0.05)
 # Seconds: a busy machine is slow, a broken server is slower.
 PATIENCE = 60
 
 
 def publish(board: CityBoard, city: str, window: int = 0, count: int = 120, multiplier: float | None = None) -> None:
-    place = {"city": city, "window_start": NOON + window * FIVE, "window_end": NOON + (window + 1) * FIVE}
+    window_of_city = {"city": city, "window_start": NOON + window * FIVE, "window_end": NOON + (window + 1) * FIVE}
     metrics = RideMetrics.model_validate(
         {
-            **place,
+            **window_of_city,
             "ride_count": count,
             "completed_rides": count // 2,
             "avg_fare": 12.345678,
@@ -48,7 +48,7 @@ def publish(board: CityBoard, city: str, window: int = 0, count: int = 120, mult
     if multiplier is not None:
         reading = SurgeReading.model_validate(
             {
-                **place,
+                **window_of_city,
                 "total_requests": 90,
                 "active_rides": 40,
                 "available_drivers": 15,
@@ -65,14 +65,20 @@ def board() -> CityBoard:
 
 @pytest.fixture
 def client(board: CityBoard) -> Iterator[httpx.Client]:
-    with serving(create_app(board, pace=QUICK)) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with (
+        serve_in_background(create_app(board, pace=QUICK)) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE) as client,
+    ):
         yield client
 
 
 @pytest.fixture(scope="module")
 def idle() -> Iterator[httpx.Client]:
     """A server with an empty board, shared by the tests that only look at how it answers."""
-    with serving(create_app(CityBoard(), pace=QUICK)) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with (
+        serve_in_background(create_app(CityBoard(), pace=QUICK)) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE) as client,
+    ):
         yield client
 
 
@@ -159,14 +165,14 @@ def test_history_gives_the_newest_windows_oldest_first(board: CityBoard, client:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "2017", "many"])
-def test_a_limit_out_of_bounds_is_refused(board: CityBoard, client: httpx.Client, limit: str) -> None:
+def test_a_limit_out_of_bounds_is_rejected(board: CityBoard, client: httpx.Client, limit: str) -> None:
     publish(board, "Lisbon")
     answer = client.get("/api/v1/cities/Lisbon/history", params={"limit": limit})
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"] == ["query", "limit"]
 
 
-def test_an_unknown_city_is_answered_with_the_name_that_was_meant(board: CityBoard, client: httpx.Client) -> None:
+def test_an_unknown_city_gets_the_nearest_name(board: CityBoard, client: httpx.Client) -> None:
     publish(board, "Lisbon")
     answer = client.get("/api/v1/cities/lisbonn/history")
     assert answer.status_code == 404
@@ -175,7 +181,7 @@ def test_an_unknown_city_is_answered_with_the_name_that_was_meant(board: CityBoa
     assert "Did you mean 'Lisbon'?" in body["remedy"]
 
 
-def test_a_city_on_an_empty_board_is_answered_with_what_to_do(idle: httpx.Client) -> None:
+def test_a_city_on_an_empty_board_gets_a_remedy(idle: httpx.Client) -> None:
     body = idle.get("/api/v1/cities/Lisbon/history").json()
     assert body["nearest"] is None
     assert "Start the ride analytics flows" in body["remedy"]
@@ -216,9 +222,9 @@ def test_a_change_brings_only_the_cities_that_changed(board: CityBoard, client: 
 
 
 def test_a_client_that_reads_late_gets_the_last_state_and_not_every_step(board: CityBoard) -> None:
-    pace = Pace(coalesce=0.3)
+    pace = StreamIntervals(coalesce=0.3)
     with (
-        serving(create_app(board, pace=pace)) as url,
+        serve_in_background(create_app(board, pace=pace)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as client,
         listening(client) as stream,
     ):
@@ -226,13 +232,13 @@ def test_a_client_that_reads_late_gets_the_last_state_and_not_every_step(board: 
         began = time.monotonic()
         for count in range(1000):
             publish(board, "Lisbon", count=count)
-        seen = []
-        while 999 not in seen:
+        counts = []
+        while 999 not in counts:
             change, _ = stream.next("change")
-            seen.append(change["cities"][0]["ride_count"])  # type: ignore[index]
+            counts.append(change["cities"][0]["ride_count"])  # type: ignore[index]
         # One at the beginning, one in each of the pauses, one at the end.
-        assert len(seen) <= 2 + (time.monotonic() - began) / pace.coalesce
-        assert len(seen) < 1000
+        assert len(counts) <= 2 + (time.monotonic() - began) / pace.coalesce
+        assert len(counts) < 1000
 
 
 def test_a_quiet_stream_sends_heartbeats(idle: httpx.Client) -> None:
@@ -245,7 +251,7 @@ def test_a_quiet_stream_sends_heartbeats(idle: httpx.Client) -> None:
 
 
 def test_streams_beyond_the_limit_are_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Live, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(LiveStreams, "MAX_CONNECTIONS", 1)
     with listening(client) as stream:
         stream.next("snapshot")
         refused = client.get("/api/v1/events")
@@ -254,7 +260,7 @@ def test_streams_beyond_the_limit_are_refused(client: httpx.Client, monkeypatch:
 
 def test_a_server_that_stops_ends_its_streams(board: CityBoard) -> None:
     with httpx.Client(timeout=PATIENCE) as client:
-        server = serving(create_app(board))
+        server = serve_in_background(create_app(board))
         url = server.__enter__()
         with client.stream("GET", f"{url}api/v1/events") as response:
             stream = Stream(response.iter_lines())
@@ -277,7 +283,7 @@ def test_a_server_that_stops_ends_its_streams(board: CityBoard) -> None:
 def test_health_says_whether_the_data_is_current(board: CityBoard, feed: FeedStatus, rows: bool, status: str) -> None:
     if rows:
         publish(board, "Lisbon")
-    with serving(create_app(board, feed_status=lambda: feed)) as url:
+    with serve_in_background(create_app(board, feed_status=lambda: feed)) as url:
         answer = httpx.get(f"{url}api/v1/health").json()
     assert answer["status"] == status
     assert answer["feed"]["state"] == feed.state
@@ -314,7 +320,7 @@ def test_nothing_else_is_served(idle: httpx.Client, path: str) -> None:
     assert idle.get(path).status_code == 404
 
 
-def test_files_of_the_page_are_compressed_and_kept_for_ever(idle: httpx.Client) -> None:
+def test_static_files_are_compressed_and_cached_without_limit(idle: httpx.Client) -> None:
     html = idle.get("/")
     assert html.headers["cache-control"] == "no-cache"
     paths = re.findall(r'"(/assets/[^"]+)"', html.text)
@@ -350,7 +356,7 @@ def test_every_answer_carries_the_security_headers(idle: httpx.Client, path: str
     assert "server" not in headers
 
 
-def test_numbers_are_never_cached(idle: httpx.Client) -> None:
+def test_api_responses_are_never_cached(idle: httpx.Client) -> None:
     assert idle.get("/api/v1/cities").headers["cache-control"] == "no-store"
 
 
@@ -368,7 +374,7 @@ def test_names_of_loopback_are_answered(idle: httpx.Client, host: str) -> None:
 
 
 def test_an_allowed_name_is_answered(board: CityBoard) -> None:
-    with serving(create_app(board, allowed_hosts=["page.internal"])) as url:
+    with serve_in_background(create_app(board, allowed_hosts=["page.internal"])) as url:
         answer = httpx.get(f"{url}api/v1/health", headers={"host": "Page.Internal:443"})
     assert answer.status_code == 200
 
@@ -383,16 +389,16 @@ def test_a_host_header_yields_its_name(header: str, name: str) -> None:
 # ---- the process
 
 
-def test_a_taken_port_makes_room_for_the_next_one() -> None:
-    with bind("127.0.0.1", 0) as taken:
+def test_the_next_port_is_used_if_one_is_taken() -> None:
+    with bind_port("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with bind("127.0.0.1", port) as other:
+        with bind_port("127.0.0.1", port) as other:
             assert other.getsockname()[1] > port
 
 
 def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
     with pytest.raises(ConfigError, match="HR-180"):
-        bind("192.0.2.1", 8080)
+        bind_port("192.0.2.1", 8080)
 
 
 @contextmanager
@@ -412,7 +418,7 @@ def page_process(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_says_its_url_and_ends_on_a_signal_with_a_stream_open(number: signal.Signals) -> None:
+def test_the_process_prints_its_url_and_ends_on_a_signal(number: signal.Signals) -> None:
     with page_process() as (process, url), httpx.Client(timeout=PATIENCE) as client:
         with client.stream("GET", f"{url}api/v1/events") as response:
             stream = Stream(response.iter_lines())
@@ -425,7 +431,7 @@ def test_the_process_says_its_url_and_ends_on_a_signal_with_a_stream_open(number
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere the parent is polled, by its own child only")
-def test_the_process_ends_when_its_parent_is_gone() -> None:
+def test_the_process_ends_with_its_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with page_process("--parent-pid", str(parent.pid)) as (process, _):
         parent.kill()

@@ -128,8 +128,8 @@ def test_a_folder_without_a_file_is_told_how_to_make_a_project(tmp_path: Path) -
         ),
         ("name: shop\ntargets: {}\n", "default_target 'dev' is not among the targets"),
         ("name: [\n", "It is not YAML"),
-        ("- a\n- b\n", "It holds no settings."),
-        ("", "It holds no settings."),
+        ("- a\n- b\n", "It contains no settings."),
+        ("", "It contains no settings."),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_fault(tmp_path: Path, text: str, says: str) -> None:

@@ -29,7 +29,7 @@ from headrace import (
     Watermark,
     check,
 )
-from headrace.cli.flow_events import figures_table, told
+from headrace.cli.flow_events import figures_table, print_event
 from headrace.cli.main import app
 from headrace.clients.storage import LocalFileStore
 from headrace.errors import HeadraceError
@@ -365,7 +365,7 @@ def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_pat
     [
         (
             StateNearBudget("rides", 7, "rows", 900, 1000, 2400.0, "operator 0 (dedupe)"),
-            "batch 7: state has 900 of a budget of 1,000 rows; at the present growth it is reached in about 40 "
+            "batch 7: state has 900 of a budget of 1,000 rows; at the current growth it will be reached in about 40 "
             "minutes. Most is in operator 0 (dedupe)",
         ),
         (
@@ -374,14 +374,14 @@ def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_pat
         ),
         (
             SettingPinned("rides", "shuffle partitions", "8", "2"),
-            "goes on with 2 shuffle partitions, as its checkpoint has; 8 would be new",
+            "keeps 2 shuffle partitions from its checkpoint (declared: 8). Changing this needs a new checkpoint.",
         ),
     ],
 )
 def test_what_happens_to_state_is_told_in_words(
     event: StateNearBudget | SettingPinned, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told(event)
+    print_event(event)
     assert words in " ".join(capsys.readouterr().err.split())
 
 
@@ -424,7 +424,7 @@ def test_the_figures_of_a_run_fit_a_line_of_eighty_characters_and_rare_ones_are_
     console.print(figures_table("This run", {"driver_metrics": many}))
     assert all(each in console.file.getvalue() for each in ("driver_metrics", "220,123", "25,812", "1,105"))  # type: ignore[attr-defined]
     headings = [str(column.header) for column in figures_table("", {"a": many}).columns]
-    assert headings == ["flow", "rows in", "rows out", "batches", "late", "bad", "state rows", "state"]
+    assert headings == ["flow", "rows in", "rows out", "batches", "late", "invalid", "state rows", "state"]
     assert all(each in console.file.getvalue() for each in ("51,123", *headings))  # type: ignore[attr-defined]
     aside = figures_table("", {"a": many, "b": FlowFigures(set_aside=1)})
-    assert "set aside" in [column.header for column in aside.columns]
+    assert "quarantined" in [column.header for column in aside.columns]

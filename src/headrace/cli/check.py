@@ -1,4 +1,4 @@
-"""`headrace check`: what is wrong with the flows, before they run."""
+"""`headrace check`: find problems in flows before they run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from headrace.cli.output import ANSWER_IS_NO, JsonOption, emit, out
-from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
+from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
 from headrace.errors import ConfigError
 from headrace.flow.checks.check import check, sort_by_severity
 from headrace.flow.checks.finding import Finding, Severity
@@ -28,59 +28,69 @@ def check_command(
     *,
     project: ProjectOption = HERE,
     target: TargetOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not look at the plans: starts no Spark.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not check query plans; Spark is not started.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Judge the flows of a project without starting any of them. Exits with 1 when one of them could not run.
+    """Check the flows of a project without starting them. Exits with 1 when a flow could not run.
 
-    The plan of each transform is made on a small Spark of its own, without a broker, and its operators are judged by
-    output mode and trigger. Bounds of batches are compared with the rates that the target's broker and folders show,
-    where they answer. State is compared with what the checkpoints hold, where they are on a local disk.
+    Plans each transform on a small local Spark, without a broker, and checks its operators against output mode and
+    trigger. Compares batch sizes with the rates of the target's broker and folders, if they are reachable. Compares
+    state settings with the checkpoints, if they are on a local disk.
     """
     opened_project = Project.open(project)
-    chosen = opened_project.flows(flows or ())
-    there = _target(project, target)
-    looked_at: dict[str, QueryPlan | UnknownPlan] = {}
+    flows_to_check = opened_project.flows(flows or ())
+    run_target = _target(project, target)
+    plan_results: dict[str, QueryPlan | UnknownPlan] = {}
     if not quick:
-        # A flow that cannot run anyway is not planned: its transform would fail for the same reason, said worse.
-        plain = [flow for flow in chosen if all(found.severity is not Severity.ERROR for found in check([flow]))]
-        looked_at = plan_flows(plain, there, log=opened_project.home / "logs" / "check.log")
-    findings = check(chosen, measure_rates(chosen, there) if there is not None else {}, looked_at)
-    if there is not None:
-        findings = sort_by_severity([*findings, *slot_findings(chosen, there), *state_findings(chosen, there)])
-    wrong = [found for found in findings if found.severity is Severity.ERROR]
-    planned = [name for name, plan in looked_at.items() if isinstance(plan, QueryPlan)]
+        # A flow with errors is not planned: its transform would fail for the same reason, with a worse message.
+        plannable = [
+            flow for flow in flows_to_check if all(finding.severity is not Severity.ERROR for finding in check([flow]))
+        ]
+        plan_results = plan_flows(plannable, run_target, log=opened_project.home / "logs" / "check.log")
+    findings = check(
+        flows_to_check, measure_rates(flows_to_check, run_target) if run_target is not None else {}, plan_results
+    )
+    if run_target is not None:
+        findings = sort_by_severity(
+            [*findings, *slot_findings(flows_to_check, run_target), *state_findings(flows_to_check, run_target)]
+        )
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    planned = [name for name, plan in plan_results.items() if isinstance(plan, QueryPlan)]
     if json:
         emit(
             {
-                "ok": not wrong,
-                "flows": [flow.name for flow in chosen],
+                "ok": not errors,
+                "flows": [flow.name for flow in flows_to_check],
                 "planned": planned,
-                "findings": [found.as_dict() for found in findings],
+                "findings": [finding.as_dict() for finding in findings],
             }
         )
     else:
-        for found in findings:
-            _print(found)
-        out.print(f"{len(chosen)} flows, {len(wrong)} errors, {len(findings) - len(wrong)} other findings.")
-        if len(planned) < len(chosen):
+        for finding in findings:
+            _print_finding(finding)
+        out.print(
+            f"{len(flows_to_check)} flows, {len(errors)} errors, {len(findings) - len(errors)} warnings and notes."
+        )
+        if len(planned) < len(flows_to_check):
             why = "by --quick" if quick else "for the reasons above"
-            out.print(f"The plans of {len(chosen) - len(planned)} flows were not looked at, {why}.", markup=False)
-    if wrong:
+            out.print(f"The plans of {len(flows_to_check) - len(planned)} flows were not checked, {why}.", markup=False)
+    if errors:
         raise typer.Exit(ANSWER_IS_NO)
 
 
 def _target(folder: Path, name: str | None) -> Target | None:
-    """Return the target. Where its secrets are not at hand nothing is asked there, unless it was named."""
+    """Return the target, or None if its secrets are not available and it was not named explicitly."""
     try:
-        return opened(folder, name, None)[1]
+        return load_project(folder, name, None)[1]
     except ConfigError:
         if name is not None:
             raise
         return None
 
 
-def _print(found: Finding) -> None:
-    out.print(Text.assemble((f"{found.code} {found.severity:<8}", _COLOURS[found.severity]), (found.place, "bold")))
-    out.print(f"  {found.reason}", markup=False)
-    out.print(f"  {found.remedy}", markup=False)
+def _print_finding(finding: Finding) -> None:
+    out.print(
+        Text.assemble((f"{finding.code} {finding.severity:<8}", _COLOURS[finding.severity]), (finding.place, "bold"))
+    )
+    out.print(f"  {finding.reason}", markup=False)
+    out.print(f"  {finding.remedy}", markup=False)

@@ -1,4 +1,4 @@
-"""What happens to flows, as lines for a person. Always on standard error: results own the output."""
+"""Print events of running flows as text, always on standard error: standard output is for results."""
 
 from __future__ import annotations
 
@@ -27,46 +27,47 @@ from headrace.runtime.events import (
 )
 from headrace.runtime.state.size import total_state
 
-# A table that another flow has yet to make.
-_WAITS = "HR-572"
-_RARE = ("set aside", "lost ranges", "state rows")
+# The error of a missing table that another flow of the application creates.
+_TABLE_NOT_YET_CREATED = "HR-572"
+_RARE = ("quarantined", "lost ranges", "state rows")
 
 
-def told(event: Event) -> None:
+def print_event(event: Event) -> None:
     """Print one event."""
     match event:
         case BatchSizeChosen():
-            most = f" batches of '{event.input}' have at most {event.batch_size.records:,} records. "
-            most += event.batch_size.reason
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (most, "dim")))
+            records, reason = event.batch_size.records, event.batch_size.reason
+            line = f" batches of '{event.input}' have at most {records:,} records. {reason}"
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "dim")))
         case FlowStarted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
         case BatchCommitted():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), " ", _figures(event)))
         case RowsQuarantined():
-            rows = f" batch {event.batch_id}: {event.dead_letters.rows:,} rows set aside by {event.dead_letters.sink}"
+            rows = f" batch {event.batch_id}: {event.dead_letters.rows:,} rows quarantined by {event.dead_letters.sink}"
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (rows, "yellow")))
-            err.print(
-                Text.assemble(
-                    ("  why  ", "dim"), event.dead_letters.why, "\n", ("  data ", "dim"), event.dead_letters.place
-                )
-            )
+            why, location = event.dead_letters.why, event.dead_letters.place
+            err.print(Text.assemble(("  why  ", "dim"), why, "\n", ("  data ", "dim"), location))
         case OffsetsLost():
-            for each in event.lost:
-                err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {each}", "yellow")))
+            for lost_range in event.lost:
+                err.print(
+                    Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {lost_range}", "yellow"))
+                )
         case SettingPinned():
-            frozen = f" goes on with {event.checkpoint_value} {event.setting}, as its checkpoint has"
-            frozen += f"; {event.declared} would be new"
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (frozen, "yellow")))
+            line = (
+                f" keeps {event.checkpoint_value} {event.setting} from its checkpoint (declared: {event.declared}). "
+                "Changing this needs a new checkpoint."
+            )
+            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))
         case StateNearBudget():
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {_near_budget(event)}", "yellow")))
         case CaptureUnhealthy():
             error = event.error
-            line = f" {error.code} {error.what} What the topics hold is read meanwhile."
+            line = f" {error.code} {error.what} Rows already in the topics are still read."
             err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))
-            err.print(Text.assemble(("  why  ", "dim"), error.why, "\n", ("  do   ", "dim"), error.remedy))
+            err.print(Text.assemble(("  why  ", "dim"), error.why, "\n", ("  fix  ", "dim"), error.remedy))
         case FlowFailed() | AuditFailed():
-            _tell_failure(event)
+            _print_failure(event)
         case LateUnexplained():
             number = "an unknown number of" if event.dropped is None else f"{event.dropped:,}"
             line = f" batch {event.batch_id}: {number} late rows dropped and not in the ledger: {event.why}"
@@ -76,45 +77,45 @@ def told(event: Event) -> None:
 
 
 def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
-    """Return what flows did in a run, a line each."""
+    """Return a table with one line of figures per flow."""
     columns: dict[str, list[str]] = {
-        "rows in": [f"{each.rows_in:,}" for each in flows.values()],
-        "rows out": [f"{each.rows_out:,}" for each in flows.values()],
-        "batches": [f"{each.batches:,}" for each in flows.values()],
-        "late": [f"{each.late:,}" for each in flows.values()],
-        "bad": [f"{sum(each.bad.values()):,}" for each in flows.values()],
-        "set aside": [f"{each.set_aside:,}" for each in flows.values()],
-        "lost ranges": [f"{len(each.lost):,}" for each in flows.values()],
-        "state rows": [f"{total_state(each.state, 'rows'):,}" for each in flows.values()],
-        "state": [format_bytes(_state_bytes(each)) for each in flows.values()],
+        "rows in": [f"{flow.rows_in:,}" for flow in flows.values()],
+        "rows out": [f"{flow.rows_out:,}" for flow in flows.values()],
+        "batches": [f"{flow.batches:,}" for flow in flows.values()],
+        "late": [f"{flow.late:,}" for flow in flows.values()],
+        "invalid": [f"{sum(flow.bad.values()):,}" for flow in flows.values()],
+        "quarantined": [f"{flow.set_aside:,}" for flow in flows.values()],
+        "lost ranges": [f"{len(flow.lost):,}" for flow in flows.values()],
+        "state rows": [f"{total_state(flow.state, 'rows'):,}" for flow in flows.values()],
+        "state": [format_bytes(_state_bytes(flow)) for flow in flows.values()],
     }
-    # A line has 80 characters on many a terminal: what is rare is shown where there is some.
-    shown = {name: cells for name, cells in columns.items() if name not in _RARE or set(cells) != {"0"}}
+    # Many terminals have 80 columns: rare columns are shown only if they contain something.
+    visible = {name: cells for name, cells in columns.items() if name not in _RARE or set(cells) != {"0"}}
     table = Table(title=title, title_justify="left", padding=0)
     table.add_column("flow", no_wrap=True)
-    for heading in shown:
+    for heading in visible:
         table.add_column(heading, justify="right", no_wrap=True)
     for number, flow in enumerate(flows):
-        table.add_row(flow, *(cells[number] for cells in shown.values()))
+        table.add_row(flow, *(cells[number] for cells in visible.values()))
     return table
 
 
 def watermark_lines(flows: Mapping[str, FlowFigures]) -> Iterator[str]:
-    """Say, of flows with several watermarks, how far each input is, and which of them holds the others back."""
-    for name, each in flows.items():
-        if each.held_back_by is None:
+    """Yield, for flows with several watermarks, the watermark of every input and which of them is the slowest."""
+    for name, flow in flows.items():
+        if flow.held_back_by is None:
             continue
-        marks = {given: each.watermarks.get(given) for given in each.delays}
-        told = (
-            f"{given} {'(no row in this run)' if mark is None else f'{mark:%Y-%m-%d %H:%M:%S}'}"
-            f"{' (holds it back)' if given == each.held_back_by else ''}"
-            for given, mark in marks.items()
+        watermarks = {input_name: flow.watermarks.get(input_name) for input_name in flow.delays}
+        parts = (
+            f"{input_name} {'(no row in this run)' if mark is None else f'{mark:%Y-%m-%d %H:%M:%S}'}"
+            f"{' (slowest)' if input_name == flow.held_back_by else ''}"
+            for input_name, mark in watermarks.items()
         )
-        yield f"{name}: watermarks of {', '.join(told)}; {each.evicted:,} rows left the state."
+        yield f"{name}: watermarks of {', '.join(parts)}; {flow.evicted:,} rows left the state."
 
 
 def _state_bytes(figures: FlowFigures) -> int:
-    return max(total_state(figures.state, "bytes"), sum(each.memory for each in figures.state))
+    return max(total_state(figures.state, "bytes"), sum(flow.memory for flow in figures.state))
 
 
 def _near_budget(event: StateNearBudget) -> str:
@@ -122,12 +123,12 @@ def _near_budget(event: StateNearBudget) -> str:
     used, limit = (f"{n:,}" if rows else format_bytes(n) for n in (event.used, event.limit))
     words = f"batch {event.batch_id}: state has {used} of a budget of {limit}{' rows' if rows else ''}"
     if event.seconds_left is not None:
-        words += f"; at the present growth it is reached in about {_said_time(event.seconds_left)}"
+        words += f"; at the current growth it will be reached in about {_format_duration(event.seconds_left)}"
     return f"{words}. Most is in {event.operator}"
 
 
-def _said_time(seconds: float) -> str:
-    """Return a length of time in the unit that a person would take."""
+def _format_duration(seconds: float) -> str:
+    """Return a duration in a readable unit."""
     if seconds < 120:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"
@@ -137,7 +138,7 @@ def _figures(event: BatchCommitted) -> str:
     words = [f"batch {event.batch_id}: {event.rows_in:,} in, {event.rows_out:,} out, {event.duration_ms / 1000:.1f} s"]
     bad = sum(event.invalid.values())
     if bad:
-        words.append(f"{bad:,} bad")
+        words.append(f"{bad:,} invalid")
     broken = {name: rows for of in event.violations.values() for name, rows in of.items() if rows}
     words.extend(f"{rows:,} against {name}" for name, rows in broken.items())
     if event.dropped:
@@ -145,14 +146,14 @@ def _figures(event: BatchCommitted) -> str:
     return ", ".join(words)
 
 
-def _tell_failure(event: FlowFailed | AuditFailed) -> None:
+def _print_failure(event: FlowFailed | AuditFailed) -> None:
     error, retry_in = event.error, event.retry_in if isinstance(event, FlowFailed) else None
-    if error.code == _WAITS and retry_in is not None:
-        # Nothing is wrong: flows of one application start together, and one makes the table of the other.
+    if error.code == _TABLE_NOT_YET_CREATED and retry_in is not None:
+        # Not a failure: flows of one application start together, and one creates the table that another reads.
         line = f" waits {retry_in:.0f} s: {error.what}"
         err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "dim")))
         return
     err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {error.code} ", "bold red"), error.what))
-    then = f"Starting again in {retry_in:.0f} s." if retry_in is not None else error.remedy
-    for label, sentence in (("why", error.why), ("data", error.state), ("do", then)):
+    then = f"Restarting in {retry_in:.0f} s." if retry_in is not None else error.remedy
+    for label, sentence in (("why", error.why), ("data", error.state), ("fix", then)):
         err.print(Text.assemble((f"  {label:<5}", "dim"), sentence))

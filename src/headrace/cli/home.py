@@ -1,4 +1,4 @@
-"""The `--home` option, the same for every command that reads or changes the local state."""
+"""The `--home` option of every command that reads or changes local state."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import typer
 
 from headrace.flow.target import Database, KafkaConnect
 from headrace.stack import mariadb, postgres
-from headrace.stack.connect import secrets
+from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 
 HomeOption = Annotated[
     Path,
-    typer.Option("--home", envvar="HEADRACE_HOME", help="The folder of the local state: parts, checkpoints."),
+    typer.Option("--home", envvar="HEADRACE_HOME", help="The folder of local state: parts and checkpoints."),
 ]
 
 DEFAULT_HOME = Path(".headrace")
 
 
 def local_broker(home: Path) -> str | None:
-    """Return the address of the broker that `headrace up` runs in a home, or None when none runs there."""
+    """Return the address of the broker of `headrace up` in a home folder, or None if none is running."""
     return LocalParts(home).broker()
 
 
 class LocalParts:
-    """The parts that `headrace up` runs in a home, as targets ask for them. What runs is looked at once."""
+    """The parts that `headrace up` runs in a home folder, for targets that say `local`. Looked up once."""
 
     def __init__(self, home: Path) -> None:
         self._stack = LocalStack(home)
@@ -38,13 +38,13 @@ class LocalParts:
 
     def database(self, part: str) -> Database | None:
         """Return how to reach a database by the name of its part, or None when it does not run."""
-        known = {"postgres": postgres.database, "mariadb": mariadb.database}
-        return known[part](self._stack.place(part)) if part in self._running else None
+        databases = {"postgres": postgres.database, "mariadb": mariadb.database}
+        return databases[part](self._stack.files(part)) if part in self._running else None
 
     def connect(self) -> KafkaConnect | None:
         """Return how to reach Kafka Connect, or None when none runs."""
         url = self._running.get("connect")
-        return None if url is None else KafkaConnect(url, secrets=secrets(self._stack.place("connect")))
+        return None if url is None else KafkaConnect(url, secrets=secrets_folder(self._stack.files("connect")))
 
     @cached_property
     def _running(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`headrace init`: a small working project to begin with."""
+"""`headrace init`: create a small working project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import JsonOption, emit, out
-from headrace.project.scaffold import make_project
+from headrace.project.scaffold import create_project
 
 
 def init_command(
@@ -16,19 +16,19 @@ def init_command(
     *,
     json: JsonOption = False,
 ) -> None:
-    """Make a folder with a flow, headrace.yml and a test."""
-    folder = make_project(name, Path())
+    """Create a folder with a flow, headrace.yml and a test."""
+    folder = create_project(name, Path())
     files = sorted(path.name for path in folder.iterdir())
     if json:
         emit({"ok": True, "folder": str(folder.absolute()), "files": files})
         return
-    out.print(f"Made [bold]{name}[/] with {', '.join(files)}. Now:\n")
+    out.print(f"Created [bold]{name}[/] with {', '.join(files)}. Next:\n")
     for command, reason in (
         (f"cd {name}", ""),
         ("pytest", "test the transform"),
-        ("headrace check", "judge the flow before it runs"),
+        ("headrace check", "check the flow before it runs"),
         ("headrace up", "start a local Kafka broker"),
-        ("headrace topics create orders", "make the topic that the flow reads"),
+        ("headrace topics create orders", "create the topic that the flow reads"),
         ("headrace run", "run the flow until Ctrl-C"),
     ):
         out.print(f"  {command:<32}[dim]{reason}[/]")

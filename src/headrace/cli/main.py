@@ -1,4 +1,4 @@
-"""The `headrace` command: every subcommand is a module of this room, registered here and nowhere else."""
+"""The `headrace` command: every subcommand is a module of this package and is registered here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.cli.operations.erase import erase_command
 from headrace.cli.operations.late import late_command
 from headrace.cli.operations.quarantine import quarantine_command
 from headrace.cli.operations.reconcile import reconcile_app
-from headrace.cli.output import INTERRUPTED, err, report
+from headrace.cli.output import INTERRUPTED, err, print_error
 from headrace.cli.run import run_command
 from headrace.cli.schema import schema_command
 from headrace.cli.topics import topics_app
@@ -38,8 +38,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"headrace {version('headrace')}")
         raise typer.Exit
 
@@ -50,7 +50,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Hold the options that stand before a command."""
+    """Take the options in front of a command."""
 
 
 _PROJECT, _STACK, _TRY = "A project", "The local stack", "Try it"
@@ -76,11 +76,11 @@ app.add_typer(jars_app, name="jars", rich_help_panel=_STACK)
 
 
 def main() -> None:
-    """Run the command line, and turn every known error into its message and exit code."""
+    """Run the command line, and turn every HeadraceError into its message and exit code."""
     try:
         app()
     except HeadraceError as error:
-        sys.exit(report(error, json="--json" in sys.argv))
+        sys.exit(print_error(error, json="--json" in sys.argv))
     except KeyboardInterrupt:
-        err.print("Interrupted. Nothing is left half-made: run the same command again to go on.")
+        err.print("Interrupted. No partial result was left behind: run the same command again to continue.")
         sys.exit(INTERRUPTED)

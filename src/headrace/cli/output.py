@@ -1,11 +1,11 @@
-"""How every command speaks: one JSON object for machines, Rich text for people, and documented exit codes.
+"""Output of all commands: one JSON object for machines, Rich text for people, and documented exit codes.
 
 | code | meaning                                                                        |
 |------|--------------------------------------------------------------------------------|
 | 0    | done                                                                           |
 | 1    | done, and the answer is no: a check found errors, a comparison found differences |
 | 2    | the command line itself is wrong                                               |
-| 3    | a terminal error: somebody has to act, the message says how                    |
+| 3    | a terminal error: manual action is needed, the message says which              |
 | 4    | a transient error: the same command may work later                             |
 | 130  | interrupted                                                                    |
 """
@@ -33,17 +33,17 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def emit(data: Mapping[str, object]) -> None:
-    """Print the one JSON object of a `--json` run: on a line of its own, the last one, on standard output."""
+    """Print the one JSON object of a `--json` run: as the last line of standard output."""
     sys.stdout.write(jsonlib.dumps(data, default=str) + "\n")
     sys.stdout.flush()
 
 
-def report(error: HeadraceError, *, json: bool) -> int:
-    """Print an error and return the exit code that it asks for."""
+def print_error(error: HeadraceError, *, json: bool) -> int:
+    """Print an error and return its exit code."""
     if json:
         emit({"ok": False, **error.as_dict()})
     else:
         err.print(Text.assemble((f"{error.code} ", "bold red"), (error.what, "bold")))
-        for label, sentence in (("why", error.why), ("data", error.state), ("do", error.remedy)):
+        for label, sentence in (("why", error.why), ("data", error.state), ("fix", error.remedy)):
             err.print(Text.assemble((f"  {label:<5}", "dim"), sentence))
     return TRANSIENT if isinstance(error, Transient) else TERMINAL

@@ -1,4 +1,4 @@
-"""Show what takes time: a bar that moves in a terminal, a few plain lines elsewhere, nothing with `--json`."""
+"""Progress of long steps: a progress bar in a terminal, a few plain lines elsewhere, nothing with `--json`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.cli.output import err
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Where a command sends its news.
+class ProgressReporter:
+    """Callbacks that show the progress of a command.
 
     | call                   | for                                                |
     |------------------------|----------------------------------------------------|
@@ -26,17 +26,17 @@ class Shown:
 
 
 @contextmanager
-def shown(*, json: bool) -> Iterator[Shown]:
-    """Yield the two callbacks for one command. Everything goes to standard error: results own the output."""
+def progress_reporter(*, json: bool) -> Iterator[ProgressReporter]:
+    """Yield the callbacks of one command. They print to standard error: standard output is for results."""
     if json:
-        yield Shown(lambda _part, _sentence: None, lambda _jar, _done, _total: None)
+        yield ProgressReporter(lambda _part, _sentence: None, lambda _jar, _done, _total: None)
     elif err.is_terminal:
-        yield from _moving()
+        yield from _with_progress_bar()
     else:
-        yield _plain()
+        yield _with_plain_lines()
 
 
-def _moving() -> Iterator[Shown]:
+def _with_progress_bar() -> Iterator[ProgressReporter]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -45,7 +45,7 @@ def _moving() -> Iterator[Shown]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=err, transient=True) as progress:
-        # A step has no known length and its bar pulses; the download counts. One of the two is shown.
+        # A step has no known length, so its bar pulses; the download counts. Only one of the two is shown.
         step = progress.add_task("", total=None, visible=False, count="")
         download = progress.add_task("", total=None, visible=False, count="")
 
@@ -66,11 +66,11 @@ def _moving() -> Iterator[Shown]:
                 visible=done != total,
             )
 
-        yield Shown(event, jar)
+        yield ProgressReporter(event, jar)
 
 
-def _plain() -> Shown:
-    """Ten lines for a download, however many jars it has: a log is read afterwards."""
+def _with_plain_lines() -> ProgressReporter:
+    """Print ten lines per download, however many jars it has, to keep logs short."""
     tenth = -1
 
     def jar(name: str, done: int, total: int) -> None:
@@ -80,4 +80,4 @@ def _plain() -> Shown:
             tenth = now
             err.print(f"jars {done}/{total or '?'} {name}", markup=False)
 
-    return Shown(lambda part, sentence: err.print(f"{part} {sentence}", markup=False), jar)
+    return ProgressReporter(lambda part, sentence: err.print(f"{part} {sentence}", markup=False), jar)

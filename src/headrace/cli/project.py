@@ -1,4 +1,4 @@
-"""The options that name a project, a target and flows, and what they stand for."""
+"""The options that select a project, a target and flows, and `load_project`, which resolves them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FlowsArgument = Annotated[list[str] | None, typer.Argument(help="The flows, by n
 HERE = Path()
 
 
-def opened(folder: Path, target: str | None, names: list[str] | None) -> tuple[Project, Target, list[Flow]]:
+def load_project(folder: Path, target: str | None, names: list[str] | None) -> tuple[Project, Target, list[Flow]]:
     """Return the project of a folder, the target and the flows that the command line names."""
     project = Project.open(folder)
     local = LocalParts(Path(os.environ.get("HEADRACE_HOME") or project.home))
-    chosen = project.target(target, local.broker, local.database, local.connect)
-    return project, chosen, project.flows(names or ())
+    selected_target = project.target(target, local.broker, local.database, local.connect)
+    return project, selected_target, project.flows(names or ())

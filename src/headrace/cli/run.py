@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.flow_events import figures_table, told, watermark_lines
+from headrace.cli.flow_events import figures_table, print_event, watermark_lines
 from headrace.cli.output import TERMINAL, TRANSIENT, JsonOption, emit, err
-from headrace.cli.progress import shown
-from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
-from headrace.cli.signals import stopping
+from headrace.cli.progress import progress_reporter
+from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
+from headrace.cli.signals import graceful_shutdown
 from headrace.errors import Transient
 from headrace.operate.run import Application, as_available_now, open_application
 from headrace.runtime.supervisor import Backoff
 from headrace.stack.jars import JarCache
 
-# A run that should end gives a part that is down about half a minute to come back.
+# With --until-done, a part that is down has about half a minute to come back.
 _ATTEMPTS_WHEN_ENDING = 5
 
 
@@ -27,31 +27,32 @@ def run_command(
     project: ProjectOption = HERE,
     target: TargetOption = None,
     until_done: Annotated[
-        bool, typer.Option("--until-done", help="Read what is there now, whatever the triggers say, and end.")
+        bool,
+        typer.Option("--until-done", help="Process the data that is available now, whatever the triggers, then exit."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Check the flows of a project, then run them together until Ctrl-C.
 
-    A flow that loses a part is started again by itself; one that cannot go on stays down and says why, while the others
-    run. The command exits with 3 when a flow ended with an error, with 4 when waiting may help.
+    A flow that loses a connection is restarted automatically. A flow that cannot continue stops and prints the reason,
+    while the others keep running. Exits with 3 when a flow failed, with 4 when a retry may help.
     """
-    opened_project, chosen, found = opened(project, target, flows)
+    loaded, run_target, selected = load_project(project, target, flows)
     if until_done:
-        found = [as_available_now(flow) for flow in found]
-    with stopping() as stop:
-        with shown(json=json) as show:
-            JarCache().sync(("spark",), show.jar)
+        selected = [as_available_now(flow) for flow in selected]
+    with graceful_shutdown() as stop:
+        with progress_reporter(json=json) as reporter:
+            JarCache().sync(("spark",), reporter.jar)
             application, spark = open_application(
-                found,
-                chosen,
-                log=opened_project.home / "logs" / "spark.log",
+                selected,
+                run_target,
+                log=loaded.home / "logs" / "spark.log",
                 backoff=Backoff(attempts=_ATTEMPTS_WHEN_ENDING) if until_done else None,
-                on_step=lambda step: show.event("run", step),
+                on_step=lambda step: reporter.event("run", step),
             )
         if not json:
-            application.bus.subscribe(told)
-            err.print(f"Running {', '.join(flow.name for flow in found)}. Ctrl-C ends it.")
+            application.bus.subscribe(print_event)
+            err.print(f"Running {', '.join(flow.name for flow in selected)}. Press Ctrl-C to stop.")
         stop.flows_run()
         threading.Thread(target=_drain_at, args=(stop, application), daemon=True).start()
         figures = application.run()

@@ -9,7 +9,7 @@ from headrace.project.settings import ProjectSettings
 
 
 def schema_command(*, json: JsonOption = False) -> None:
-    """Print the JSON schema of headrace.yml. Editors then complete and check the file."""
+    """Print the JSON schema of headrace.yml. Editors use it to complete and check the file."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **ProjectSettings.model_json_schema()}
     if json:
         emit(schema)

@@ -1,11 +1,11 @@
-"""Spark for commands that need it only now and then: started when it is asked for, stopped with the command."""
+"""Spark sessions of commands: started on first use, stopped when the command ends."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from headrace.cli.progress import shown
+from headrace.cli.progress import progress_reporter
 from headrace.flow.target import Target
 from headrace.project.project import Project
 from headrace.runtime.session import open_session
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class SparkWhenAsked:
-    """A session that is started by the first call, and the same one for every further call."""
+class LazySession:
+    """A Spark session that is started by the first call and returned by every later call."""
 
     def __init__(self, part: str, project: Project, target: Target, stack: ExitStack, *, json: bool) -> None:
         self._part, self._project, self._target, self._stack, self._json = part, project, target, stack, json
@@ -25,16 +25,16 @@ class SparkWhenAsked:
     def __call__(self) -> SparkSession:
         """Return the session."""
         if self._session is None:
-            self._session = opened_session(self._part, self._project, self._target, self._stack, json=self._json)
+            self._session = start_session(self._part, self._project, self._target, self._stack, json=self._json)
         return self._session
 
 
-def opened_session(part: str, project: Project, target: Target, stack: ExitStack, *, json: bool) -> SparkSession:
-    """Start Spark, and stop it when the stack is closed. `part` stands before the line that says so."""
+def start_session(part: str, project: Project, target: Target, stack: ExitStack, *, json: bool) -> SparkSession:
+    """Start Spark, and stop it when the stack is closed. `part` is the label of the progress line."""
     jars = JarCache()
-    with shown(json=json) as show:
-        jars.sync(("spark",), show.jar)
-        show.event(part, "starting Spark")
+    with progress_reporter(json=json) as reporter:
+        jars.sync(("spark",), reporter.jar)
+        reporter.event(part, "starting Spark")
         spark = open_session(target, jars.verify("spark"), log=project.home / "logs" / "spark.log")
     stack.callback(spark.stop)
     return spark

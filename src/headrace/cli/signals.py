@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an orderly end."""
+"""Graceful shutdown on Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from types import FrameType
 from headrace.cli.output import err
 
 
-class Stop(threading.Event):
-    """Set by the first Ctrl-C or SIGTERM once flows run. Before that, a signal interrupts what is being prepared."""
+class ShutdownEvent(threading.Event):
+    """Set by the first Ctrl-C or SIGTERM once flows are running. Before that, a signal interrupts the preparation."""
 
     def __init__(self) -> None:
         super().__init__()
         self._flows_run = False
 
     def flows_run(self) -> None:
-        """From now on there are batches to commit before the end."""
+        """Mark that flows are running: from now on a signal lets in-flight batches commit first."""
         self._flows_run = True
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Stop in order; a second signal ends the process at once."""
+        """Request a graceful shutdown; a second signal ends the process immediately."""
         if not self._flows_run:
             raise KeyboardInterrupt
         if self.is_set():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.set()
-        err.print("\nStopping: each flow commits the batch that it is in. Press Ctrl-C again to stop at once.")
+        err.print("\nStopping: waiting for in-flight batches to commit. Press Ctrl-C again to stop immediately.")
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
-    """Yield what the signals of this process set while the block runs."""
-    stop = Stop()
-    before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+def graceful_shutdown() -> Iterator[ShutdownEvent]:
+    """Yield an event that Ctrl-C and SIGTERM set while the block runs."""
+    stop = ShutdownEvent()
+    previous_handlers = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -36,9 +36,9 @@ from headrace.operate.run import Application, FlowFigures, open_application
 from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import Event
 from headrace.stack import mariadb, postgres
-from headrace.stack.connect import secrets
+from headrace.stack.connect import secrets_folder
 from headrace.stack.jars import JarCache
-from headrace.stack.local import LocalStack, Running
+from headrace.stack.local import LocalStack, RunningParts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,7 +160,7 @@ def delete_demo_data(home: Path) -> None:
     shutil.rmtree(home / "demo", ignore_errors=True)
 
 
-def _target(folder: Path, running: Running, stack: LocalStack, spark: Mapping[str, str]) -> Target:
+def _target(folder: Path, running: RunningParts, stack: LocalStack, spark: Mapping[str, str]) -> Target:
     databases = {"postgres": postgres.database, "mariadb": mariadb.database}
     url = running.addresses.get("connect")
     return Target(
@@ -168,8 +168,8 @@ def _target(folder: Path, running: Running, stack: LocalStack, spark: Mapping[st
         lake=str(folder / "lake"),
         checkpoints=str(folder / "checkpoints"),
         kafka={"bootstrap.servers": running.bootstrap},
-        databases={part: databases[part](stack.place(part)) for part in running.addresses if part in databases},
-        connect=KafkaConnect(url, secrets=secrets(stack.place("connect"))) if url else None,
+        databases={part: databases[part](stack.files(part)) for part in running.addresses if part in databases},
+        connect=KafkaConnect(url, secrets=secrets_folder(stack.files("connect"))) if url else None,
         # A model replays every batch since the first, so Spark must not delete entries of the offset log.
         spark={"spark.sql.streaming.minBatchesToRetain": "1000000", **spark},
     )

@@ -20,7 +20,7 @@ from headrace.stack import connect, errors, kafka, mariadb, ports, postgres
 from headrace.stack.jars import JarCache
 from headrace.stack.java import find_java
 from headrace.stack.local import LocalStack
-from headrace.stack.unprivileged import without_root
+from headrace.stack.unprivileged import unprivileged_prefix
 
 MIN_PYTHON = (3, 11)
 
@@ -77,8 +77,8 @@ def _jars() -> HealthCheck:
 
 def _postgres() -> HealthCheck:
     try:
-        folder = postgres.programs()
-        without_root()
+        folder = postgres.programs_folder()
+        unprivileged_prefix()
     except HeadraceError as error:
         # Only flows that use this part need it.
         return HealthCheck("postgres", "warn", error.why, error.remedy)
@@ -87,8 +87,8 @@ def _postgres() -> HealthCheck:
 
 def _mariadb() -> HealthCheck:
     try:
-        server = mariadb.program("mariadbd")
-        without_root()
+        server = mariadb.find_program("mariadbd")
+        unprivileged_prefix()
     except HeadraceError as error:
         # Only flows that use this part need it.
         return HealthCheck("mariadb", "warn", error.what, error.remedy)

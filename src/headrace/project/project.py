@@ -1,4 +1,4 @@
-"""A project opened: its targets ready to use, its flows imported."""
+"""A project: its settings, its targets with secrets resolved, and its flows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, did_you_mean
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, revealed
 from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
-from headrace.project.secrets import resolved
+from headrace.project.secrets import resolve_secret
 from headrace.project.settings import LOCAL, LOCAL_DATABASES, ProjectSettings, TargetSettings, read_settings
 
 
@@ -35,7 +35,7 @@ class Project:
 
     @property
     def home(self) -> Path:
-        """Where the project's local state lies: stack, logs, and by default lake and checkpoints."""
+        """The folder of local state: services, logs, and by default lake and checkpoints."""
         return self.folder / ".headrace"
 
     def target(
@@ -45,20 +45,20 @@ class Project:
         local_database: Callable[[str], Database | None] = lambda _part: None,
         local_connect: Callable[[], KafkaConnect | None] = lambda: None,
     ) -> Target:
-        """Return a target with its secrets resolved. Local parts are asked for only when the target says `local`."""
+        """Return a target with its secrets resolved. Local services are looked up only if the target says `local`."""
         name = name or self.settings.default_target
-        known = self.settings.targets
-        if name not in known:
+        targets = self.settings.targets
+        if name not in targets:
             raise ConfigError(
                 f"There is no target '{name}'.",
-                why=f"headrace.yml has the targets {', '.join(known)}.{did_you_mean(name, known)}",
+                why=f"headrace.yml has the targets {', '.join(targets)}.{did_you_mean(name, targets)}",
                 state="Nothing was started.",
                 remedy="Name one of them with --target.",
                 code="HR-105",
             )
-        chosen = known[name]
+        target_settings = targets[name]
         kafka: dict[str, str | Secret] = {
-            key: resolved(value, f"targets.{name}.kafka.{key}") for key, value in chosen.kafka.items()
+            key: resolve_secret(value, f"targets.{name}.kafka.{key}") for key, value in target_settings.kafka.items()
         }
         require_settings(kafka, f"targets.{name}.kafka")
         if kafka.get("bootstrap.servers") == LOCAL:
@@ -69,45 +69,45 @@ class Project:
                 del kafka["bootstrap.servers"]
 
         def plain(key: str, value: str) -> str:
-            return revealed(resolved(value, f"targets.{name}.{key}"))
+            return revealed(resolve_secret(value, f"targets.{name}.{key}"))
 
         return Target(
             name=name,
-            master=plain("master", chosen.master),
-            lake=self._located(plain("lake", chosen.lake)),
-            checkpoints=self._located(plain("checkpoints", chosen.checkpoints)),
+            master=plain("master", target_settings.master),
+            lake=self._located(plain("lake", target_settings.lake)),
+            checkpoints=self._located(plain("checkpoints", target_settings.checkpoints)),
             kafka=kafka,
-            databases=dict(_databases(name, chosen, local_database)),
-            spark={key: plain(f"spark.{key}", value) for key, value in chosen.spark.items()},
+            databases=dict(_databases(name, target_settings, local_database)),
+            spark={key: plain(f"spark.{key}", value) for key, value in target_settings.spark.items()},
             services={
-                each: Service(
-                    url=plain(f"services.{each}.url", given.url),
+                service_name: Service(
+                    url=plain(f"services.{service_name}.url", service.url),
                     headers={
-                        key: resolved(value, f"targets.{name}.services.{each}.headers.{key}")
-                        for key, value in given.headers.items()
+                        key: resolve_secret(value, f"targets.{name}.services.{service_name}.headers.{key}")
+                        for key, value in service.headers.items()
                     },
-                    private=given.private,
-                    ca=given.ca,
+                    private=service.private,
+                    ca=service.ca,
                 )
-                for each, given in chosen.services.items()
+                for service_name, service in target_settings.services.items()
             },
-            lease=Lease(chosen.lease.kind, chosen.lease.seconds),
-            connect=_connect(chosen, plain("connect.url", chosen.connect.url), local_connect),
+            lease=Lease(target_settings.lease.kind, target_settings.lease.seconds),
+            connect=_connect(target_settings, plain("connect.url", target_settings.connect.url), local_connect),
         )
 
     def flows(self, names: Sequence[str] = ()) -> list[Flow]:
         """Import the project's files and return the flows at their top level, or only those named."""
-        found: dict[int, Flow] = {}
+        flows_by_id: dict[int, Flow] = {}
         for file in self.settings.flows:
             for flow in _flows_of(self.folder, file):
-                found[id(flow)] = flow
-        flows = list(found.values())
-        known = [flow.name for flow in flows]
+                flows_by_id[id(flow)] = flow
+        flows = list(flows_by_id.values())
+        flow_names = [flow.name for flow in flows]
         for name in names:
-            if name not in known:
+            if name not in flow_names:
                 raise ConfigError(
                     f"There is no flow '{name}'.",
-                    why=f"The project has {', '.join(known) or 'none'}.{did_you_mean(name, known)}",
+                    why=f"The project has {', '.join(flow_names) or 'none'}.{did_you_mean(name, flow_names)}",
                     state="Nothing was started.",
                     remedy="`headrace check` lists the flows.",
                     code="HR-106",
@@ -119,31 +119,34 @@ class Project:
 
 
 def _databases(
-    target: str, chosen: TargetSettings, local_database: Callable[[str], Database | None]
+    target: str, target_settings: TargetSettings, local_database: Callable[[str], Database | None]
 ) -> Iterator[tuple[str, Database]]:
-    """Yield the databases of a target, without one that says `local` while none runs."""
-    for name, given in chosen.databases.items():
-        place = f"targets.{target}.databases.{name}"
-        if given.url in LOCAL_DATABASES:
-            local = local_database(LOCAL_DATABASES[given.url])
+    """Yield the databases of a target. A database that says `local` is left out if it is not running."""
+    for name, database in target_settings.databases.items():
+        setting = f"targets.{target}.databases.{name}"
+        if database.url in LOCAL_DATABASES:
+            local = local_database(LOCAL_DATABASES[database.url])
             if local is not None:
                 yield name, local
             continue
-        password = resolved(given.password, f"{place}.password")
+        password = resolve_secret(database.password, f"{setting}.password")
         if isinstance(password, str):
             # Written out in headrace.yml: not for printing either.
-            password = Secret(f"{place}.password", password)
+            password = Secret(f"{setting}.password", password)
         url, user = (
-            revealed(resolved(text, f"{place}.{key}")) for key, text in (("url", given.url), ("user", given.user))
+            revealed(resolve_secret(text, f"{setting}.{key}"))
+            for key, text in (("url", database.url), ("user", database.user))
         )
         yield name, Database(url, user, password if password.reveal() else None)
 
 
-def _connect(chosen: TargetSettings, url: str, local_connect: Callable[[], KafkaConnect | None]) -> KafkaConnect | None:
-    """Return Kafka Connect as the target names it, or None when it says `local` and none runs."""
-    given = chosen.connect
-    where = local_connect() if url == LOCAL else KafkaConnect(url)
-    return where and replace(where, bootstrap=given.bootstrap, passwords=given.passwords)
+def _connect(
+    target_settings: TargetSettings, url: str, local_connect: Callable[[], KafkaConnect | None]
+) -> KafkaConnect | None:
+    """Return Kafka Connect of a target, or None if it says `local` and none is running."""
+    connect_settings = target_settings.connect
+    connect = local_connect() if url == LOCAL else KafkaConnect(url)
+    return connect and replace(connect, bootstrap=connect_settings.bootstrap, passwords=connect_settings.passwords)
 
 
 def _flows_of(folder: Path, file: str) -> Iterator[Flow]:
@@ -156,25 +159,25 @@ def _flows_of(folder: Path, file: str) -> Iterator[Flow]:
             remedy="Correct `flows:` in headrace.yml.",
             code="HR-107",
         )
-    # A file that another one has imported already holds the same flows: a second import would make them twice.
+    # If another file imported this one already, use that module: a second import would create its flows twice.
     module = sys.modules.get(path.stem)
     if module is None or getattr(module, "__file__", None) != str(path):
-        module = _imported(folder, file, path)
+        module = _import_module(folder, file, path)
     for value in vars(module).values():
         if isinstance(value, Flow):
             yield value
         elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, Flow))
+            yield from (element for element in value if isinstance(element, Flow))
 
 
-def _imported(folder: Path, file: str, path: Path) -> ModuleType:
+def _import_module(folder: Path, file: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # noqa: S101 - a path that ends in .py always has one
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
     # Under its own name, as a test imports it, so that Python workers can unpickle its functions.
     sys.modules[path.stem] = module
-    with _importable(folder):
+    with _on_sys_path(folder):
         try:
             spec.loader.exec_module(module)
         except Exception as error:
@@ -191,7 +194,7 @@ def _imported(folder: Path, file: str, path: Path) -> ModuleType:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
+def _on_sys_path(folder: Path) -> Iterator[None]:
     """Let the files of a project import each other, as Python does for a script."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

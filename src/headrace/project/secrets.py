@@ -1,4 +1,4 @@
-"""Secrets by reference: `${env:NAME}` and `${file:/path}`, resolved when a target is made, printed never."""
+"""Secrets by reference: `${env:NAME}` and `${file:/path}`, resolved when a target is created and never printed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headrace.flow.secret import Secret
 _REFERENCE = re.compile(r"^\$\{(env|file):([^}]+)\}$")
 
 
-def resolved(text: str, place: str) -> str | Secret:
-    """Return a setting: itself, or the secret that it refers to. `place` names the setting in messages."""
+def resolve_secret(text: str, setting: str) -> str | Secret:
+    """Return the text, or the secret that it refers to. `place` is the name of the setting in error messages."""
     reference = _REFERENCE.match(text.strip())
     if reference is None:
         return text
     kind, name = reference.groups()
-    value = os.environ.get(name) if kind == "env" else _from_file(Path(name), place)
+    value = os.environ.get(name) if kind == "env" else _from_file(Path(name), setting)
     if value is None:
         raise ConfigError(
-            f"{place} refers to the environment variable {name}.",
+            f"{setting} refers to the environment variable {name}.",
             why="The variable is not set.",
             state="Nothing was started.",
             remedy=f"Set {name} for this process.",
@@ -30,13 +30,13 @@ def resolved(text: str, place: str) -> str | Secret:
     return Secret(text.strip(), value)
 
 
-def _from_file(path: Path, place: str) -> str:
+def _from_file(path: Path, setting: str) -> str:
     try:
         mode = path.stat().st_mode
         value = path.read_text().rstrip("\n")
     except OSError as error:
         raise ConfigError(
-            f"{place} refers to the file {path}.",
+            f"{setting} refers to the file {path}.",
             why=f"It cannot be read: {os.strerror(error.errno or 0)}.",
             state="Nothing was started.",
             remedy="Correct the path, or make the file readable for this user.",
@@ -44,7 +44,7 @@ def _from_file(path: Path, place: str) -> str:
         ) from error
     if mode & 0o077:
         raise ConfigError(
-            f"{place} refers to the file {path}.",
+            f"{setting} refers to the file {path}.",
             why="Other users of this machine can read it.",
             state="Nothing was started.",
             remedy=f"Run `chmod 600 {path}`.",

@@ -1,4 +1,4 @@
-"""headrace.yml as typed values. Unknown keys are refused, with the nearest known one.
+"""headrace.yml as typed values. Unknown keys are rejected, with the nearest valid key.
 
 name: shop
 flows: [flows.py]
@@ -38,9 +38,9 @@ from headrace.errors import ConfigError, did_you_mean
 
 FILE = "headrace.yml"
 
-# The word that stands for a part of the local stack: the broker, Kafka Connect, or Postgres.
+# The value that stands for a local service: the broker, Kafka Connect, or Postgres.
 LOCAL = "local"
-# The databases of the local stack: the part, by the word that stands for it.
+# The local databases: value in headrace.yml -> name of the service.
 LOCAL_DATABASES = {LOCAL: "postgres", f"{LOCAL}:postgres": "postgres", f"{LOCAL}:mariadb": "mariadb"}
 
 
@@ -54,7 +54,7 @@ class DatabaseSettings(_Strict):
     url: str = Field(
         description="Its address as JDBC writes it, such as jdbc:postgresql://db.example.org:5432/shop, without a "
         "login. 'local' is the Postgres of `headrace up --with postgres`, 'local:mariadb' the MariaDB of `headrace up "
-        "--with mariadb`; both have a login of their own."
+        "--with mariadb`; both have their own login."
     )
     user: str = Field("", description="The role that logs in.")
     password: str = Field("", description="Its password, best as a reference: ${env:NAME} or ${file:/path}.")
@@ -69,7 +69,7 @@ class ConnectSettings(_Strict):
     bootstrap: str = Field("", description="The broker as its workers reach it. Default: bootstrap.servers of `kafka`.")
     passwords: dict[str, Annotated[str, Field(pattern=r"^\$\{.+\}$")]] = Field(
         default_factory=dict,
-        description="By database: a reference that its workers resolve by a provider of their own, such as "
+        description="By database: a reference that its workers resolve with their own provider, such as "
         "${vault:shop:password}. It is handed on as it is.",
     )
 
@@ -91,7 +91,7 @@ class LeaseSettings(_Strict):
     kind: Literal["lock", "record"] | None = Field(
         None,
         description="lock: a lock of the operating system, for a disk of one machine. record: numbered records, for "
-        "storage that several machines reach. Without it by place: a folder is locked, other storage holds records.",
+        "storage that several machines reach. Default: lock for a local folder, record for other storage.",
     )
     seconds: float = Field(
         30.0, ge=1.0, description="How long the holder of a record has to be silent before another driver takes over."
@@ -148,7 +148,7 @@ class ProjectSettings(_Strict):
 
 
 def read_settings(folder: Path) -> ProjectSettings:
-    """Read headrace.yml of a project folder, or say everything that is wrong with it at once."""
+    """Read headrace.yml of a project folder. The error lists all problems of the file."""
     path = folder / FILE
     try:
         text = path.read_text()
@@ -161,18 +161,18 @@ def read_settings(folder: Path) -> ProjectSettings:
             code="HR-101",
         ) from error
     try:
-        read = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise _wrong(path, f"It is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(read, dict):
-        raise _wrong(path, "It holds no settings.")
+        raise _unusable_settings(path, f"It is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise _unusable_settings(path, "It contains no settings.")
     try:
-        return ProjectSettings.model_validate(read)
+        return ProjectSettings.model_validate(content)
     except ValidationError as error:
-        raise _wrong(path, " ".join(_sentence(problem) for problem in error.errors())) from error
+        raise _unusable_settings(path, " ".join(_sentence(problem) for problem in error.errors())) from error
 
 
-def _wrong(path: Path, why: str) -> ConfigError:
+def _unusable_settings(path: Path, why: str) -> ConfigError:
     return ConfigError(
         f"{path} cannot be used.",
         why=why,
@@ -183,21 +183,21 @@ def _wrong(path: Path, why: str) -> ConfigError:
 
 
 def _sentence(problem: object) -> str:
-    """Say one problem that pydantic found in words, with the nearest known key."""
+    """Describe one pydantic error as a sentence, with the nearest valid key."""
     assert isinstance(problem, dict)  # noqa: S101 - the shape of pydantic's ErrorDetails
-    place = [str(part) for part in problem["loc"]]
-    where = ".".join(place)
+    path_of_key = [str(part) for part in problem["loc"]]
+    where = ".".join(path_of_key)
     if problem["type"] == "extra_forbidden":
-        known = ProjectSettings.model_fields
-        if "targets" in place[:-1]:
+        known_keys = ProjectSettings.model_fields
+        if "targets" in path_of_key[:-1]:
             inner: dict[str, type[_Strict]] = {
                 "databases": DatabaseSettings,
                 "services": ServiceSettings,
                 "connect": ConnectSettings,
             }
-            named = place[2] if len(place) > 3 else ""
-            known = inner.get(named, TargetSettings).model_fields
-        return f"The key '{where}' is unknown.{did_you_mean(place[-1], known)}"
+            section = path_of_key[2] if len(path_of_key) > 3 else ""
+            known_keys = inner.get(section, TargetSettings).model_fields
+        return f"The key '{where}' is unknown.{did_you_mean(path_of_key[-1], known_keys)}"
     if problem["type"] == "missing":
         return f"The key '{where}' is missing."
     message = str(problem["msg"]).removeprefix("Value error, ")

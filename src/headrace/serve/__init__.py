@@ -1,20 +1,20 @@
-"""The serving room: what flows have published, as an API and as a live page.
+"""The web server: results that flows publish, as an API and a live page.
 
-Serving reads snapshots, never live engine objects. Start it with `python -m headrace.serve`, or build
+The server reads snapshots, never objects of the engine. Start it with `python -m headrace.serve`, or build
 the application with `create_app` and run it where other services run.
 """
 
 from headrace.serve.app import create_app
-from headrace.serve.cities.board import CityBoard, RideMetrics, Snapshot, SurgeReading
-from headrace.serve.cities.feed import Feed, FeedStatus, Topics
+from headrace.serve.cities.board import BoardSnapshot, CityBoard, RideMetrics, SurgeReading
+from headrace.serve.cities.feed import Feed, FeedStatus, FeedTopics
 
 __all__ = [
+    "BoardSnapshot",
     "CityBoard",
     "Feed",
     "FeedStatus",
+    "FeedTopics",
     "RideMetrics",
-    "Snapshot",
     "SurgeReading",
-    "Topics",
     "create_app",
 ]

@@ -2,8 +2,8 @@
 
 One line of JSON, `{"url": ...}`, appears on standard output once the page can be opened; everything
 else goes to standard error. The process ends, cleanly and within seconds, on SIGTERM, on SIGINT and
-when the process named by --parent-pid is gone. Exit codes: 0 after a wanted end, 1 for a known error,
-2 for a wrong command line.
+when the process of --parent-pid has ended. Exit codes: 0 after a requested stop, 1 for a HeadraceError,
+2 for an invalid command line.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from collections.abc import Callable, Sequence
 from headrace.errors import HeadraceError
 from headrace.serve.app import create_app
 from headrace.serve.cities.board import DEFAULT_HISTORY, MAX_HISTORY, CityBoard
-from headrace.serve.cities.feed import Feed, Topics
+from headrace.serve.cities.feed import Feed, FeedTopics
 from headrace.serve.guard import LOOPBACK_NAMES
-from headrace.serve.listen import PageServer, address, bind
+from headrace.serve.listen import PageServer, bind_port, page_url
 
 log = logging.getLogger("headrace.serve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the server until it is told to stop, and return the exit code."""
+    """Run the server until it is asked to stop, and return the exit code."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     board = CityBoard(history=options.history)
-    feed = Feed(board, options.bootstrap, topics=Topics(options.metrics_topic, options.surge_topic))
+    feed = Feed(board, options.bootstrap, topics=FeedTopics(options.metrics_topic, options.surge_topic))
     if options.host not in LOOPBACK_NAMES:
         log.warning("The page listens on %s and has no login: whoever reaches it can read it.", options.host)
     app = create_app(
@@ -49,10 +49,10 @@ def _serve(options: argparse.Namespace) -> int:
         feed_status=lambda: feed.status,
         allowed_hosts=(*LOOPBACK_NAMES, options.host, *options.allow_host),
     )
-    bound = bind(options.host, options.port)
+    listener = bind_port(options.host, options.port)
 
     def announce() -> None:
-        sys.stdout.write(json.dumps({"url": address(bound)}) + "\n")
+        sys.stdout.write(json.dumps({"url": page_url(listener)}) + "\n")
         sys.stdout.flush()
 
     server = PageServer(app, announce)
@@ -63,21 +63,21 @@ def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop())
     if options.parent_pid is not None:
-        _when_gone(options.parent_pid, stop)
+        _on_process_end(options.parent_pid, stop)
     with feed:
-        server.run(sockets=[bound])
+        server.run(sockets=[listener])
     return 0
 
 
-def _when_gone(pid: int, then: Callable[[], None]) -> None:
-    """Call `then` on a thread once the process does not exist any more."""
+def _on_process_end(pid: int, callback: Callable[[], None]) -> None:
+    """Call `callback` on a thread when the process ends."""
 
     def watch() -> None:
         if hasattr(os, "pidfd_open"):
             try:
                 handle = os.pidfd_open(pid)
             except ProcessLookupError:
-                then()
+                callback()
                 return
             # Readable at the moment of the end, also while nobody has collected the exit code.
             select.select([handle], [], [])
@@ -85,13 +85,13 @@ def _when_gone(pid: int, then: Callable[[], None]) -> None:
             pause = threading.Event()
             while os.getppid() == pid:
                 pause.wait(1.0)
-        then()
+        callback()
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def _parser() -> argparse.ArgumentParser:
-    topics = Topics()
+    topics = FeedTopics()
     parser = argparse.ArgumentParser(
         prog="python -m headrace.serve",
         description="Serve the live page of ride analytics, and its API.",
@@ -106,12 +106,12 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="further Host name that is answered (may be repeated)",
+        help="additional accepted Host name (may be repeated)",
     )
     add("--history", type=_number(1, MAX_HISTORY), default=DEFAULT_HISTORY, help="windows kept per city")
     add("--metrics-topic", default=topics.metrics, help="topic of the ride metrics")
     add("--surge-topic", default=topics.surge, help="topic of the surge readings")
-    add("--parent-pid", type=_number(1, 2**31 - 1), default=None, help="end when this process is gone")
+    add("--parent-pid", type=_number(1, 2**31 - 1), default=None, help="stop when this process ends")
     return parser
 
 

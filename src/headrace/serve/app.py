@@ -1,7 +1,7 @@
-"""The application: routes over a board, behind the guard.
+"""The FastAPI application: routes over a city board, behind the security middleware.
 
-A factory without global state: two applications in one process do not know each other. The caller
-owns the board and whatever feeds it; this module only reads.
+A factory without global state: several applications can run in one process. The caller owns the board
+and its feed; this module only reads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from headrace.serve.assets import Assets
 from headrace.serve.cities import routes as cities
 from headrace.serve.cities.board import CityBoard
 from headrace.serve.cities.feed import FeedStatus
-from headrace.serve.guard import LOOPBACK_NAMES, Guard
-from headrace.serve.live import Live, Pace
+from headrace.serve.guard import LOOPBACK_NAMES, SecurityMiddleware
+from headrace.serve.live import LiveStreams, StreamIntervals
 from headrace.serve.routes import events, health, page
 
 _DESCRIPTION = """\
@@ -31,15 +31,15 @@ def create_app(
     *,
     feed_status: Callable[[], FeedStatus] = FeedStatus,
     allowed_hosts: Iterable[str] = LOOPBACK_NAMES,
-    pace: Pace | None = None,
+    pace: StreamIntervals | None = None,
 ) -> FastAPI:
     """Build the application that shows `board`.
 
     | argument      | default              | meaning                                              |
     |---------------|----------------------|------------------------------------------------------|
     | feed_status   | no feed              | asked for /health and for every event stream         |
-    | allowed_hosts | names of loopback    | Host names that are answered; others get 421         |
-    | pace          | see `Pace`           | how often event streams speak                        |
+    | allowed_hosts | names of loopback    | accepted Host names; others get 421                  |
+    | pace          | see `StreamIntervals`           | how often event streams speak                        |
     """
     app = FastAPI(
         title="Headrace",
@@ -53,11 +53,11 @@ def create_app(
     )
     app.state.board = board
     app.state.feed_status = feed_status
-    app.state.live = Live(board, feed_status, pace or Pace())
+    app.state.live = LiveStreams(board, feed_status, pace or StreamIntervals())
     app.state.assets = Assets()
     app.include_router(cities.router, prefix="/api/v1")
     app.include_router(events.router, prefix="/api/v1")
     app.include_router(health.router, prefix="/api/v1")
     app.include_router(page.router)
-    app.add_middleware(Guard, allowed_hosts=tuple(allowed_hosts))
+    app.add_middleware(SecurityMiddleware, allowed_hosts=tuple(allowed_hosts))
     return app

@@ -1,8 +1,8 @@
-"""The files of the page, held in memory.
+"""The static files of the page, kept in memory.
 
-They are few and small, so they are read and compressed once. Only names that exist at the start are
-ever served: a path from a request never reaches the file system. Their addresses carry a digest of all
-of them, so a browser may keep them for ever, and a new version is a new address.
+They are few and small, so they are read and compressed once. Only files that exist at the start are
+served: a path from a request never reaches the file system. URLs contain a digest of all files, so
+browsers can cache them without limit, and a new version has new URLs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_FOR_EVER = "public, max-age=31536000, immutable"
-_ASK_AGAIN = "no-cache"
+_IMMUTABLE = "public, max-age=31536000, immutable"
+_REVALIDATE = "no-cache"
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Asset:
 
     @cached_property
     def etag(self) -> str:
-        """Return the name of this content."""
+        """Return the HTTP entity tag of the content."""
         return f'"{hashlib.sha256(self.body).hexdigest()[:20]}"'
 
-    def respond(self, request: Request, *, for_ever: bool = True) -> Response:
-        """Answer with the file, compressed for who accepts it, or say that it has not changed."""
+    def respond(self, request: Request, *, immutable: bool = True) -> Response:
+        """Return the file, compressed if the client accepts it, or 304 if it has not changed."""
         headers = {
-            "cache-control": _FOR_EVER if for_ever else _ASK_AGAIN,
+            "cache-control": _IMMUTABLE if immutable else _REVALIDATE,
             "etag": self.etag,
             "vary": "accept-encoding",
         }
@@ -83,7 +83,7 @@ class Assets:
         return self._assets[name]
 
     def find(self, digest: str, name: str) -> Asset | None:
-        """Return the file behind an address, or None. Pages have addresses of their own."""
+        """Return the file of a URL, or None. Pages have their own routes."""
         if digest != self.digest or name.endswith(".html"):
             return None
         return self._assets.get(name)

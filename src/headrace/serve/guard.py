@@ -1,8 +1,8 @@
-"""What stands before every route: who may ask by which name, and what a browser may do with an answer.
+"""Security middleware: checks the Host header of requests and adds security headers to responses.
 
-The page listens on loopback and has no login, so two doors must be shut. A foreign web site could
-point its own name at 127.0.0.1 and read the API through the visitor's browser: only known Host names
-are answered. And nothing foreign may run inside the page or frame it: the headers say so.
+The page listens on loopback and has no login, so two attacks must be prevented. A foreign web site could
+resolve its own name to 127.0.0.1 and read the API through the visitor's browser: only allowed Host names
+are accepted. And no foreign content may run in the page or frame it: the headers forbid it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SECURITY_HEADERS = {
 }
 
 
-class Guard:
+class SecurityMiddleware:
     """ASGI middleware: refuse unknown Host names, add the security headers to every answer."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str]) -> None:
@@ -44,7 +44,7 @@ class Guard:
         self._allowed = frozenset(name.casefold().strip("[]") for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or refuse it. The server calls this."""
+        """Handle one request, or reject it. Called by the server."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

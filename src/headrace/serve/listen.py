@@ -1,8 +1,8 @@
-"""Opening the port, and closing it quickly.
+"""Open the port of the page, and stop the server quickly.
 
-`bind` finds a free port and keeps it, so that between looking and listening nobody else can take it.
-`PageServer` is uvicorn with two promises more: it says when it really listens, and it ends open event
-streams when it stops instead of waiting for browsers to leave.
+`bind_port` finds a free port and keeps it open, so that no other process can take it in between.
+`PageServer` is uvicorn with two additions: a callback when it listens, and it closes open event streams
+when it stops instead of waiting for browsers to disconnect.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import uvicorn
 from fastapi import FastAPI
 
 from headrace.errors import ConfigError, PartUnavailable
-from headrace.serve.live import Live
+from headrace.serve.live import LiveStreams
 
 _PORTS_TRIED = 50  # enough for every sibling on one machine, few enough to fail at once
 _START_TIMEOUT = 10.0  # seconds: starting takes a fraction of one, on a busy machine a few
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_port(host: str, port: int) -> socket.socket:
     """Return a socket bound to `port`, or to the next free port above it. Port 0 is any free port."""
     last = port if port == 0 else min(port + _PORTS_TRIED - 1, 65535)
     for candidate in range(port, last + 1):
-        opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
             if os.name == "posix":
                 # A port of a server that stopped a moment ago counts as free; a listening one does not.
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind((host, candidate))
-            opened.listen(128)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, candidate))
+            listener.listen(128)
         except OSError as failure:
-            opened.close()
+            listener.close()
             if failure.errno != errno.EADDRINUSE:
                 msg = f"The page cannot listen on {host}:{candidate}."
                 raise ConfigError(
@@ -47,7 +47,7 @@ def bind(host: str, port: int) -> socket.socket:
                     code="HR-180",
                 ) from failure
         else:
-            return opened
+            return listener
     msg = f"The page cannot listen on {host}: every port from {port} to {last} is taken."
     raise ConfigError(
         msg,
@@ -58,9 +58,9 @@ def bind(host: str, port: int) -> socket.socket:
     )
 
 
-def address(bound: socket.socket) -> str:
+def page_url(listener: socket.socket) -> str:
     """Return the URL under which a browser on this machine reaches the socket."""
-    host, port = bound.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 compares, does not bind
     return f"http://[{reachable}]:{port}/" if ":" in reachable else f"http://{reachable}:{port}/"
 
@@ -76,21 +76,21 @@ class PageServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="off",
-                # Event streams end at once; this is for an answer that is being written.
+                # Event streams end immediately; this is for a response that is being written.
                 timeout_graceful_shutdown=2,
             )
         )
-        self._live: Live = app.state.live
+        self._live: LiveStreams = app.state.live
         self._on_listen = on_listen
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the port, then say so."""
+        """Start the server, then call `on_listen`."""
         await super().startup(sockets)
         if self.started:
             self._on_listen()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the event streams first: uvicorn would wait for them."""
+        """Close the event streams first: uvicorn would wait for them."""
         self._live.close()
         await super().shutdown(sockets)
 
@@ -101,12 +101,12 @@ class PageServer(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def serve_in_background(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve `app` on a thread and yield its URL, for tests and notebooks."""
-    bound = bind(host, port)
+    listener = bind_port(host, port)
     listening = threading.Event()
     server = PageServer(app, listening.set)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="page-server", daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="page-server", daemon=True)
     thread.start()
     try:
         if not listening.wait(_START_TIMEOUT):
@@ -118,7 +118,7 @@ def serving(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> Iterator
                 remedy="Try again.",
                 code="HR-680",
             )
-        yield address(bound)
+        yield page_url(listener)
     finally:
         server.should_exit = True
         thread.join(_START_TIMEOUT)

@@ -1,8 +1,8 @@
-"""Server-sent events: the board, pushed to every open page.
+"""Server-sent events: push changes of the board to every open page.
 
-A connection holds one number, the version it has sent last. When the board changes it is woken, waits
-a moment for more changes, and sends the cities that are newer than its number. A slow client therefore
-costs nothing: while its socket is full the changes pile up in the board, where they replace each other.
+A connection stores one number, the version it has sent last. When the board changes, it wakes up, waits
+a moment for more changes, and sends the cities with a newer version. A slow client needs no buffer: while
+its socket is full, later changes replace earlier ones in the board.
 
 A reconnecting client gets the whole board again. That is small, and right after any kind of gap, also
 after a restart of the server, so `Last-Event-ID` is accepted and needs no attention.
@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from headrace.serve.cities.answers import CitiesAnswer, FeedAnswer
 from headrace.serve.cities.board import CityBoard
 from headrace.serve.cities.feed import FeedStatus
+from headrace.serve.cities.responses import CitiesResponse, FeedResponse
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How often a connection speaks, in seconds.
+class StreamIntervals:
+    """How often an event stream sends, in seconds.
 
     | field     | default | reason                                                                 |
     |-----------|---------|------------------------------------------------------------------------|
@@ -37,13 +37,13 @@ class Pace:
     retry: float = 2.0
 
 
-class Live:
+class LiveStreams:
     """All open event streams of one application. Created once, used on the event loop."""
 
     # A browser tab holds one stream; hundreds of them on a local page are a leak or an attack.
     MAX_CONNECTIONS = 200
 
-    def __init__(self, board: CityBoard, feed_status: Callable[[], FeedStatus], pace: Pace) -> None:
+    def __init__(self, board: CityBoard, feed_status: Callable[[], FeedStatus], pace: StreamIntervals) -> None:
         self._board = board
         self._feed_status = feed_status
         self._pace = pace
@@ -77,16 +77,16 @@ class Live:
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(waker.set)
 
-        stop_listening = self._board.listen(wake)
+        stop_listening = self._board.subscribe(wake)
         self._wakers.add(waker)
         if self._closed:
             waker.set()
         try:
             snapshot = self._board.snapshot()
             sent = snapshot.version
-            feed = FeedAnswer.of(self._feed_status())
+            feed = FeedResponse.of(self._feed_status())
             yield f"retry: {int(self._pace.retry * 1000)}\n\n"
-            yield _event("snapshot", CitiesAnswer.of(snapshot, _now()).model_dump_json(), sent)
+            yield _event("snapshot", CitiesResponse.of(snapshot, _now()).model_dump_json(), sent)
             yield _event("feed", feed.model_dump_json())
             while True:
                 with suppress(TimeoutError):
@@ -95,7 +95,7 @@ class Live:
                     return
                 if not waker.is_set():
                     # The comment keeps proxies awake; the page sees only events, so it gets one too.
-                    yield ": heartbeat\n\n" + _event("feed", FeedAnswer.of(self._feed_status()).model_dump_json())
+                    yield ": heartbeat\n\n" + _event("feed", FeedResponse.of(self._feed_status()).model_dump_json())
                     continue
                 await asyncio.sleep(self._pace.coalesce)
                 waker.clear()
@@ -103,7 +103,7 @@ class Live:
                 newer = [city for city in snapshot.cities.values() if city.version > sent]
                 sent = snapshot.version
                 if newer:
-                    yield _event("change", CitiesAnswer.of(snapshot, _now(), newer).model_dump_json(), sent)
+                    yield _event("change", CitiesResponse.of(snapshot, _now(), newer).model_dump_json(), sent)
         finally:
             stop_listening()
             self._wakers.discard(waker)

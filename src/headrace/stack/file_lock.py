@@ -1,7 +1,7 @@
-"""Hold a folder for one command at a time, across processes.
+"""A lock file: only one command at a time may change a folder, across processes.
 
-A lock of the kernel on an open file (`flock`): it ends with the process that holds it, however that
-process ends, so a crash never leaves a lock behind and nobody ever has to delete one.
+A lock of the kernel on an open file (`flock`): it ends with the process that owns it, however that
+process ends, so a crash never leaves a stale lock.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 
 from headrace.stack import errors
 
-# A first sync over a slow line takes minutes, and the second caller should get its result, not an error.
+# A first sync over a slow connection takes minutes; a second caller waits for its result instead of failing.
 PATIENCE_SECONDS = 900.0
 
 
 @contextmanager
-def hold(
+def file_lock(
     path: Path, *, patience: float = PATIENCE_SECONDS, on_wait: Callable[[], None] = lambda: None
 ) -> Iterator[int]:
-    """Hold the lock file at `path` for the length of the block, and yield its descriptor.
+    """Lock the file at `path` during the block, and yield its descriptor.
 
-    A child that inherits the descriptor keeps the lock until it ends too. `on_wait` is called once, when
-    somebody else has the lock. Raises HR-411 when the patience is over, HR-405 when the file cannot be made.
+    A child that inherits the descriptor keeps the lock until it ends too. `on_wait` is called once, if
+    another process has the lock. Raises HR-411 when the patience is over, HR-405 when the file cannot be made.
     """
-    with errors.told_as_stack_errors(path.parent):
+    with errors.as_stack_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -49,7 +49,7 @@ def _acquire(descriptor: int, path: Path, patience: float, on_wait: Callable[[],
                 waiting = True
                 on_wait()
             if time.monotonic() > deadline:
-                raise errors.held(path, patience) from None
+                raise errors.lock_timeout(path, patience) from None
             time.sleep(0.1)  # flock cannot wait with a limit of time except through signals
         else:
             return

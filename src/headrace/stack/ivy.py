@@ -1,4 +1,4 @@
-"""Bring jars with the Ivy that PySpark ships: needs Java only, and names no repository.
+"""Download jars with the Ivy that PySpark ships. Needs only Java and configures no repository.
 
 Where jars come from is Ivy's default, or the user's `ivysettings.xml`: HEADRACE_IVY_SETTINGS, else
 `~/.ivy2/ivysettings.xml` (`~/.ivy2.5.2/` is where Spark keeps its own).
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from headrace.stack import errors as failures
+from headrace.stack import errors
 from headrace.stack.java import Java
 
 # Where a retrieved jar lands. The folders carry its coordinate, so no report of Ivy has to be parsed.
 PATTERN = "[conf]/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
 
-FOUND = re.compile(r"^\s*found \S+?#(?P<name>[^;]+);(?P<version>\S+) in ")
-BROUGHT = re.compile(r"^\s*\[SUCCESSFUL \] \S+?#(?P<name>[^;]+);(?P<version>[^!]+)!")
+RESOLVED = re.compile(r"^\s*found \S+?#(?P<name>[^;]+);(?P<version>\S+) in ")
+DOWNLOADED = re.compile(r"^\s*\[SUCCESSFUL \] \S+?#(?P<name>[^;]+);(?P<version>[^!]+)!")
 COMPLAINT = re.compile(r"UNRESOLVED|FAILED|not found|Exception|Unknown|refused|timed out", re.IGNORECASE)
 
 
@@ -49,9 +49,9 @@ class Coordinate:
         return f"{self.group}:{self.name}:{self.version}"
 
 
-def module_for(wanted: Iterable[tuple[str, Coordinate]]) -> str:
+def module_for(jars_to_fetch: Iterable[tuple[str, Coordinate]]) -> str:
     """Write an ivy.xml that asks for exactly these jars, and for nothing they depend on."""
-    jars = sorted(wanted, key=str)
+    jars = sorted(jars_to_fetch, key=str)
     confs = sorted({conf for conf, _ in jars})
     lines = [
         '<ivy-module version="2.0">',
@@ -78,7 +78,7 @@ class Ivy:
     | field | meaning                                                             |
     |-------|---------------------------------------------------------------------|
     | java  | from `find_java`                                                    |
-    | cache | Ivy's working copies; kept between runs so that an interrupted one goes on |
+    | cache | Ivy's working copies; kept between runs so that an interrupted one continues |
     """
 
     java: Java
@@ -87,9 +87,9 @@ class Ivy:
     def retrieve(
         self, module: Path, target: Path, *, on_step: Callable[[str, str], None], lock: int | None = None
     ) -> None:
-        """Resolve every configuration of the ivy.xml at `module` and lay the jars below `target`.
+        """Resolve every configuration of the ivy.xml at `module` and put the jars below `target`.
 
-        `on_step(step, jar)` is called for each jar twice, `found` and `brought`, as Ivy speaks; not for one
+        `on_step(step, jar)` is called for each jar twice, `resolved` and `downloaded`, as Ivy speaks; not for one
         that Ivy had already. `lock` is a descriptor the child keeps: should this process be killed, the next
         sync waits until the orphaned Ivy has let go of the cache. Raises HR-403 with Ivy's own complaint.
         """
@@ -98,7 +98,7 @@ class Ivy:
         if settings is not None:
             command += ["-settings", str(settings)]
         command += ["-ivy", str(module), "-retrieve", str(target / PATTERN)]
-        said: deque[str] = deque(maxlen=400)
+        output: deque[str] = deque(maxlen=400)
         with subprocess.Popen(  # noqa: S603  our own Java, our own arguments
             command,
             stdin=subprocess.DEVNULL,
@@ -110,8 +110,8 @@ class Ivy:
         ) as ivy:
             try:
                 for line in ivy.stdout or ():
-                    said.append(line.rstrip())
-                    for step, pattern in (("found", FOUND), ("brought", BROUGHT)):
+                    output.append(line.rstrip())
+                    for step, pattern in (("resolved", RESOLVED), ("downloaded", DOWNLOADED)):
                         match = pattern.match(line)
                         if match:
                             on_step(step, f"{match['name']}-{match['version']}.jar")
@@ -119,15 +119,13 @@ class Ivy:
                 ivy.kill()
                 raise
         if ivy.returncode != 0:
-            if any("No space left" in line for line in said):
-                raise failures.disk_full(self.cache, shutil.disk_usage(target.parent).free)
-            complaints = list(dict.fromkeys(line.strip(" \t:") for line in said if COMPLAINT.search(line)))
-            raise failures.fetch_failed(
-                complaints[:3] or ["Ivy stopped"], f"Ivy ended with exit code {ivy.returncode}."
-            )
+            if any("No space left" in line for line in output):
+                raise errors.disk_full(self.cache, shutil.disk_usage(target.parent).free)
+            complaints = list(dict.fromkeys(line.strip(" \t:") for line in output if COMPLAINT.search(line)))
+            raise errors.fetch_failed(complaints[:3] or ["Ivy stopped"], f"Ivy ended with exit code {ivy.returncode}.")
 
     def forget(self, jar: Coordinate, file: str) -> None:
-        """Remove Ivy's working copy of a jar, so that the next `retrieve` downloads it anew."""
+        """Remove Ivy's working copy of a jar, so that the next `retrieve` downloads it again."""
         for copy in (self.cache / jar.group / jar.name).glob(f"*/{file}"):
             copy.unlink(missing_ok=True)
 
@@ -152,9 +150,9 @@ def ivy_jar() -> Path:
     """Return the Ivy jar of the installed PySpark, without importing PySpark (that takes a second)."""
     spec = importlib.util.find_spec("pyspark")
     folder = Path(spec.origin).parent / "jars" if spec and spec.origin else Path("pyspark/jars")
-    found = sorted(folder.glob("ivy-*.jar"))
-    if not found:
-        raise failures.fetch_failed(
-            ["the Ivy jar of PySpark"], f"There is no ivy-*.jar in {folder}: PySpark is not installed whole."
+    candidates = sorted(folder.glob("ivy-*.jar"))
+    if not candidates:
+        raise errors.fetch_failed(
+            ["the Ivy jar of PySpark"], f"There is no ivy-*.jar in {folder}: PySpark is not installed completely."
         )
-    return found[-1]
+    return candidates[-1]

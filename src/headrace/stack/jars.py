@@ -1,13 +1,13 @@
-"""The jars beside PySpark: which ones (jars.lock), where they lie, and that they are the right ones.
+"""The jars that Headrace adds to PySpark: download them, and verify them against jars.lock.
 
-`ivy.xml` says what is wanted, `jars.lock` what that came to: one line per jar with size and sha256. A
-machine only ever loads jars of the lock. Versions are resolved in one place, `write_lock`, which a
+`ivy.xml` declares the dependencies, `jars.lock` the resolved jars: one line per jar with size and sha256.
+Only jars of the lock are ever loaded. Versions are resolved in one place, `write_lock`, which a
 developer runs after editing ivy.xml; a user's `sync` asks for locked coordinates and nothing else.
 
     <root>/jars/<conf>/<file>.jar   verified, in use
     <root>/ivy/                     Ivy's working copies
-    <root>/staging-*/               a sync under way; moved from here into place, jar by jar
-    <root>/lock                     held by one sync at a time
+    <root>/staging-*/               a running sync; jars are moved from here into place one by one
+    <root>/lock                     the lock of a running sync
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from importlib import resources
 from pathlib import Path
 
 from headrace.stack import errors
-from headrace.stack.file_lock import hold
+from headrace.stack.file_lock import file_lock
 from headrace.stack.ivy import Coordinate, Ivy, module_for
 from headrace.stack.java import find_java
 
@@ -68,8 +68,8 @@ class LockedJar:
                     return f"{path} was changed: its sha256 is not the one in jars.lock"
         except FileNotFoundError:
             return f"{path} is missing"
-        except OSError as problem:
-            return f"{path} cannot be read ({problem.strerror})"
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror})"
         return None
 
 
@@ -93,8 +93,8 @@ class JarCache:
     """The jars of one user on one machine.
 
     `verify` is called at the start of every session and part, `sync` when it says no or by
-    `headrace jars sync`. Any number of processes may use one root at once. A jar in place is never
-    written to: a new one is moved over it, so a JVM that has the old one open keeps a whole file.
+    `headrace jars sync`. Several processes may use one root concurrently. A jar in place is never
+    written to: a new one is moved over it, so a JVM that has the old one open keeps the complete old file.
     """
 
     def __init__(self, root: Path | None = None, lock: Sequence[LockedJar] | None = None) -> None:
@@ -114,7 +114,7 @@ class JarCache:
         return jars
 
     def path(self, jar: LockedJar) -> Path:
-        """Where a jar lies once it is in place."""
+        """The path of a jar in the cache."""
         return self.root / "jars" / jar.conf / jar.file
 
     def missing(self, conf: str) -> tuple[LockedJar, ...]:
@@ -135,29 +135,29 @@ class JarCache:
         return tuple(self.path(jar) for jar in jars)
 
     def sync(self, confs: Iterable[str], on_progress: OnProgress = lambda _jar, _done, _total: None) -> int:
-        """Fetch what is missing or damaged, and return how many jars that were.
+        """Download missing or damaged jars, and return their number.
 
-        1. Hold the lock: a second sync waits here, and then finds nothing left to do.
+        1. Take the lock: a second sync waits here, and then finds nothing left to do.
         2. Compare with jars.lock; drop damaged working copies of Ivy's.
-        3. Let Ivy bring the rest into a staging folder.
-        4. Compare again, and move each good jar into place in one step.
+        3. Let Ivy download the rest to a staging folder.
+        4. Compare again, and move each valid jar into place in one step.
 
         `on_progress(jar, done, total)` counts two steps per jar: found in a repository, and in place.
-        Interrupted anywhere, a jar is in place whole or not at all. Raises HR-403 when a jar cannot be had.
+        If interrupted, a jar is in place completely or not at all. Raises HR-403 when a jar cannot be had.
         """
-        asked = [jar for conf in confs for jar in self.locked(conf)]
-        if not any(self._faults(asked)):
+        requested = [jar for conf in confs for jar in self.locked(conf)]
+        if not any(self._faults(requested)):
             return 0
-        with errors.told_as_stack_errors(self.root), hold(self.root / "lock") as lock:
-            wanted = [jar for jar, fault in zip(asked, self._faults(asked), strict=True) if fault]
-            if not wanted:
+        with errors.as_stack_errors(self.root), file_lock(self.root / "lock") as lock:
+            jars_to_fetch = [jar for jar, fault in zip(requested, self._faults(requested), strict=True) if fault]
+            if not jars_to_fetch:
                 return 0
             ivy = Ivy(find_java(), self.root / "ivy")
-            self._drop_damaged_copies(ivy, wanted)
+            self._drop_damaged_copies(ivy, jars_to_fetch)
             self._remove_abandoned_staging()
             with tempfile.TemporaryDirectory(prefix="staging-", dir=self.root) as staging:
-                self._fetch(ivy, wanted, Path(staging), lock, on_progress)
-        return len(wanted)
+                self._fetch(ivy, jars_to_fetch, Path(staging), lock, on_progress)
+        return len(jars_to_fetch)
 
     def packages(self) -> tuple[str, ...]:
         """Return the coordinates that a cluster's `--packages` takes, for the Spark this was built with."""
@@ -172,8 +172,8 @@ class JarCache:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             return list(pool.map(lambda jar: jar.fault(self.path(jar)), jars))
 
-    def _drop_damaged_copies(self, ivy: Ivy, wanted: Sequence[LockedJar]) -> None:
-        for jar in wanted:
+    def _drop_damaged_copies(self, ivy: Ivy, jars_to_fetch: Sequence[LockedJar]) -> None:
+        for jar in jars_to_fetch:
             coordinate = Coordinate.parse(jar.coordinate)
             if any(jar.fault(copy) for copy in ivy.copies(coordinate, jar.file)):
                 ivy.forget(coordinate, jar.file)
@@ -183,40 +183,42 @@ class JarCache:
         for folder in self.root.glob("staging-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _fetch(self, ivy: Ivy, wanted: Sequence[LockedJar], staging: Path, lock: int, on_progress: OnProgress) -> None:
+    def _fetch(
+        self, ivy: Ivy, jars_to_fetch: Sequence[LockedJar], staging: Path, lock: int, on_progress: OnProgress
+    ) -> None:
         module = staging / "ivy.xml"
-        module.write_text(module_for((jar.conf, Coordinate.parse(jar.coordinate)) for jar in wanted))
-        total, found = 2 * len(wanted), 0
+        module.write_text(module_for((jar.conf, Coordinate.parse(jar.coordinate)) for jar in jars_to_fetch))
+        total, resolved = 2 * len(jars_to_fetch), 0
 
         def on_step(step: str, jar: str) -> None:
-            nonlocal found
-            if step == "found":
-                found = min(found + 1, len(wanted))
-            on_progress(jar, found, total)
+            nonlocal resolved
+            if step == "resolved":
+                resolved = min(resolved + 1, len(jars_to_fetch))
+            on_progress(jar, resolved, total)
 
-        on_progress(wanted[0].file, 0, total)
+        on_progress(jars_to_fetch[0].file, 0, total)
         ivy.retrieve(module, staging / "jars", on_step=on_step, lock=lock)
-        wrong = []
-        for placed, jar in enumerate(wanted, start=1):
+        faulty = []
+        for done, jar in enumerate(jars_to_fetch, start=1):
             coordinate = Coordinate.parse(jar.coordinate)
-            brought = staging / "jars" / jar.conf / coordinate.group / coordinate.name / coordinate.version
-            fault = jar.fault(brought / jar.file)
+            downloaded = staging / "jars" / jar.conf / coordinate.group / coordinate.name / coordinate.version
+            fault = jar.fault(downloaded / jar.file)
             if fault:
                 ivy.forget(coordinate, jar.file)
-                wrong.append(f"{jar.file}: {fault}")
+                faulty.append(f"{jar.file}: {fault}")
                 continue
             target = self.path(jar)
             target.parent.mkdir(parents=True, exist_ok=True)
-            (brought / jar.file).replace(target)
-            on_progress(jar.file, len(wanted) + placed, total)
-        if wrong:
-            raise errors.fetch_failed(wrong, "The repository serves other bytes than jars.lock names.")
+            (downloaded / jar.file).replace(target)
+            on_progress(jar.file, len(jars_to_fetch) + done, total)
+        if faulty:
+            raise errors.fetch_failed(faulty, "The repository serves other bytes than jars.lock names.")
 
 
 def resolve_lock(module: Path, root: Path, on_progress: OnProgress = lambda _jar, _done, _total: None) -> str:
     """Resolve an ivy.xml with all dependencies and return the text of its lock.
 
-    Called by developers through `headrace jars lock`, after editing ivy.xml. Never called on a user's way.
+    Used by developers through `headrace jars lock`, after editing ivy.xml. Never used at runtime.
     """
     steps = 0
 
@@ -226,8 +228,8 @@ def resolve_lock(module: Path, root: Path, on_progress: OnProgress = lambda _jar
         on_progress(jar, steps, 0)
 
     with (
-        errors.told_as_stack_errors(root),
-        hold(root / "lock") as lock,
+        errors.as_stack_errors(root),
+        file_lock(root / "lock") as lock,
         tempfile.TemporaryDirectory(prefix="staging-", dir=root) as staging,
     ):
         Ivy(find_java(), root / "ivy").retrieve(module, Path(staging), on_step=on_step, lock=lock)

@@ -4,7 +4,7 @@ Two callers. The Makefile runs this file as a script with whatever Python the ma
 virtual environment exists: so it imports the standard library only, quotes its annotations, and keeps to
 syntax of Python 3.6. The package calls `find_java` at the start of every Spark session and of every part.
 
-    HEADRACE_JAVA       a binary or a Java home; when set, nothing else is looked at
+    HEADRACE_JAVA       a binary or a Java home; when set, nothing else is tried
     JAVA_HOME           Spark's own variable
     PATH
     the usual folders   Homebrew's openjdk is on no PATH, and Debian may hold 17 beside a newer default
@@ -53,11 +53,11 @@ class Java(NamedTuple):
 
 
 class NoJava(Exception):
-    """No acceptable Java. `looked` says what was found instead, place by place."""
+    """No acceptable Java. `searched` lists the locations and what was found there."""
 
-    def __init__(self, looked: "list[str]") -> None:
-        self.looked = looked
-        super().__init__("; ".join(looked))
+    def __init__(self, searched: "list[str]") -> None:
+        self.searched = searched
+        super().__init__("; ".join(searched))
 
 
 def find_java() -> Java:
@@ -65,63 +65,63 @@ def find_java() -> Java:
     from headrace.stack import errors  # noqa: PLC0415  the script runs where headrace is not installed
 
     try:
-        return look()
-    except NoJava as none:
-        raise errors.no_java(none.looked, INSTALL) from none
+        return search()
+    except NoJava as no_java:
+        raise errors.no_java(no_java.searched, INSTALL) from no_java
 
 
-def look() -> Java:
-    """Try each place in order and return the first Java that Spark accepts, or raise `NoJava`."""
-    looked = []
-    for place, binary in _places():
+def search() -> Java:
+    """Try each candidate in order and return the first Java that Spark accepts, or raise `NoJava`."""
+    searched = []
+    for origin, binary in _candidates():
         try:
-            java = ask(binary)
-        except (OSError, ValueError, subprocess.SubprocessError) as problem:
-            looked.append(f"{place}: {binary} does not run ({_one_line(problem)})")
+            java = probe(binary)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            searched.append(f"{origin}: {binary} does not run ({_one_line(error)})")
             continue
         if java.major in ACCEPTED:
             return java
-        looked.append(f"{place}: {binary} is Java {java.version}")
-    raise NoJava(looked or ["HEADRACE_JAVA and JAVA_HOME are not set, no java on the PATH"])
+        searched.append(f"{origin}: {binary} is Java {java.version}")
+    raise NoJava(searched or ["HEADRACE_JAVA and JAVA_HOME are not set, no java on the PATH"])
 
 
-def ask(binary: Path) -> Java:
+def probe(binary: Path) -> Java:
     """Run a java binary once and read its version and home. `ValueError`: the answer is not Java's."""
     answer = subprocess.run(  # noqa: S603  the binary is the user's own choice
         [str(binary), "-XshowSettings:properties", "-version"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         universal_newlines=True,  # noqa: UP021  `text` is unknown to Python 3.6
-        timeout=60,  # a cold JVM on a busy machine takes seconds; macOS's stub without Java waits for ever
+        timeout=60,  # a cold JVM on a busy machine takes seconds; macOS's stub without Java never returns
         check=False,
     )
     version = re.search(r'version "([^"]+)"', answer.stdout)
     home = re.search(r"^\s*java\.home = (.+?)\s*$", answer.stdout, re.MULTILINE)
     if version is None:
         raise ValueError(_one_line(answer.stdout) or f"exit code {answer.returncode}")
-    found_home = Path(home.group(1)) if home else binary.resolve().parent.parent
-    return Java(home=found_home, binary=binary, version=version.group(1))
+    java_home = Path(home.group(1)) if home else binary.resolve().parent.parent
+    return Java(home=java_home, binary=binary, version=version.group(1))
 
 
-def _places() -> "list[tuple[str, Path]]":
-    """Every place worth asking, in order, as (what to call it, binary)."""
-    chosen = os.environ.get("HEADRACE_JAVA")
-    if chosen:
-        path = Path(chosen).expanduser()
+def _candidates() -> "list[tuple[str, Path]]":
+    """Return the candidates in order, as (description, binary)."""
+    override = os.environ.get("HEADRACE_JAVA")
+    if override:
+        path = Path(override).expanduser()
         return [("HEADRACE_JAVA", path / "bin" / "java" if path.is_dir() else path)]
-    places = []
+    candidates = []
     if os.environ.get("JAVA_HOME"):
-        places.append(("JAVA_HOME", Path(os.environ["JAVA_HOME"]) / "bin" / "java"))
+        candidates.append(("JAVA_HOME", Path(os.environ["JAVA_HOME"]) / "bin" / "java"))
     on_path = shutil.which("java")
     if on_path:
-        places.append(("PATH", Path(on_path)))
+        candidates.append(("PATH", Path(on_path)))
     for major in ACCEPTED:
         for pattern in USUAL_HOMES:
             for home in sorted(glob.glob(pattern.format(major))):
                 binary = Path(home) / "bin" / "java"
                 if binary.is_file():
-                    places.append(("installed", binary))
-    return places
+                    candidates.append(("installed", binary))
+    return candidates
 
 
 def _one_line(text: object) -> str:
@@ -130,12 +130,12 @@ def _one_line(text: object) -> str:
 
 
 def main() -> int:
-    """Say nothing and return 0 when Java is fine; otherwise say what to install and return 1."""
+    """Return 0 if a Java was found; otherwise print what to install and return 1."""
     try:
-        look()
-    except NoJava as none:
+        search()
+    except NoJava as no_java:
         message = "Headrace needs Java 17 or 21, and found none.\n    {}\n{}\n"
-        sys.stderr.write(message.format("\n    ".join(none.looked), INSTALL))
+        sys.stderr.write(message.format("\n    ".join(no_java.searched), INSTALL))
         return 1
     return 0
 

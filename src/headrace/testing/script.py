@@ -1,4 +1,4 @@
-"""The items of a script: what happens to a flow in a rehearsal, in order."""
+"""The items of a rehearsal script: batches of records, crashes, clock changes and the end of input, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = Mapping[str, object] | str | bytes | None
 
 @dataclass(frozen=True)
 class Keyed:
-    """A record with a key of its own. Records without one have no key."""
+    """A record with a Kafka key. Other records have no key."""
 
     key: str
     value: Value
@@ -46,21 +46,21 @@ class Arrive:
 
 
 class Point(StrEnum):
-    """Where a driver dies, relative to the batch before the crash in the script."""
+    """The point at which the driver crashes, relative to the preceding batch in the script."""
 
     BEFORE_SINK = "before the sink"
-    """The batch is planned, and nothing of it is written."""
+    """The batch is planned, but nothing is written."""
     IN_SINK = "in the sink"
-    """The sink has begun, and the rows of the batch come to an end in the middle."""
+    """The sink has started to write, and the rows of the batch fail in the middle."""
     AFTER_SINK = "after the sink"
-    """The sink has the batch, and Spark does not know it."""
+    """The sink has written the batch, but Spark has not committed it."""
     AFTER_COMMIT = "after the commit"
-    """The batch is done; the next one is not begun."""
+    """The batch is committed; the next one has not started."""
 
 
 @dataclass(frozen=True)
 class Crash:
-    """The driver dies at a point of the batch before, and is started again."""
+    """Crash the driver at a point of the preceding batch, and restart it."""
 
     at: Point | str
 
@@ -70,9 +70,9 @@ class Crash:
 
 @dataclass(frozen=True)
 class Clock:
-    """From here on the broker's clock shows this time, with a zone, and each record that arrives is stamped with it.
+    """Set the broker's clock, with a time zone: later records get this time as their timestamp.
 
-    Without it each record is stamped with its own event time, so that none of them comes from the future.
+    Without it, each record gets its own event time as its timestamp, so that no record comes from the future.
     """
 
     at: datetime
@@ -80,15 +80,15 @@ class Clock:
 
 @dataclass(frozen=True)
 class EndOfInput:
-    """Nothing more will come: every window closes. At the end of a script, for flows with a watermark."""
+    """The end of the input: every window closes. For flows with a watermark, at the end of a script."""
 
 
-Item = Arrive | Crash | Clock | EndOfInput
+ScriptItem = Arrive | Crash | Clock | EndOfInput
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One batch of a script as it is staged: its records, the clock, and the crashes that it suffers in turn."""
+class ScriptedBatch:
+    """One batch of a script: its records, the clock, and its crashes in order."""
 
     records: Mapping[str, Sequence[Value | Keyed]]
     clock: datetime | None
@@ -96,32 +96,34 @@ class Batch:
     last: bool = False
 
 
-def batches(script: Sequence[Item]) -> list[Batch]:
-    """Return the batches of a script. Raises HR-220 for a script that cannot be played."""
-    found: list[Batch] = []
+def parse_script(script: Sequence[ScriptItem]) -> list[ScriptedBatch]:
+    """Return the batches of a script. Raises HR-220 for an invalid script."""
+    batches: list[ScriptedBatch] = []
     clock: datetime | None = None
     for number, item in enumerate(script, 1):
-        if found and found[-1].last and not isinstance(item, Crash):
+        if batches and batches[-1].last and not isinstance(item, Crash):
             raise _unplayable(number, item, "Nothing arrives after the end of the input.")
         match item:
             case Arrive():
-                found.append(Batch(item.records, clock, ()))
+                batches.append(ScriptedBatch(item.records, clock, ()))
             case EndOfInput():
-                found.append(Batch({}, clock, (), last=True))
+                batches.append(ScriptedBatch({}, clock, (), last=True))
             case Clock():
                 if item.at.tzinfo is None:
                     raise _unplayable(number, item, "A time without a zone is a different moment on every machine.")
                 clock = item.at
             case Crash():
-                if not found:
+                if not batches:
                     raise _unplayable(number, item, "A crash happens to the batch before it, and there is none.")
-                found[-1] = Batch(found[-1].records, clock, (*found[-1].crashes, Point(item.at)), found[-1].last)
-    return found
+                batches[-1] = ScriptedBatch(
+                    batches[-1].records, clock, (*batches[-1].crashes, Point(item.at)), batches[-1].last
+                )
+    return batches
 
 
-def _unplayable(number: int, item: Item, why: str) -> FlowError:
+def _unplayable(number: int, item: ScriptItem, why: str) -> FlowError:
     return FlowError(
-        f"Item {number} of the script, {item!r}, cannot be played.",
+        f"Item {number} of the script, {item!r}, cannot be run.",
         why=why,
         state="Nothing was run.",
         remedy="Correct the script.",

@@ -1,4 +1,4 @@
-"""The source of a rehearsal: a folder with one file per batch, which reads like the source that it stands for."""
+"""The source of a rehearsal: a folder with one file per batch, which replaces the real source."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from pyspark.sql.types import (
 from headrace.errors import FlowError
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.testing.script import Batch, Keyed, Value
+from headrace.testing.script import Keyed, ScriptedBatch, Value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Later than any event: a row of this time closes every window. It is taken out behind the watermark.
+# Later than any event: a row with this time closes every window. It is removed after the watermark.
 END = datetime(9000, 1, 1, tzinfo=UTC)
 
-# What records without an event time are stamped with, as long as the script says nothing.
+# The timestamp of records without an event time, unless the script sets the clock.
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
-# The columns of Spark's Kafka source that the house uses.
+# The columns of Spark's Kafka source that Headrace uses.
 _RECORD = StructType(
     [
         StructField("key", BinaryType()),
@@ -58,8 +58,8 @@ _RECORD = StructType(
 )
 
 
-# Values for the required fields of the row that ends the input; a decimal is a number, so it stands before them.
-_ANY: tuple[tuple[type[DataType], object], ...] = (
+# Values for the required fields of the row that ends the input. DecimalType comes before its base class NumericType.
+_ANY_VALUES: tuple[tuple[type[DataType], object], ...] = (
     (StringType, "end"),
     (BooleanType, False),
     (DecimalType, Decimal(0)),
@@ -73,7 +73,7 @@ _ANY: tuple[tuple[type[DataType], object], ...] = (
 
 
 @dataclass(frozen=True)
-class Scripted:
+class ScriptedSource:
     """One input of a rehearsal. Each batch of the script is one file, read in order, one per batch of the flow."""
 
     input: str
@@ -87,7 +87,7 @@ class Scripted:
         return f"script:{self.input}"
 
     def preflight(self, target: Target) -> None:
-        """Nothing can be missing: the rehearsal made the folder."""
+        """Do nothing: the rehearsal created the folder."""
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the frame of the batches that are staged."""
@@ -99,89 +99,91 @@ class Scripted:
         numbers = range(file_number(start) + 1, file_number(end) + 1)
         return spark.read.schema(self.columns).parquet(*(str(self._file(number)) for number in numbers))
 
-    def stage(self, number: int, batch: Batch, given: Input) -> None:
-        """Write the file of a batch, also when the input gets nothing: batches of all inputs go together."""
+    def stage(self, number: int, batch: ScriptedBatch, spec: Input) -> None:
+        """Write the file of a batch, even without records: the batches of all inputs must stay aligned."""
         records = batch.records.get(self.input, ())
         if batch.last:
-            rows = [self._end(given)] if given.watermark is not None else []
+            rows = [self._end(spec)] if spec.watermark is not None else []
         elif self.carries_payload:
-            rows = [self._record(number, place, each, batch, given) for place, each in enumerate(records)]
+            rows = [self._record(number, position, record, batch, spec) for position, record in enumerate(records)]
         else:
-            rows = [self._row(each) for each in records]
+            rows = [self._row(record) for record in records]
         schema = to_arrow_schema(self.columns, timezone="UTC")
         path = self._file(number)
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), path.with_suffix(".new"))
         path.with_suffix(".new").rename(path)
-        # Spark takes the oldest file first, and files of one test are made within one tick of the clock.
+        # Spark reads the oldest file first, and files of one test are created within one tick of the clock.
         os.utime(path, (number, number))
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:06}.parquet"
 
-    def _record(self, number: int, place: int, record: Value | Keyed, batch: Batch, given: Input) -> dict[str, object]:
+    def _record(
+        self, number: int, position: int, record: Value | Keyed, batch: ScriptedBatch, spec: Input
+    ) -> dict[str, object]:
         key, value = (record.key, record.value) if isinstance(record, Keyed) else (None, record)
         return {
             "key": key.encode() if key is not None else None,
-            "value": _encoded(value),
+            "value": _encode(value),
             "topic": self.input,
             "partition": 0,
-            # Offsets tell records apart and grow; that they have gaps is so in Kafka, too.
-            "offset": number * 1_000_000 + place,
-            "timestamp": batch.clock or _event_time(value, given) or _EPOCH,
+            # Offsets are unique and increasing; gaps occur in Kafka, too.
+            "offset": number * 1_000_000 + position,
+            "timestamp": batch.clock or _event_time(value, spec) or _EPOCH,
         }
 
     def _row(self, record: Value | Keyed) -> dict[str, object]:
         if not isinstance(record, Mapping):
             raise FlowError(
                 f"The script sends {record!r} to the input '{self.input}'.",
-                why="The input has columns of its own, so a record is a mapping of columns to values.",
+                why="The input has its own columns, so a record is a mapping of columns to values.",
                 state="Nothing was run.",
                 remedy="Write the record as a mapping.",
                 code="HR-220",
             )
         return dict(record)
 
-    def _end(self, given: Input) -> dict[str, object]:
-        """Return a row that closes every window: good, and later than anything."""
-        schema = given.schema or self.columns
-        row = {field.name: _some(field.dataType) for field in schema if not field.nullable}
-        row |= {given.watermark.column: END} if given.watermark is not None else {}
+    def _end(self, spec: Input) -> dict[str, object]:
+        """Return a valid row that closes every window: later than any event."""
+        schema = spec.schema or self.columns
+        row = {field.name: _any_value(field.dataType) for field in schema if not field.nullable}
+        row |= {spec.watermark.column: END} if spec.watermark is not None else {}
         if not self.carries_payload:
             return row
-        key = b"end" if given.key_required else None
+        key = b"end" if spec.key_required else None
         last = {"topic": self.input, "partition": 0, "offset": 2**62, "timestamp": END}
-        return {"key": key, "value": _encoded(row), **last}
+        return {"key": key, "value": _encode(row), **last}
 
 
-def scripted(name: str, given: Input, folder: Path, columns: StructType | None) -> Scripted:
-    """Return the stand-in for an input's source. `columns` are those of a source that has its own."""
+def scripted_source(name: str, spec: Input, folder: Path, columns: StructType | None) -> ScriptedSource:
+    """Create the scripted source of an input. `columns` are the columns of an input without a schema."""
     folder.mkdir(parents=True)
-    if given.schema is not None:
-        return Scripted(name, folder, carries_payload=True, columns=_RECORD)
+    if spec.schema is not None:
+        return ScriptedSource(name, folder, carries_payload=True, columns=_RECORD)
     if columns is None:
         raise FlowError(
             f"The columns of the input '{name}' are not known.",
-            why=f"{given.source.name} has columns of its own, which only the real source knows.",
+            why=f"{spec.source.name} has its own columns, which only the real source knows.",
             state="Nothing was run.",
-            remedy=f"Say them: rehearse(..., columns={{'{name}': StructType([...])}}).",
+            remedy=f"Declare them: rehearse(..., columns={{'{name}': StructType([...])}}).",
             code="HR-221",
         )
-    return Scripted(name, folder, carries_payload=False, columns=columns)
+    return ScriptedSource(name, folder, carries_payload=False, columns=columns)
 
 
 def file_number(offset: str | None) -> int:
-    """Return the last file that an offset stands behind, -1 for none."""
-    # Where the first batch began Spark does not say: it keeps the names of the files there.
+    """Return the number of the last file before an offset, or -1."""
+    # Spark records no start offset for the first batch, only the names of its files.
     return int(json.loads(offset.partition("\n")[0]).get("logOffset", -1)) if offset else -1
 
 
-def _encoded(value: Value) -> bytes | None:
+def _encode(value: Value) -> bytes | None:
     if isinstance(value, Mapping):
-        return json.dumps(dict(value), default=_as_json).encode()
+        return json.dumps(dict(value), default=_to_json).encode()
     return value.encode() if isinstance(value, str) else value
 
 
-def _as_json(value: object) -> object:
+def _to_json(value: object) -> object:
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -189,36 +191,36 @@ def _as_json(value: object) -> object:
     raise TypeError(f"{value!r} cannot be sent as JSON")
 
 
-def _event_time(value: Value, given: Input) -> datetime | None:
-    if given.watermark is None or not isinstance(value, Mapping):
+def _event_time(value: Value, spec: Input) -> datetime | None:
+    if spec.watermark is None or not isinstance(value, Mapping):
         return None
-    at = value.get(given.watermark.column)
+    at = value.get(spec.watermark.column)
     try:
-        read = datetime.fromisoformat(at) if isinstance(at, str) else at
+        event_time = datetime.fromisoformat(at) if isinstance(at, str) else at
     except ValueError:
         return None
-    if not isinstance(read, datetime):
+    if not isinstance(event_time, datetime):
         return None
-    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+    return event_time if event_time.tzinfo is not None else event_time.replace(tzinfo=UTC)
 
 
-def _some(kind: DataType) -> object:
+def _any_value(kind: DataType) -> object:
     """Return any value of a type, for a required field of the row that ends the input."""
     if isinstance(kind, StructType):
-        return {field.name: _some(field.dataType) for field in kind if not field.nullable}
-    for known, value in _ANY:
-        if isinstance(kind, known):
+        return {field.name: _any_value(field.dataType) for field in kind if not field.nullable}
+    for spark_type, value in _ANY_VALUES:
+        if isinstance(kind, spark_type):
             return value
     raise FlowError(
-        f"The end of the input cannot be played: a required field is of type {kind.simpleString()}.",
-        why="The end is a row of its own, and it is not known how to make up a value of this type.",
+        f"The end of the input cannot be simulated: a required field is of type {kind.simpleString()}.",
+        why="The end is a separate row, and no value of this type can be generated.",
         state="Nothing was run.",
         remedy="Leave EndOfInput out, and close the windows with a row of a later time.",
         code="HR-221",
     )
 
 
-def ordered(script: Sequence[Batch], names: Sequence[str]) -> None:
+def require_known_inputs(script: Sequence[ScriptedBatch], names: Sequence[str]) -> None:
     """Raise HR-220 when a batch names an input that the flow does not have."""
     for number, batch in enumerate(script):
         unknown = [name for name in batch.records if name not in names]

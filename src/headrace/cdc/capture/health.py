@@ -202,8 +202,8 @@ def retained_log_error(capture: Capture, warning: str) -> PartUnavailable:
         why=warning,
         state="Nothing is lost yet. The server stops when its disk is full, or invalidates the slot before: then "
         "a new snapshot is needed.",
-        remedy="Find out why the connector makes no progress (`headrace capture look`), or delete a capture that "
-        "nobody needs any more (`headrace capture forget`). `retained_max` of the capture is the limit.",
+        remedy="Find out why the connector makes no progress (`headrace capture status`), or delete a capture that "
+        "nobody needs any more (`headrace capture delete`). `retained_max` of the capture is the limit.",
         code="HR-616",
     )
 
@@ -214,9 +214,9 @@ def log_gap_error(capture: Capture, why: str) -> DataError:
         f"Changes of the database '{capture.database}' are missing between what was captured and what can be read now.",
         why=f"{why}.",
         state="What was captured before is kept. Nothing after the gap may be applied: rows could differ forever.",
-        remedy="Take the snapshot again: stop the flows that read the capture and run `headrace capture forget FLOW "
+        remedy="Take the snapshot again: stop the flows that read the capture and run `headrace capture delete FLOW "
         "--topics`; give each of them another `name` and `path`, or delete its checkpoint and its tables; then run "
-        "`headrace capture begin FLOW`.",
+        "`headrace capture start FLOW`.",
         code="HR-522",
     )
 

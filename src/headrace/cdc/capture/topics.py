@@ -63,8 +63,8 @@ def old_records_error(capture: Capture, topics: tuple[str, ...]) -> DataError:
         why="Kafka Connect has no position of it, so this one would start with a snapshot, whose rows sort before "
         "every change: a row that was changed in the topics or the tables would silently keep its old values.",
         state="Nothing was changed: no connector was made, and topics and tables are as they were.",
-        remedy="Stop the flows that read the capture and run `headrace capture forget FLOW --topics`; give each of "
-        "them another `name` and `path`, or delete its checkpoint and its tables; then run `headrace capture begin "
+        remedy="Stop the flows that read the capture and run `headrace capture delete FLOW --topics`; give each of "
+        "them another `name` and `path`, or delete its checkpoint and its tables; then run `headrace capture start "
         "FLOW`. Or capture under another prefix.",
         code="HR-527",
     )

@@ -1,1 +1,1 @@
-"""Commands on this machine: its local parts, its jars, its demos and their data."""
+"""Commands for this machine: local services, jars, demos and their data."""

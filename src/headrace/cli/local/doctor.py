@@ -1,4 +1,4 @@
-"""`headrace doctor`: examine the machine, and say what to do about each finding."""
+"""`headrace doctor`: check this machine and print how to fix each problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace down`: stop the local parts; with `--wipe` delete their data too."""
+"""`headrace down`: stop the local services; with `--wipe` also delete their data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import typer
 
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
-from headrace.cli.progress import shown
+from headrace.cli.progress import progress_reporter
 from headrace.demos.runner import delete_demo_data
 from headrace.stack.local import LocalStack
 
-WipeOption = Annotated[bool, typer.Option("--wipe", help="Delete the parts' data too. Asks first.")]
+WipeOption = Annotated[bool, typer.Option("--wipe", help="Also delete the data. Asks first.")]
 
 
 def down_command(
@@ -22,13 +22,13 @@ def down_command(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Stop the local parts and keep their data."""
+    """Stop the local services and keep their data."""
     stack = LocalStack(home)
     if wipe and not yes:
-        _ask(stack, json=json)
-    with shown(json=json) as show:
-        stopped = stack.down(show.event)
-        wiped = stack.wipe(show.event) if wipe else ()
+        _confirm_wipe(stack, json=json)
+    with progress_reporter(json=json) as reporter:
+        stopped = stack.down(reporter.event)
+        wiped = stack.wipe(reporter.event) if wipe else ()
         if wipe:
             delete_demo_data(home)
     if json:
@@ -36,21 +36,18 @@ def down_command(
     elif wiped:
         out.print(f"Deleted the data of: {', '.join(wiped)}.")
     elif stopped:
-        out.print(f"Stopped: {', '.join(stopped)}. The data is kept; `headrace up` continues with it.")
+        out.print(f"Stopped: {', '.join(stopped)}. The data is kept; `headrace up` uses it again.")
     else:
         out.print("Nothing was running." if not wipe else "There was nothing to delete.")
 
 
-def _ask(stack: LocalStack, *, json: bool) -> None:
-    """Name what would be deleted and let a person decide; a machine has to say `--yes`."""
+def _confirm_wipe(stack: LocalStack, *, json: bool) -> None:
+    """Print what would be deleted and ask for confirmation; scripts have to pass `--yes`."""
     if json:
         emit({"ok": False, "error": "`down --wipe --json` deletes data and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
     megabytes = sum(part.data_bytes for part in stack.ps()) / 1e6
-    err.print(
-        f"This deletes every topic, record and table in {stack.folder} ({megabytes:.1f} MB), "
-        "and what demos made of them."
-    )
+    err.print(f"This deletes every topic, record and table in {stack.folder} ({megabytes:.1f} MB), and all demo data.")
     if not typer.confirm("Delete it?", default=False, err=True):
         err.print("Nothing was deleted, nothing was stopped.")
         raise typer.Exit(ANSWER_IS_NO)

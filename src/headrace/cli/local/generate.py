@@ -23,7 +23,7 @@ from headrace.flow.duration import Duration
 from headrace.flow.target import Target
 
 
-def share(option: str, text: str) -> float:
+def parse_share(option: str, text: str) -> float:
     """Read `2%` or `0.02`."""
     number = text.strip()
     try:
@@ -37,7 +37,7 @@ def share(option: str, text: str) -> float:
     return value
 
 
-def length(option: str, text: str) -> timedelta:
+def parse_duration(option: str, text: str) -> timedelta:
     """Read `90s`, `5 minutes` or `3h`."""
     try:
         return timedelta(milliseconds=Duration.parse(text).ms)
@@ -48,66 +48,73 @@ def length(option: str, text: str) -> timedelta:
 
 
 def generate_command(  # noqa: PLR0913 - one parameter for each option of the command
-    pattern: Annotated[str, typer.Argument(help="The pattern whose records to make, for example rides.")],
+    pattern: Annotated[str, typer.Argument(help="The pattern whose records to generate, for example rides.")],
     *,
     rate: Annotated[float, typer.Option(help="Records per second.")] = 500.0,
-    late: Annotated[str, typer.Option(metavar="SHARE", help="Records that lie far behind.")] = "2%",
-    duplicates: Annotated[str, typer.Option(metavar="SHARE", help="Records that are sent twice.")] = "1%",
-    malformed: Annotated[str, typer.Option(metavar="SHARE", help="Records that are broken.")] = "0.5%",
-    seed: Annotated[int, typer.Option(help="Another seed gives another stream.")] = 7,
-    oversized: Annotated[bool, typer.Option("--oversized", help="Begin with one record of 5 MB.")] = False,
+    late: Annotated[str, typer.Option(metavar="SHARE", help="Share of late records.")] = "2%",
+    duplicates: Annotated[str, typer.Option(metavar="SHARE", help="Share of records that are sent twice.")] = "1%",
+    malformed: Annotated[str, typer.Option(metavar="SHARE", help="Share of malformed records.")] = "0.5%",
+    seed: Annotated[int, typer.Option(help="Seed of the generated records.")] = 7,
+    oversized: Annotated[bool, typer.Option("--oversized", help="Start with one record of 5 MB.")] = False,
     for_: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="Stop after this long. Default: at Ctrl-C.")
     ] = None,
-    backfill: Annotated[str, typer.Option(metavar="TIME", help="Send this much history first, at once.")] = "0s",
+    backfill: Annotated[str, typer.Option(metavar="TIME", help="Send this much history first, without delay.")] = "0s",
     bootstrap: Annotated[
-        str | None, typer.Option(help="Where Kafka is. Default: the broker of `headrace up` in this folder.")
+        str | None, typer.Option(help="The Kafka brokers. Default: the broker of `headrace up` in this folder.")
     ] = None,
-    topic: Annotated[str | None, typer.Option(help="Where to send. Default: where the pattern reads.")] = None,
+    topic: Annotated[str | None, typer.Option(help="The topic. Default: the topic that the pattern reads.")] = None,
     home: HomeOption = DEFAULT_HOME,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Print the values as lines instead.")] = False,
+    stdout: Annotated[
+        bool, typer.Option("--stdout", help="Print the values as lines instead of sending them.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Send realistic records of a pattern to Kafka: history at once, then the present at a steady rate.
+    """Send realistic records of a pattern to Kafka: history without delay, then live records at a steady rate.
 
-    The same seed and the same time give the same records. `--for 0s --backfill 3h` sends history only.
+    The same seed and the same start time give the same records. `--for 0s --backfill 3h` sends history only.
     """
-    live = None if for_ is None else length("--for", for_)
-    past = length("--backfill", backfill)
+    live = None if for_ is None else parse_duration("--for", for_)
+    history = parse_duration("--backfill", backfill)
     generator = find_generator(pattern)(
         rate=rate,
-        late=share("--late", late),
-        duplicates=share("--duplicates", duplicates),
-        malformed=share("--malformed", malformed),
+        late=parse_share("--late", late),
+        duplicates=parse_share("--duplicates", duplicates),
+        malformed=parse_share("--malformed", malformed),
         seed=seed,
         oversized=oversized,
     )
-    with _stopped_by_signals() as stop:
+    with _stop_on_signals() as stop:
         if stdout:
-            sent, place = _print_values(records_between(generator, backfill=past, live=live), stop), "standard output"
+            sent, destination = (
+                _print_values(records_between(generator, backfill=history, live=live), stop),
+                "standard output",
+            )
         else:
             address = bootstrap or local_broker(home) or ""
-            place = f"topic {topic or generator.topic} at {address}"
+            destination = f"topic {topic or generator.topic} at {address}"
             target = Target("generate", lake=".", checkpoints=".", kafka={"bootstrap.servers": address})
             if not json:
-                err.print(f"Sending {pattern} to {place}. Ctrl-C stops.")
-            sent = generate(generator, target, topic=topic, backfill=past, live=live, stop=stop)
+                err.print(f"Sending {pattern} to {destination}. Press Ctrl-C to stop.")
+            sent = generate(generator, target, topic=topic, backfill=history, live=live, stop=stop)
     if json:
         emit({"ok": True, "records": sent.records, "seconds": round(sent.seconds, 3), "kinds": sent.by_kind})
     else:
         kinds = ", ".join(f"{kind} {number:,}" for kind, number in sorted(sent.by_kind.items()))
-        err.print(f"Sent {sent.records:,} records to {place} in {sent.seconds:.1f} s: {kinds or 'none'}.")
+        err.print(f"Sent {sent.records:,} records to {destination} in {sent.seconds:.1f} s: {kinds or 'none'}.")
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[Event]:
-    """Let Ctrl-C and a polite kill end the stream as its end would: everything acknowledged, and counted."""
+def _stop_on_signals() -> Iterator[Event]:
+    """Set an event on Ctrl-C and SIGTERM, so that sent records are acknowledged and counted before the exit."""
     stop = Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {
+        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -127,6 +134,6 @@ def _print_values(records: Iterator[SendableRecord], stop: Event) -> SendResult:
             counts[record.kind] += 1
         lines.flush()
     except BrokenPipeError:
-        # The reader has seen enough, like `head`. Python would complain again when it closes the pipe at its exit.
+        # The reader closed the pipe, like `head`. Python would fail again when it flushes the pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return SendResult(counts.total(), dict(counts), time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""`headrace ps`: what runs, where, since when, and how much it holds."""
+"""`headrace ps`: list the local services with state, address, start time and data size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {"running": "green", "stopped": "dim", "crashed": "bold red"}
 
 
 def ps_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """List the local parts and their state."""
+    """List the local services and their state."""
     parts = LocalStack(home).ps()
     if json:
         emit({"ok": True, "parts": [asdict(part) for part in parts]})
@@ -34,4 +34,4 @@ def ps_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> 
         )
     out.print(table)
     if any(part.state == "crashed" for part in parts):
-        out.print("A part ended without being stopped. Its data is kept: `headrace up` starts it again.")
+        out.print("A service ended without being stopped. Its data is kept: `headrace up` restarts it.")

@@ -1,4 +1,4 @@
-"""`headrace up`: start the local parts, or find them running."""
+"""`headrace up`: start the local services that are not running yet."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import typer
 
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.output import JsonOption, emit, out
-from headrace.cli.progress import shown
+from headrace.cli.progress import progress_reporter
 from headrace.stack.local import DEFAULT_PARTS, LocalStack
 from headrace.stack.postgres import ROLE
 
 WithOption = Annotated[
     list[str] | None,
-    typer.Option("--with", metavar="PART", help="Start this part too: postgres, mariadb, connect. May be repeated."),
+    typer.Option(
+        "--with", metavar="PART", help="Also start this service: postgres, mariadb, connect. May be repeated."
+    ),
 ]
 
 
 def up_command(*, home: HomeOption = DEFAULT_HOME, more: WithOption = None, json: JsonOption = False) -> None:
-    """Start the local Kafka broker and wait until it answers. Run again, it finds the one that runs."""
-    with shown(json=json) as show:
-        running = LocalStack(home).up((*DEFAULT_PARTS, *(more or ())), on_event=show.event, on_progress=show.jar)
+    """Start the local Kafka broker and wait until it answers. Does nothing if it is running already."""
+    with progress_reporter(json=json) as reporter:
+        running = LocalStack(home).up(
+            (*DEFAULT_PARTS, *(more or ())), on_event=reporter.event, on_progress=reporter.jar
+        )
     if json:
         emit(
             {
@@ -37,7 +41,7 @@ def up_command(*, home: HomeOption = DEFAULT_HOME, more: WithOption = None, json
         if part in running.addresses:
             out.print(
                 f"{title} is up at [bold]{running.addresses[part]}[/]: database and role {ROLE}, the password in "
-                f"{LocalStack(home).place(part).folder / 'password'}."
+                f"{LocalStack(home).files(part).folder / 'password'}."
             )
     if "connect" in running.addresses:
         out.print(f"Kafka Connect is up at [bold]{running.addresses['connect']}[/].")

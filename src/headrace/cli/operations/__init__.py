@@ -1,1 +1,1 @@
-"""Commands on flows that ran: captures, checkpoints, late and invalid rows, repair, erasure."""
+"""Commands for the operation of flows: captures, checkpoints, late and invalid rows, repair, erasure."""

@@ -1,4 +1,4 @@
-"""`headrace capture`: begin the captures that flows read, look at them, forget them."""
+"""`headrace capture`: start, monitor and delete the change data captures that flows read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.cdc.capture.declaration import Capture, captures
 from headrace.cdc.capture.health import check_capture
 from headrace.cdc.capture.lifecycle import ConnectWorker, connect_worker, count_messages, delete_capture, start_capture
 from headrace.cli.output import ANSWER_IS_NO, OK, USAGE, JsonOption, YesOption, emit, err, out
-from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, opened
+from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.postgres import database_of
 from headrace.errors import ConfigError, HeadraceError
 from headrace.flow.target import KafkaConnect, Target
 
-capture_app = typer.Typer(help="Begin, watch and forget the captures that flows read.", no_args_is_help=True)
+capture_app = typer.Typer(help="Start, monitor and delete the captures that flows read.", no_args_is_help=True)
 
 ConnectOption = Annotated[
     str | None, typer.Option("--connect", help="The REST address of Kafka Connect. Default: that of the target.")
@@ -31,8 +31,8 @@ PasswordOption = Annotated[
 ]
 
 
-@capture_app.command("begin")
-def begin_command(
+@capture_app.command("start")
+def start_command(
     flows: FlowsArgument = None,
     project: ProjectOption = HERE,
     target: TargetOption = None,
@@ -40,93 +40,93 @@ def begin_command(
     password: PasswordOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Bring every capture to run. One that runs already goes on where it is."""
-    chosen, found = _found(project, target, flows, connect, password)
-    done = {}
-    for capture, worker in found:
-        tables = start_capture(capture, database_of(chosen, capture.database), worker)
-        done[capture.prefix] = [str(table) for table in tables]
+    """Start every capture. A capture that is already running continues at its position."""
+    run_target, capture_workers = _find_captures(project, target, flows, connect, password)
+    started = {}
+    for capture, worker in capture_workers:
+        tables = start_capture(capture, database_of(run_target, capture.database), worker)
+        started[capture.prefix] = [str(table) for table in tables]
         if not json:
-            out.print(f"{capture.prefix}: {', '.join(done[capture.prefix]) or 'no table yet'}", markup=False)
+            out.print(f"{capture.prefix}: {', '.join(started[capture.prefix]) or 'no table yet'}", markup=False)
     if json:
-        emit({"ok": True, "captures": done})
+        emit({"ok": True, "captures": started})
 
 
-@capture_app.command("look")
-def look_command(
+@capture_app.command("status")
+def status_command(
     flows: FlowsArgument = None,
     project: ProjectOption = HERE,
     target: TargetOption = None,
     connect: ConnectOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say how far every capture is, or what stops it."""
-    chosen, found = _found(project, target, flows, connect, None)
-    seen = {
-        capture.prefix: check_capture(capture, database_of(chosen, capture.database), ConnectClient(worker.url))
-        for capture, worker in found
+    """Show the position of every capture, or the error that stops it."""
+    run_target, capture_workers = _find_captures(project, target, flows, connect, None)
+    statuses = {
+        capture.prefix: check_capture(capture, database_of(run_target, capture.database), ConnectClient(worker.url))
+        for capture, worker in capture_workers
     }
-    passed_over = {capture.prefix: _messages(capture, chosen) for capture, _ in found}
-    warned = any(each.warning for each in seen.values())
+    skipped_messages = {capture.prefix: _messages(capture, run_target) for capture, _ in capture_workers}
+    has_warning = any(status.warning for status in statuses.values())
     if json:
-        told = {name: {**vars(each), "messages": passed_over[name]} for name, each in seen.items()}
-        emit({"ok": not warned, "captures": told})
-    for name, each in seen.items() if not json else ():
-        at = "before its first position" if each.position is None else f"at {each.position}"
-        held = "" if each.retained_bytes is None else f", {each.retained_bytes:,} bytes of log held back"
-        beside = f", {passed_over[name]:,} messages beside changes passed over" if passed_over[name] else ""
-        out.print(f"{name}: {'in its snapshot, ' if each.in_snapshot else ''}{at}{held}{beside}", markup=False)
-        if each.warning:
-            err.print(f"  {each.warning}", markup=False)
-    if warned:
+        summaries = {name: {**vars(status), "messages": skipped_messages[name]} for name, status in statuses.items()}
+        emit({"ok": not has_warning, "captures": summaries})
+    for name, status in statuses.items() if not json else ():
+        at = "no position yet" if status.position is None else f"at {status.position}"
+        retained = "" if status.retained_bytes is None else f", {status.retained_bytes:,} bytes of log retained"
+        skipped = f", {skipped_messages[name]:,} other messages skipped" if skipped_messages[name] else ""
+        out.print(f"{name}: {'snapshot running, ' if status.in_snapshot else ''}{at}{retained}{skipped}", markup=False)
+        if status.warning:
+            err.print(f"  {status.warning}", markup=False)
+    if has_warning:
         raise typer.Exit(ANSWER_IS_NO)
 
 
-@capture_app.command("forget")
-def forget_command(
+@capture_app.command("delete")
+def delete_command(
     flows: FlowsArgument = None,
     project: ProjectOption = HERE,
     target: TargetOption = None,
     connect: ConnectOption = None,
-    topics: Annotated[bool, typer.Option("--topics", help="Delete the topics of the captures too.")] = False,
+    topics: Annotated[bool, typer.Option("--topics", help="Also delete the topics of the captures.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove connectors, their positions, slots and publications. Tables stay, and so do topics without --topics."""
-    chosen, found = _found(project, target, flows, connect, None)
-    names = ", ".join(capture.prefix for capture, _ in found)
+    """Delete connectors, positions, slots and publications. Tables are kept, and so are topics without --topics."""
+    run_target, capture_workers = _find_captures(project, target, flows, connect, None)
+    names = ", ".join(capture.prefix for capture, _ in capture_workers)
     if json and not yes:
-        emit({"ok": False, "error": "`capture forget --json` removes captures and cannot ask: add --yes."})
+        emit({"ok": False, "error": "`capture delete --json` deletes captures and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
     if not yes:
-        stays = "Their topics are deleted. Tables stay." if topics else "Topics and tables stay."
-        err.print(f"Removes the captures {names}: changes from now on are captured by nobody. {stays}", markup=False)
-        if not typer.confirm("Forget them?", default=False, err=True):
+        rest = "Their topics are deleted, tables are kept." if topics else "Topics and tables are kept."
+        err.print(f"This deletes the captures {names}: later changes will not be captured. {rest}", markup=False)
+        if not typer.confirm("Delete them?", default=False, err=True):
             raise typer.Exit(OK)
     deleted = list[str]()
-    for capture, worker in found:
-        deleted += delete_capture(capture, database_of(chosen, capture.database), worker, topics=topics)
+    for capture, worker in capture_workers:
+        deleted += delete_capture(capture, database_of(run_target, capture.database), worker, topics=topics)
     if json:
-        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in found], "topics": deleted})
+        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in capture_workers], "topics": deleted})
     else:
-        out.print(f"Forgotten: {names}" + (f". Deleted: {', '.join(deleted)}" if deleted else ""), markup=False)
+        out.print(f"Deleted: {names}" + (f". Deleted topics: {', '.join(deleted)}" if deleted else ""), markup=False)
 
 
 def _messages(capture: Capture, target: Target) -> int | None:
-    """Count what was passed over. The alarm must not fail for a count: None where the broker cannot be asked."""
+    """Count the skipped messages, or return None if the broker does not answer: the count is optional."""
     try:
         return count_messages(capture, target)
     except HeadraceError:
         return None
 
 
-def _found(
+def _find_captures(
     folder: Path, target: str | None, names: list[str] | None, connect: str | None, password: str | None
 ) -> tuple[Target, list[tuple[Capture, ConnectWorker]]]:
-    """Return the target, and the captures of the flows, each with the Kafka Connect that runs it."""
-    _, chosen, flows = opened(folder, target, names)
-    found = list(dict.fromkeys(capture for flow in flows for capture in captures(flow.sink)))
-    if not found:
+    """Return the target, and the captures of the flows with the Kafka Connect worker of each."""
+    _, run_target, flows = load_project(folder, target, names)
+    captures_of_flows = list(dict.fromkeys(capture for flow in flows for capture in captures(flow.sink)))
+    if not captures_of_flows:
         raise ConfigError(
             "None of the flows reads a capture.",
             why=f"Of {', '.join(flow.name for flow in flows) or 'no flow'} none has a sink for captured changes.",
@@ -135,10 +135,10 @@ def _found(
             code="HR-134",
         )
     if connect is not None:
-        named = chosen.connect or KafkaConnect(connect)
-        # The folder of secrets is one that the local workers read.
-        chosen = replace(chosen, connect=replace(named, url=connect, secrets=None))
-    workers = [connect_worker(chosen, capture.database) for capture in found]
+        connect_target = run_target.connect or KafkaConnect(connect)
+        # Only local workers can read the local folder of secrets.
+        run_target = replace(run_target, connect=replace(connect_target, url=connect, secrets=None))
+    workers = [connect_worker(run_target, capture.database) for capture in captures_of_flows]
     if password is not None:
         workers = [replace(worker, password=password) for worker in workers]
-    return chosen, list(zip(found, workers, strict=True))
+    return run_target, list(zip(captures_of_flows, workers, strict=True))

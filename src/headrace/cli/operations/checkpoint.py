@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.home import local_broker
-from headrace.cli.operations.checkpoint_tables import print_anatomy, print_verdict
+from headrace.cli.operations.checkpoint_tables import print_checkpoint, print_verification
 from headrace.cli.output import ANSWER_IS_NO, TERMINAL, USAGE, JsonOption, YesOption, emit, err, out
 from headrace.cli.project import HERE, ProjectOption, TargetOption
-from headrace.cli.session import opened_session
+from headrace.cli.session import start_session
 from headrace.clients.storage import file_store, is_local
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 checkpoint_app = typer.Typer(help="Show, verify, back up and restore the progress of a flow.", no_args_is_help=True)
 
-FlowArgument = Annotated[str, typer.Argument(metavar="FLOW", help="The flow, by name; one that is gone, too.")]
+FlowArgument = Annotated[
+    str, typer.Argument(metavar="FLOW", help="The name of the flow; it may have been removed from the project.")
+]
 
 
 @checkpoint_app.command("show")
@@ -49,31 +51,31 @@ def show_command(
     *,
     project: ProjectOption = HERE,
     target: TargetOption = None,
-    state: Annotated[bool, typer.Option("--state", help="Count the rows of the state too. Starts Spark.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="Also count the rows of the state. Starts Spark.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show how far a flow is, what the next start reads, its watermark, its state, and who runs it."""
-    with _found(flow, project, target, json=json, with_spark=state) as place:
-        anatomy = show(place.checkpoint, place.target, place.flow)
-        if place.spark is not None and state and anatomy.state:
-            anatomy = replace(anatomy, state=count_rows(place.spark, place.checkpoint, anatomy.state))
+    """Show the progress of a flow, what the next start reads, its watermark, its state, and who runs it."""
+    with _open_checkpoint(flow, project, target, json=json, with_spark=state) as context:
+        anatomy = show(context.checkpoint, context.target, context.flow)
+        if context.spark is not None and state and anatomy.state:
+            anatomy = replace(anatomy, state=count_rows(context.spark, context.checkpoint, anatomy.state))
     if json:
         emit({"ok": True, **anatomy.as_dict()})
     else:
-        print_anatomy(anatomy)
+        print_checkpoint(anatomy)
 
 
 @checkpoint_app.command("verify")
 def verify_command(
     flow: FlowArgument, *, project: ProjectOption = HERE, target: TargetOption = None, json: JsonOption = False
 ) -> None:
-    """Look at every file of a checkpoint. Exits with 3 when something is damaged."""
-    with _found(flow, project, target, json=json) as place:
-        verdict = verify(place.checkpoint)
+    """Verify every file of a checkpoint. Exits with 3 when something is damaged."""
+    with _open_checkpoint(flow, project, target, json=json) as context:
+        verdict = verify(context.checkpoint)
     if json:
         emit({"ok": not verdict.damages, **verdict.as_dict()})
     else:
-        print_verdict(verdict)
+        print_verification(verdict)
     if verdict.damages:
         raise typer.Exit(TERMINAL)
 
@@ -89,16 +91,16 @@ def backup_command(
     target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy the checkpoint of a stopped flow into a new folder, with the sha256 of every file."""
-    with _found(flow, project, target, json=json) as place:
-        into = (to or place.project.home / "backups").absolute()
-        folder, backup = back_up(place.checkpoint, into, place.target.lease)
+    """Copy the checkpoint of a stopped flow to a new folder, with the sha256 of every file."""
+    with _open_checkpoint(flow, project, target, json=json) as context:
+        folder_for_backups = (to or context.project.home / "backups").absolute()
+        folder, backup = back_up(context.checkpoint, folder_for_backups, context.target.lease)
     if json:
-        said = {"flow": backup.flow, "query_id": backup.query_id, "committed": backup.committed}
-        emit({"ok": True, "backup": folder, "files": len(backup.files), **said})
+        identity = {"flow": backup.flow, "query_id": backup.query_id, "committed": backup.committed}
+        emit({"ok": True, "backup": folder, "files": len(backup.files), **identity})
         return
     out.print(f"{folder}", markup=False)
-    err.print(f"{len(backup.files)} files, {_upto(backup.committed)}. Back with:")
+    err.print(f"{len(backup.files)} files, {_progress(backup.committed)}. Restore with:")
     err.print(f"headrace checkpoint restore {flow} --from {folder}", markup=False)
 
 
@@ -112,31 +114,31 @@ def restore_command(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Put a backup in the place of a flow's checkpoint. The present one is set aside and kept. Asks first."""
+    """Replace a flow's checkpoint by a backup. The current checkpoint is moved and kept. Asks first."""
     if json and not yes:
         emit({"ok": False, "error": "`checkpoint restore --json` replaces a checkpoint and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
-    with _found(flow, project, target, json=json) as place:
-        plan = plan_restore(place.checkpoint, source.absolute(), place.flow)
-        if place.flow is not None and has_tracking_sink(place.flow):
-            require_sinks_not_ahead(plan, place.flow, place.target, place.session())
+    with _open_checkpoint(flow, project, target, json=json) as context:
+        plan = plan_restore(context.checkpoint, source.absolute(), context.flow)
+        if context.flow is not None and has_tracking_sink(context.flow):
+            require_sinks_not_ahead(plan, context.flow, context.target, context.session())
         if not yes:
-            _ask(plan)
-        aside = restore(place.checkpoint, plan, place.target.lease)
+            _confirm_restore(plan)
+        replaced = restore(context.checkpoint, plan, context.target.lease)
     if json:
-        emit({"ok": True, "flow": flow, "committed": plan.backup.committed, "replaced": aside, "told": plan.lines})
+        emit({"ok": True, "flow": flow, "committed": plan.backup.committed, "replaced": replaced, "told": plan.lines})
         return
-    out.print(f"Restored: '{flow}' is {_upto(plan.backup.committed)} again.", markup=False)
-    if aside is not None:
-        out.print(f"What was there is kept in {aside}", markup=False)
+    out.print(f"Restored: '{flow}' is {_progress(plan.backup.committed)} again.", markup=False)
+    if replaced is not None:
+        out.print(f"The previous checkpoint is kept in {replaced}", markup=False)
 
 
-def _upto(committed: int | None) -> str:
+def _progress(committed: int | None) -> str:
     return "before its first batch" if committed is None else f"committed up to batch {committed}"
 
 
-def _ask(plan: RestorePlan) -> None:
-    """Say what a restore does, and let a person decide."""
+def _confirm_restore(plan: RestorePlan) -> None:
+    """Print what a restore does and ask for confirmation."""
     for line in plan.lines:
         err.print(line, markup=False)
     if not typer.confirm("Restore it?", default=False, err=True):
@@ -145,8 +147,8 @@ def _ask(plan: RestorePlan) -> None:
 
 
 @dataclass
-class _Place:
-    """A checkpoint, where it lies, and the flow if the project declares it. Spark is started when it is asked for."""
+class _CheckpointContext:
+    """A checkpoint, its target, and the flow if the project declares it. Spark is started on first use."""
 
     project: Project
     target: Target
@@ -158,26 +160,28 @@ class _Place:
 
     def session(self) -> SparkSession:
         if self.spark is None:
-            self.spark = opened_session("checkpoint", self.project, self.target, self.stack, json=self.json)
+            self.spark = start_session("checkpoint", self.project, self.target, self.stack, json=self.json)
         return self.spark
 
 
 @contextmanager
-def _found(name: str, folder: Path, target: str | None, *, json: bool, with_spark: bool = False) -> Iterator[_Place]:
-    """Find the checkpoint that the command line names. On other storage than a disk Spark is needed to reach it."""
+def _open_checkpoint(
+    name: str, folder: Path, target: str | None, *, json: bool, with_spark: bool = False
+) -> Iterator[_CheckpointContext]:
+    """Open the checkpoint of a flow by name. Starts Spark if the checkpoint is not on a local disk."""
     project = Project.open(folder)
     home = Path(os.environ.get("HEADRACE_HOME") or project.home)
-    chosen = project.target(target, lambda: local_broker(home))
+    run_target = project.target(target, lambda: local_broker(home))
     try:
         flows = {flow.name: flow for flow in project.flows()}
     except ConfigError as error:
-        # Progress can be looked after while the project is being repaired; what needs the declaration is left out.
+        # Checkpoints can be inspected while the project is broken; what needs the declaration is left out.
         err.print(f"{error.code} {error.what} The checkpoint is read without the flow's declaration.", markup=False)
         flows = {}
     with ExitStack() as stack:
         spark = None
-        if with_spark or not is_local(chosen.checkpoints):
-            spark = opened_session("checkpoint", project, chosen, stack, json=json)
-        files = file_store(chosen.checkpoints, spark)
-        checkpoint = find_checkpoint(name, chosen, files, list(flows))
-        yield _Place(project, chosen, checkpoint, flows.get(name), spark, stack, json)
+        if with_spark or not is_local(run_target.checkpoints):
+            spark = start_session("checkpoint", project, run_target, stack, json=json)
+        files = file_store(run_target.checkpoints, spark)
+        checkpoint = find_checkpoint(name, run_target, files, list(flows))
+        yield _CheckpointContext(project, run_target, checkpoint, flows.get(name), spark, stack, json)

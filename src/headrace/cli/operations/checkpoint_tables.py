@@ -15,9 +15,9 @@ from headrace.runtime.checkpoint.integrity import Flaw
 _FEW = 5
 
 
-def print_anatomy(anatomy: CheckpointSummary) -> None:
-    """Print a checkpoint: a line each for what has one value, a table each for what has many."""
-    out.print(Text.assemble((anatomy.flow, "bold"), "" if anatomy.declared else "  (not in the project any more)"))
+def print_checkpoint(anatomy: CheckpointSummary) -> None:
+    """Print a checkpoint: single values as lines, lists as tables."""
+    out.print(Text.assemble((anatomy.flow, "bold"), "" if anatomy.declared else "  (not in the project anymore)"))
     for label, value in _lines(anatomy):
         out.print(Text.assemble((f"  {label:<11}", "dim"), value))
     if anatomy.reads:
@@ -31,15 +31,15 @@ def print_anatomy(anatomy: CheckpointSummary) -> None:
         _print_flaw(flaw)
 
 
-def print_verdict(verdict: CheckpointVerdict) -> None:
-    """Print every flaw, and a line that sums up."""
+def print_verification(verdict: CheckpointVerdict) -> None:
+    """Print every flaw and a summary line."""
     for flaw in verdict.flaws:
         _print_flaw(flaw)
-    looked = f"{verdict.flow}: {verdict.files} files, {_bytes(verdict.bytes)}, {verdict.summed} with a checksum."
+    summary = f"{verdict.flow}: {verdict.files} files, {_bytes(verdict.bytes)}, {verdict.summed} with a checksum."
     if verdict.damages:
-        out.print(Text.assemble(looked, " ", (f"{len(verdict.damages)} damaged.", "bold red")))
+        out.print(Text.assemble(summary, " ", (f"{len(verdict.damages)} damaged.", "bold red")))
     elif verdict.files:
-        out.print(Text.assemble(looked, " ", ("No damage.", "green")))
+        out.print(Text.assemble(summary, " ", ("No damage.", "green")))
     else:
         out.print(f"{verdict.flow}: never started, nothing to verify.", markup=False)
 
@@ -58,10 +58,10 @@ def _lines(anatomy: CheckpointSummary) -> list[tuple[str, str]]:
         ("watermark", anatomy.watermark or "none"),
         ("running", f"process {holder.get('pid')} on {holder.get('host')}" if holder else "no"),
         ("audited", f"up to batch {anatomy.audited}" if anatomy.audited is not None else "not yet"),
-        ("manifest", f"{anatomy.noted} files" if anatomy.noted else "none yet: made with the next batch"),
+        ("manifest", f"{anatomy.noted} files" if anatomy.noted else "none yet: written with the next batch"),
     ]
     if anatomy.damages:
-        lines.append(("damage", f"{len(anatomy.damages)} in the logs; `headrace checkpoint verify` looks at the rest"))
+        lines.append(("damage", f"{len(anatomy.damages)} in the logs; `headrace checkpoint verify` checks the rest"))
     return lines
 
 
@@ -73,25 +73,25 @@ def _next(anatomy: CheckpointSummary) -> str:
     if anatomy.damages:
         return "refused: the checkpoint is damaged"
     if anatomy.unfinished is not None:
-        return f"runs batch {anatomy.unfinished} again, of exactly these rows"
-    return "goes on from here"
+        return f"retries batch {anatomy.unfinished} with exactly these rows"
+    return "continues from here"
 
 
 def _reads_table(anatomy: CheckpointSummary) -> Table:
     again = anatomy.unfinished is not None
     table = _table("The next start reads", ("input", "of", "from", "to" if again else "end now", "records"))
     for source in anatomy.reads:
-        for each in source.ranges:
-            to = each.end if again else each.latest
-            cells = (each.start, to, each.records)
-            table.add_row(source.input or str(source.source), each.place, *(_cell(cell) for cell in cells))
+        for offsets in source.ranges:
+            to = offsets.end if again else offsets.latest
+            cells = (offsets.start, to, offsets.records)
+            table.add_row(source.input or str(source.source), offsets.place, *(_cell(cell) for cell in cells))
     return table
 
 
 def _print_files(reads: tuple[SourceReads, ...]) -> None:
     for source in reads:
         if source.unknown:
-            out.print(f"How far behind it is, is not known: {source.unknown}", markup=False)
+            out.print(f"Lag unknown: {source.unknown}", markup=False)
         for path in source.files[:_FEW]:
             out.print(f"  {path}", markup=False)
         if len(source.files) > _FEW:
@@ -99,19 +99,19 @@ def _print_files(reads: tuple[SourceReads, ...]) -> None:
 
 
 def _state_table(anatomy: CheckpointSummary) -> Table:
-    counted = any(store.rows is not None for store in anatomy.state)
-    table = _table("State", ("operator", "store", "partition", "on disk", *(["rows"] if counted else [])))
+    has_rows = any(store.rows is not None for store in anatomy.state)
+    table = _table("State", ("operator", "store", "partition", "on disk", *(["rows"] if has_rows else [])))
     for store in anatomy.state:
-        numbers = (str(store.partition), _bytes(store.bytes), *([_cell(store.rows)] if counted else []))
+        numbers = (str(store.partition), _bytes(store.bytes), *([_cell(store.rows)] if has_rows else []))
         table.add_row(f"{store.operator} {store.name}", store.store, *numbers)
     return table
 
 
 def _lost_table(anatomy: CheckpointSummary) -> Table:
-    table = _table("Offsets that the flow went on without", ("batch", "of", "from", "to", "kind"))
+    table = _table("Lost offsets that the flow skipped", ("batch", "of", "from", "to", "kind"))
     for lost in anatomy.lost:
-        place = f"{lost.get('topic')}[{lost.get('partition')}]"
-        values = (lost.get("batch"), place, lost.get("first"), lost.get("end"), lost.get("kind"))
+        partition = f"{lost.get('topic')}[{lost.get('partition')}]"
+        values = (lost.get("batch"), partition, lost.get("first"), lost.get("end"), lost.get("kind"))
         table.add_row(*(_cell(value) for value in values))
     return table
 

@@ -1,4 +1,4 @@
-"""`headrace erase`: take a row out of everything that was made of it, with a report that proves it."""
+"""`headrace erase`: erase a row from all data derived from it, with a report as proof."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
-from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
-from headrace.cli.session import opened_session
+from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
+from headrace.cli.session import start_session
 from headrace.operate.erase import report as erase_report
 from headrace.operate.erase.erase import ErasureRequest, open_erasure
 from headrace.operate.erase.plan import ErasePlan
@@ -21,14 +21,14 @@ def erase_command(  # noqa: PLR0913 - the options of the command line
     *,
     table: Annotated[str, typer.Option("--table", help="The source table, with its schema or without.")] = "",
     key: Annotated[
-        list[str] | None, typer.Option("--key", help="The row's key; COLUMN=VALUE for each column of a longer one.")
+        list[str] | None, typer.Option("--key", help="The row's key; COLUMN=VALUE for each column of a composite key.")
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option("--column", help="Where the key is: PATH=COLUMN for a table below the lake, COLUMN for all."),
     ] = None,
     not_personal: Annotated[
-        list[str] | None, typer.Option("--except", help="A column of the row whose texts are not looked for.")
+        list[str] | None, typer.Option("--except", help="A column of the row whose values are not searched for.")
     ] = None,
     keep_tombstones: Annotated[
         bool, typer.Option("--keep-tombstones", help="Keep the key in the mirror's tombstones.")
@@ -37,55 +37,53 @@ def erase_command(  # noqa: PLR0913 - the options of the command line
     report: Annotated[
         Path | None, typer.Option("--report", help="The folder for the report. Default: erasures of the project.")
     ] = None,
-    verify: Annotated[
-        Path | None, typer.Option("--verify", help="Only say whether a report is as it was written.")
-    ] = None,
+    verify: Annotated[Path | None, typer.Option("--verify", help="Only verify that a report is unchanged.")] = None,
     project: ProjectOption = HERE,
     target: TargetOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Erase a row from tables, their past, quarantine and ledgers; scan all files for it; write a report."""
+    """Erase a row from tables, old table versions, quarantine and ledgers; scan all files; write a report."""
     if verify is not None:
         _verify(verify, key or [], json=json)
         return
-    wrong = (
+    usage_error = (
         "`erase` needs --table and --key."
         if not table or not key
         else "`erase --json` changes tables and cannot ask: add --yes."
         if json and not yes
         else ""
     )
-    if wrong:
+    if usage_error:
         if json:
-            emit({"ok": False, "error": wrong})
+            emit({"ok": False, "error": usage_error})
         else:
-            err.print(wrong, markup=False)
+            err.print(usage_error, markup=False)
         raise typer.Exit(USAGE)
-    opened_project, chosen, flows = opened(project, target, None)
+    loaded, run_target, flows = load_project(project, target, None)
     request = ErasureRequest(table, tuple(key or ()), tuple(column or ()), tuple(not_personal or ()), keep_tombstones)
-    began = datetime.now(UTC)
+    started_at = datetime.now(UTC)
     with ExitStack() as stack:
-        spark = opened_session("erase", opened_project, chosen, stack, json=json)
-        erasure = stack.enter_context(open_erasure(spark, chosen, flows, request, opened_project.home))
+        spark = start_session("erase", loaded, run_target, stack, json=json)
+        erasure = stack.enter_context(open_erasure(spark, run_target, flows, request, loaded.home))
         plan = erasure.plan()
-        _agreed(plan, yes=yes, json=json)
-        done = erasure.apply(plan)
-        ended = datetime.now(UTC)
-        figures = erase_report.report(done, began, ended, reference)
-        path = erase_report.write(report or opened_project.folder / "erasures", figures, ended)
-        if done.is_clean:
+        _confirm(plan, yes=yes, json=json)
+        finished = erasure.apply(plan)
+        ended_at = datetime.now(UTC)
+        figures = erase_report.report(finished, started_at, ended_at, reference)
+        path = erase_report.write(report or loaded.folder / "erasures", figures, ended_at)
+        if finished.is_clean:
             erasure.finish()
     if json:
-        emit({"ok": done.is_clean, "report": str(path), **figures})
+        emit({"ok": finished.is_clean, "report": str(path), **figures})
     else:
-        _tell(done, path)
-    if not done.is_clean:
+        _print_result(finished, path)
+    if not finished.is_clean:
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _agreed(plan: ErasePlan, *, yes: bool, json: bool) -> None:
-    """Say what an erasure does, and let a person decide."""
+def _confirm(plan: ErasePlan, *, yes: bool, json: bool) -> None:
+    """Print what an erasure does and ask for confirmation."""
     if json:
         return
     for line in plan.lines():
@@ -95,31 +93,31 @@ def _agreed(plan: ErasePlan, *, yes: bool, json: bool) -> None:
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _tell(done: ErasePlan, path: Path) -> None:
-    rows = sum(place.erasure.rows for place in done.places if place.erasure)
-    files = sum((place.after or place.before).files for place in done.places)
-    out.print(f"Erased: {rows} row(s) from {len(done.due)} table(s). Looked through afterwards: {files} files.")
-    for place in (each for each in done.places if each.outcome == "left"):
+def _print_result(finished: ErasePlan, path: Path) -> None:
+    rows = sum(place.erasure.rows for place in finished.places if place.erasure)
+    files = sum((place.after or place.before).files for place in finished.places)
+    out.print(f"Erased: {rows} row(s) from {len(finished.due)} table(s). Scanned afterwards: {files} files.")
+    for place in (place for place in finished.places if place.outcome == "left"):
         out.print(f"Left in {place.path}: {place.remedy}", markup=False)
-    for each in (one for one in done.beyond if one.holds == "yes"):
-        out.print(f"Left in {each.place}: {each.removes}", markup=False)
-    if not done.is_clean:
-        out.print("What is looked for is kept below .headrace/erasures, for the next run of this command.")
+    for system in (system for system in finished.beyond if system.holds == "yes"):
+        out.print(f"Left in {system.place}: {system.removes}", markup=False)
+    if not finished.is_clean:
+        out.print("The search values are kept below .headrace/erasures for the next run of this command.")
     out.print(f"Report: {path}", markup=False)
 
 
 def _verify(path: Path, key: list[str], *, json: bool) -> None:
-    pairs = [each.partition("=") if "=" in each else ("", "=", each) for each in key]
+    pairs = [text.partition("=") if "=" in text else ("", "=", text) for text in key]
     verdict = erase_report.verify(path, {name: value for name, _, value in pairs} if key else None)
     if json:
         emit({"ok": verdict.holds, "differ": list(verdict.differ), "about": verdict.about, "erased": verdict.erased})
     else:
         for name in verdict.differ:
-            out.print(f"{name} is not what was written: its sha256 is another one.", markup=False)
+            out.print(f"{name} was changed: its sha256 differs.", markup=False)
         if verdict.about is not None:
             out.print("It is about this key." if verdict.about else "It is not about this key.")
         if not verdict.differ:
-            told = "everything was erased" if verdict.erased else "something was left"
-            out.print(f"The report is as it was written; it says that {told}.")
+            outcome = "everything was erased" if verdict.erased else "something was left"
+            out.print(f"The report is unchanged; it says that {outcome}.")
     if not verdict.holds:
         raise typer.Exit(ANSWER_IS_NO)

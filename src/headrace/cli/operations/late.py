@@ -1,4 +1,4 @@
-"""`headrace late`: what came too late for a flow, and its repair."""
+"""`headrace late`: show the late rows of a flow, and repair their windows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
-from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
-from headrace.cli.session import SparkWhenAsked
+from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
+from headrace.cli.session import LazySession
 from headrace.clients.storage import file_store, is_local
 from headrace.operate.late.plan import RepairPlan
 from headrace.operate.late.repair import open_repair
@@ -26,39 +26,39 @@ def late_command(
     *,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Compute closed windows anew with their late rows. Shows the plan and asks."),
+        typer.Option("--repair", help="Recompute closed windows with their late rows. Shows the plan and asks first."),
     ] = False,
     project: ProjectOption = HERE,
     target: TargetOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show how many rows came too late, how late, for which windows, and which delay would have kept them."""
+    """Show how many rows were late, by how much, for which windows, and which delay would have included them."""
     if repair and json and not yes:
         emit({"ok": False, "error": "`late --repair --json` changes a table and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
-    opened_project, chosen, (found,) = opened(project, target, [flow])
+    loaded, run_target, (selected,) = load_project(project, target, [flow])
     with ExitStack() as stack:
-        spark = SparkWhenAsked("late", opened_project, chosen, stack, json=json)
+        spark = LazySession("late", loaded, run_target, stack, json=json)
         if repair:
-            with open_repair(spark(), chosen, found) as work:
-                plan = work.plan()
-                _agreed(plan, yes=yes, json=json)
+            with open_repair(spark(), run_target, selected) as repair_run:
+                plan = repair_run.plan()
+                _confirm(plan, yes=yes, json=json)
                 if plan.windows:
-                    work.apply(plan)
-            _tell_repair(plan, json=json)
+                    repair_run.apply(plan)
+            _print_repair(plan, json=json)
             return
-        files = file_store(chosen.checkpoints, None if is_local(chosen.checkpoints) else spark())
-        query_id = Checkpoint.of(flow, chosen, files).query_id()
-        summary = summarise_late(flow, chosen, found, query_id, spark)
+        files = file_store(run_target.checkpoints, None if is_local(run_target.checkpoints) else spark())
+        query_id = Checkpoint.of(flow, run_target, files).query_id()
+        summary = summarise_late(flow, run_target, selected, query_id, spark)
     if json:
         emit({"ok": True, **summary.as_dict()})
     else:
-        _print(summary)
+        _print_summary(summary)
 
 
-def _agreed(plan: RepairPlan, *, yes: bool, json: bool) -> None:
-    """Say what a repair does, and let a person decide."""
+def _confirm(plan: RepairPlan, *, yes: bool, json: bool) -> None:
+    """Print what a repair does and ask for confirmation."""
     if json:
         return
     for line in plan.lines():
@@ -71,26 +71,26 @@ def _agreed(plan: RepairPlan, *, yes: bool, json: bool) -> None:
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _tell_repair(plan: RepairPlan, *, json: bool) -> None:
+def _print_repair(plan: RepairPlan, *, json: bool) -> None:
     if json:
         emit({"ok": not plan.left, **plan.as_dict()})
     elif not plan.windows:
-        out.print("Nothing is to be repaired: every late row is in, or cannot be put in.")
+        out.print("Nothing to repair: every late row is included, or cannot be included.")
     else:
         out.print(f"Repaired: {len(plan.windows)} window(s), {plan.changes} row(s) of the table.")
     if plan.left:
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _print(summary: LateSummary) -> None:
+def _print_summary(summary: LateSummary) -> None:
     if not summary.rows and not summary.unexplained:
-        out.print(f"{summary.flow}: no row came too late.", markup=False)
+        out.print(f"{summary.flow}: no late rows.", markup=False)
         return
     missed = f", for {summary.entries} windows" if summary.entries != summary.rows else ""
     out.print(f"{summary.flow}: {summary.rows} late rows{missed}, {summary.repaired} of them repaired.", markup=False)
     if summary.late_by:
-        worded = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in summary.late_by.items())
-        out.print(f"Behind the watermark: {worded}.", markup=False)
+        delays_behind = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in summary.late_by.items())
+        out.print(f"Behind the watermark: {delays_behind}.", markup=False)
     out.print(f"Dropped by: {', '.join(f'{name} {rows}' for name, rows in summary.by_operator.items())}.", markup=False)
     for title, heading, counts in (
         ("By batch", "batch", summary.by_batch),
@@ -105,8 +105,8 @@ def _print(summary: LateSummary) -> None:
     if summary.windows:
         out.print(_windows_table(summary))
     for name, delays in summary.delays.items():
-        kept = ", ".join(f"{share}: {delay}" for share, delay in delays.items())
-        out.print(f"A delay that would have kept them, for input '{name}': {kept}.", markup=False)
+        sufficient_delays = ", ".join(f"{share}: {delay}" for share, delay in delays.items())
+        out.print(f"A delay that would have kept them, for input '{name}': {sufficient_delays}.", markup=False)
     for gap in summary.unexplained:
         number = "an unknown number of" if gap["dropped"] is None else gap["dropped"]
         out.print(f"Not in the ledger: batch {gap['batch_id']}, {number} dropped. {gap['why']}", markup=False)
@@ -117,6 +117,6 @@ def _windows_table(summary: LateSummary) -> Table:
     for heading in ("from", "to", "late rows", "repaired"):
         table.add_column(heading, justify="right" if heading == "late rows" else "left")
     for window in summary.windows[-_FEW:]:
-        bounds = (f"{each:%Y-%m-%d %H:%M:%S}" for each in (window.start, window.end))
+        bounds = (f"{bound:%Y-%m-%d %H:%M:%S}" for bound in (window.start, window.end))
         table.add_row(*bounds, f"{window.rows:,}", "yes" if window.repaired else "no")
     return table

@@ -1,4 +1,4 @@
-"""`headrace reconcile`: whether tables hold what their source holds, and their repair."""
+"""`headrace reconcile`: compare tables with their source, and repair them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.reconcile.compare import TableComparison, compare, repair
 from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
-from headrace.cli.project import HERE, ProjectOption, TargetOption, opened
-from headrace.cli.session import opened_session
+from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
+from headrace.cli.session import start_session
 from headrace.clients.postgres import database_of
 from headrace.demos.orders.reconcile import JoinPlan, is_join, open_reconciliation
 from headrace.flow.duration import Duration
 from headrace.runtime.checkpoint.folder_lock import lock_folder
 
-reconcile_app = typer.Typer(help="Compare tables with what they were made of, and repair them.", no_args_is_help=True)
+reconcile_app = typer.Typer(help="Compare tables with their source data, and repair them.", no_args_is_help=True)
 
 # The most rows that are printed per table; `--json` has all.
 _FEW = 10
-# Of a join: the most rows that are printed of each cause, and of orders and payments that stand alone.
+# For a join: the most rows that are printed per cause, and of unmatched orders and payments.
 _SOME = 3
 
 
@@ -37,7 +37,7 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
     ],
     *,
     tables: Annotated[str, typer.Option(help="The tables: a pattern that matches their full names.")] = r".*\..*",
-    wait: Annotated[str, typer.Option(help="How long rows that differ are looked at again.")] = "30 seconds",
+    wait: Annotated[str, typer.Option(help="How long rows that differ are compared again.")] = "30 seconds",
     repair_them: Annotated[
         bool, typer.Option("--repair", help="Write the source's values of the rows that differ. Asks first.")
     ] = False,
@@ -46,36 +46,36 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare mirrors with their source, row for row, at a known place of its log, and name the rows that differ."""
+    """Compare mirrors with their source, row by row, at a fixed log position, and list the rows that differ."""
     if repair_them and json and not yes:
         emit({"ok": False, "error": "`reconcile cdc --repair --json` changes tables and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
     patience = Duration.parse(wait).seconds
-    opened_project, chosen, _ = opened(project, target, [])
-    source = database_of(chosen, database)
-    known = read_tables(source, TableSelection(pattern=tables))
-    folder = chosen.table(into)
-    found = []
+    loaded, run_target, _ = load_project(project, target, [])
+    source = database_of(run_target, database)
+    source_tables = read_tables(source, TableSelection(pattern=tables))
+    folder = run_target.table(into)
+    comparisons = []
     with ExitStack() as stack:
-        spark = opened_session("reconcile", opened_project, chosen, stack, json=json)
+        spark = start_session("reconcile", loaded, run_target, stack, json=json)
         if repair_them:
-            # Held before the comparison: what is written is what was compared.
+            # Locked before the comparison, so that the repair writes what was compared.
             stack.enter_context(lock_folder(folder))
-        for table in known:
+        for table in source_tables:
             location = f"{folder}/{table.name}"
-            compared = compare(spark, source, table, location, patience=patience)
+            comparison = compare(spark, source, table, location, patience=patience)
             if not json:
-                _tell(compared)
-            if repair_them and compared.differences and _agreed(compared, yes=yes):
-                repair(spark, compared)
-                compared = compare(spark, source, table, location, patience=patience)
+                _print_comparison(comparison)
+            if repair_them and comparison.differences and _confirm(comparison, yes=yes):
+                repair(spark, comparison)
+                comparison = compare(spark, source, table, location, patience=patience)
                 if not json:
-                    _tell(compared)
-            found.append(compared)
-    equal = bool(found) and all(each.equal for each in found)
+                    _print_comparison(comparison)
+            comparisons.append(comparison)
+    equal = bool(comparisons) and all(comparison.equal for comparison in comparisons)
     if json:
-        emit({"ok": equal, "equal": equal, "tables": [each.as_dict() for each in found]})
-    elif not found:
+        emit({"ok": equal, "equal": equal, "tables": [comparison.as_dict() for comparison in comparisons]})
+    elif not comparisons:
         out.print(f"No table of {database} matches.", markup=False)
     if not equal:
         raise typer.Exit(ANSWER_IS_NO)
@@ -88,43 +88,43 @@ def reconcile_orders(
     ] = None,
     *,
     day: Annotated[
-        str | None, typer.Option(metavar="DATE", help="The day, UTC, as 2026-11-16. Default: the last whole one.")
+        str | None, typer.Option(metavar="DATE", help="The day, UTC, as 2026-11-16. Default: the last complete day.")
     ] = None,
     repair_them: Annotated[
-        bool, typer.Option("--repair", help="Replace the rows of the day by what a batch gives. Asks first.")
+        bool, typer.Option("--repair", help="Replace the rows of the day by the batch result. Asks first.")
     ] = False,
     project: ProjectOption = HERE,
     target: TargetOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compute a day of orders and payments anew as a batch, and say what the stream has missed, by cause."""
+    """Recompute a day of orders and payments as a batch, and show what the stream missed, by cause."""
     if repair_them and json and not yes:
         emit({"ok": False, "error": "`reconcile orders --repair --json` changes tables and cannot ask: add --yes."})
         raise typer.Exit(USAGE)
-    wanted = _date(day)
-    opened_project, chosen, named = opened(project, target, flows or [])
-    joins = named if flows else [flow for flow in named if is_join(flow)]
+    selected_day = _date(day)
+    loaded, run_target, selected_flows = load_project(project, target, flows or [])
+    joins = selected_flows if flows else [flow for flow in selected_flows if is_join(flow)]
     plans, repaired = [], set[str]()
     with ExitStack() as stack:
-        spark = opened_session("reconcile", opened_project, chosen, stack, json=json)
+        spark = start_session("reconcile", loaded, run_target, stack, json=json)
         for flow in joins:
-            with open_reconciliation(spark, chosen, flow) as work:
-                plan = work.plan(wanted)
+            with open_reconciliation(spark, run_target, flow) as reconciliation:
+                plan = reconciliation.plan(selected_day)
                 if not json:
-                    _tell_join(plan)
+                    _print_join(plan)
                 if repair_them and plan.changes and (yes or typer.confirm("Repair it?", default=False, err=True)):
-                    work.apply(plan)
+                    reconciliation.apply(plan)
                     repaired.add(plan.flow)
                     if not json:
                         out.print(f"  Repaired: {plan.changes:,} row(s) of the table.", markup=False)
                 plans.append(plan)
-    well = bool(plans) and all(not plan.changes or plan.flow in repaired for plan in plans)
+    is_clean = bool(plans) and all(not plan.changes or plan.flow in repaired for plan in plans)
     if json:
-        emit({"ok": well, "flows": [{**plan.as_dict(), "repaired": plan.flow in repaired} for plan in plans]})
+        emit({"ok": is_clean, "flows": [{**plan.as_dict(), "repaired": plan.flow in repaired} for plan in plans]})
     elif not plans:
         out.print("No flow of the project joins orders and payments.")
-    if not well:
+    if not is_clean:
         raise typer.Exit(ANSWER_IS_NO)
 
 
@@ -132,49 +132,54 @@ def _date(text: str | None) -> date | None:
     try:
         return None if text is None else date.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"'{text}' is no date. Write it like 2026-11-16.", param_hint="--day") from None
+        raise typer.BadParameter(f"'{text}' is not a date. Write it like 2026-11-16.", param_hint="--day") from None
 
 
-def _tell_join(plan: JoinPlan) -> None:
+def _print_join(plan: JoinPlan) -> None:
     for line in plan.lines():
         out.print(line, markup=False)
-    for _cause, rows in groupby(plan.examples, key=lambda each: each["cause"]):
-        for each in islice(rows, _SOME):
-            out.print(f"  {each['change']} ({each['cause']}): {_row(each)}", markup=False)
-    for lacks, rows in groupby(plan.alone, key=lambda each: "order" if each["order_time"] is None else "payment"):
-        for each in islice(rows, _SOME):
-            out.print(f"  no {lacks} came: {_row(each)}", markup=False)
+    for _cause, rows in groupby(plan.examples, key=lambda row: row["cause"]):
+        for row in islice(rows, _SOME):
+            out.print(f"  {row['change']} ({row['cause']}): {_row(row)}", markup=False)
+    for missing, rows in groupby(plan.alone, key=lambda row: "order" if row["order_time"] is None else "payment"):
+        for row in islice(rows, _SOME):
+            out.print(f"  no {missing}: {_row(row)}", markup=False)
 
 
-def _row(each: Mapping[str, object]) -> str:
-    named = {name: value for name, value in each.items() if name not in ("cause", "change", "times")}
+def _row(row: Mapping[str, object]) -> str:
+    named = {name: value for name, value in row.items() if name not in ("cause", "change", "times")}
     return ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
 
 
-def _agreed(found: TableComparison, *, yes: bool) -> bool:
-    """Say what a repair does, and let a person decide."""
+def _confirm(comparison: TableComparison, *, yes: bool) -> bool:
+    """Print what a repair does and ask for confirmation."""
     if yes:
         return True
-    counts = {kind: sum(each.kind == kind for each in found.differences) for kind in ("missing", "different", "extra")}
+    counts = {
+        kind: sum(difference.kind == kind for difference in comparison.differences)
+        for kind in ("missing", "different", "extra")
+    }
     err.print(
-        f"{found.table}: {counts['missing']} row(s) would be added, {counts['different']} changed, "
-        f"{counts['extra']} removed, in one commit to {found.location}.",
+        f"{comparison.table}: {counts['missing']} row(s) would be added, {counts['different']} changed, "
+        f"{counts['extra']} removed, in one commit to {comparison.location}.",
         markup=False,
     )
     return typer.confirm("Repair it?", default=False, err=True)
 
 
-def _tell(found: TableComparison) -> None:
-    verdict = "equal" if found.equal else f"{len(found.differences)} row(s) differ"
+def _print_comparison(comparison: TableComparison) -> None:
+    verdict = "equal" if comparison.equal else f"{len(comparison.differences)} row(s) differ"
     out.print(
-        f"{found.table}: {verdict}. {found.rows} rows at position {found.position}, version {found.version}.",
+        f"{comparison.table}: {verdict}. {comparison.rows} rows at position {comparison.position}, "
+        f"version {comparison.version}.",
         markup=False,
     )
-    for each in found.differences[:_FEW]:
-        key = ", ".join(f"{name}={value}" for name, value in each.key.items())
-        out.print(f"  {each.kind} {key} {', '.join(each.columns)}".rstrip(), markup=False)
-    if len(found.differences) > _FEW:
-        out.print(f"  and {len(found.differences) - _FEW} more: `--json` names all.", markup=False)
-    for label, names in (("The mirror lacks", found.missing_columns), ("Not compared", found.uncompared_columns)):
+    for difference in comparison.differences[:_FEW]:
+        key = ", ".join(f"{name}={value}" for name, value in difference.key.items())
+        out.print(f"  {difference.kind} {key} {', '.join(difference.columns)}".rstrip(), markup=False)
+    if len(comparison.differences) > _FEW:
+        out.print(f"  and {len(comparison.differences) - _FEW} more: `--json` lists all.", markup=False)
+    missing, skipped = comparison.missing_columns, comparison.uncompared_columns
+    for label, names in (("The mirror lacks", missing), ("Not compared", skipped)):
         if names:
             out.print(f"  {label}: {', '.join(names)}.", markup=False)

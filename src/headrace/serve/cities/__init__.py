@@ -1,1 +1,1 @@
-"""The page of rides: the board of cities, the feed from its topics, and its answers."""
+"""The live page of rides: the city board, the feed from Kafka topics, and the API responses."""

@@ -1,12 +1,12 @@
-"""What the live page knows about the cities, and nothing else.
+"""The current state of all cities, as the live page shows it.
 
 Rows arrive in any number, twice, and with later rows correcting earlier ones; readers want one
-picture that does not change under their hands. The board stands between the two:
+consistent picture. The board decouples the two:
 
     feed thread ── apply(rows) ──> CityBoard ── snapshot() ──> routes (any thread)
 
 A window is identified by (city, start). A later row for the same window replaces the earlier one,
-and a row that says nothing new changes nothing, so a replay of the topic is invisible. Ride metrics
+and an identical row changes nothing, so a replay of the topic is invisible. Ride metrics
 and surge readings meet here: a window is shown once its ride metrics are known, and carries the surge
 of the same window when that has arrived.
 
@@ -71,7 +71,7 @@ class SurgeReading(_Row):
     surge_multiplier: Annotated[FiniteFloat, Field(ge=1)]
 
 
-Row = RideMetrics | SurgeReading
+BoardRow = RideMetrics | SurgeReading
 _R = TypeVar("_R", RideMetrics, SurgeReading)
 
 
@@ -94,7 +94,7 @@ class CityWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class City:
+class CityState:
     """One city with at least one window, oldest first."""
 
     name: str
@@ -128,12 +128,12 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The whole board at one moment. It never changes; a newer moment has a higher version."""
+class BoardSnapshot:
+    """An immutable snapshot of the board. A newer snapshot has a higher version."""
 
     version: int
     as_of: datetime | None
-    cities: Mapping[str, City]
+    cities: Mapping[str, CityState]
 
     @cached_property
     def totals(self) -> Totals | None:
@@ -147,7 +147,7 @@ class Snapshot:
         # A fare is known for completed rides only, so these are the weights of the mean.
         fares = [(w.rides.avg_fare, w.rides.completed_rides) for w in current if w.rides.avg_fare is not None]
         weight = sum(count for _, count in fares)
-        one_before = newest.window_start - (newest.window_end - newest.window_start)
+        previous_start = newest.window_start - (newest.window_end - newest.window_start)
         return Totals(
             window_start=newest.window_start,
             window_end=newest.window_end,
@@ -157,42 +157,44 @@ class Snapshot:
             completion_rate=completed / rides if rides else 0.0,
             avg_fare=sum(fare * count for fare, count in fares) / weight if weight else None,
             active_drivers=sum(w.rides.active_drivers for w in current),
-            surging_cities=sum(c.latest.multiplier > 1 and c.latest.start >= one_before for c in self.cities.values()),
+            surging_cities=sum(
+                c.latest.multiplier > 1 and c.latest.start >= previous_start for c in self.cities.values()
+            ),
         )
 
     @cached_property
     def window_count(self) -> int:
-        """Return how many different windows the board holds."""
+        """Return how many different windows are on the board."""
         return len({w.start for city in self.cities.values() for w in city.windows})
 
     def nearest(self, name: str) -> str | None:
         """Return the city whose name is most like `name`, whatever its case, or None."""
-        by_folded = {known.casefold(): known for known in self.cities}
+        by_folded = {city.casefold(): city for city in self.cities}
         close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
         return by_folded[close[0]] if close else None
 
 
 class _CityHistory:
-    """The rows of one city, the oldest windows falling off at the end."""
+    """The windows of one city. The oldest are dropped when the limit is reached."""
 
     def __init__(self) -> None:
         self.rides: dict[datetime, RideMetrics] = {}
         self.surges: dict[datetime, SurgeReading] = {}
-        self.shown: City | None = None
+        self.shown: CityState | None = None
         self.changed_at: datetime | None = None
         self.version = 0
 
-    def put(self, row: Row, limit: int) -> bool:
-        """Keep the row; return whether anything is different afterwards."""
+    def put(self, row: BoardRow, limit: int) -> bool:
+        """Store the row; return whether it changed anything."""
         if isinstance(row, RideMetrics):
             return _put(self.rides, row.window_start, row, limit)
         return _put(self.surges, row.window_start, row, limit)
 
-    def show(self, name: str) -> City | None:
-        """Return the city as a value, built again only after a change."""
+    def show(self, name: str) -> CityState | None:
+        """Return an immutable snapshot of the city, rebuilt only after a change."""
         if self.rides and self.changed_at and (self.shown is None or self.shown.version != self.version):
             windows = tuple(CityWindow(self.rides[s], self.surges.get(s)) for s in sorted(self.rides))
-            self.shown = City(name, windows, self.changed_at, self.version)
+            self.shown = CityState(name, windows, self.changed_at, self.version)
         return self.shown
 
 
@@ -201,7 +203,7 @@ class CityBoard:
 
     `apply` is called by one feed; `snapshot` by every reader, as often as it likes: the same value is
     returned until something changes. Listeners run on the thread that applied the rows, after the
-    change is visible, once per `apply`; they must return at once.
+    change is visible, once per `apply`; they must not block.
     """
 
     def __init__(self, *, history: int = DEFAULT_HISTORY, max_cities: int = MAX_CITIES) -> None:
@@ -214,11 +216,11 @@ class CityBoard:
         self._cities: dict[str, _CityHistory] = {}
         self._version = 0
         self._as_of: datetime | None = None
-        self._snapshot = Snapshot(0, None, {})
+        self._snapshot = BoardSnapshot(0, None, {})
         self._listeners: set[Callable[[], None]] = set()
 
-    def apply(self, rows: Iterable[tuple[Row, datetime]]) -> int:
-        """Take rows, each with the time it was published, and return how many changed the board."""
+    def apply(self, rows: Iterable[tuple[BoardRow, datetime]]) -> int:
+        """Apply rows with their publish times, and return how many changed the board."""
         changed = 0
         with self._lock:
             for row, published_at in rows:
@@ -228,16 +230,16 @@ class CityBoard:
             listener()
         return changed
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> BoardSnapshot:
         """Return the board as it is now."""
         with self._lock:
             if self._snapshot.version != self._version:
                 shown = ((name, self._cities[name].show(name)) for name in sorted(self._cities))
                 cities = {name: city for name, city in shown if city is not None}
-                self._snapshot = Snapshot(self._version, self._as_of, cities)
+                self._snapshot = BoardSnapshot(self._version, self._as_of, cities)
             return self._snapshot
 
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after every change; return the function that ends this."""
         with self._lock:
             self._listeners.add(listener)
@@ -248,11 +250,11 @@ class CityBoard:
 
         return end
 
-    def _put(self, row: Row, published_at: datetime) -> bool:
+    def _put(self, row: BoardRow, published_at: datetime) -> bool:
         city = self._cities.get(row.city)
         if city is None:
             if len(self._cities) >= self._max_cities:
-                log.warning("City %r is left out: the board holds %d cities.", row.city, self._max_cities)
+                log.warning("City %r is ignored: the board already has %d cities.", row.city, self._max_cities)
                 return False
             city = self._cities[row.city] = _CityHistory()
         if not city.put(row, self.history):

@@ -4,14 +4,14 @@ The topics are small (a row per city and window), so the feed reads all of them 
 every start: no consumer group, no stored offset, nothing to repair. Reading a row twice is harmless,
 see `headrace.serve.cities.board`.
 
-What may go wrong, and what happens then:
+Failures and how they are handled:
 
 | event                                   | the feed                                                  |
 |-----------------------------------------|-----------------------------------------------------------|
-| the broker is down, or restarts         | keeps what the board has, says `unreachable`, reconnects  |
-| a topic does not exist yet              | says `waiting`, looks again every two seconds             |
+| the broker is down, or restarts         | keeps the board, reports `unreachable`, reconnects        |
+| a topic does not exist yet              | reports `waiting`, checks again every two seconds         |
 | a topic grows partitions, is recreated  | reads the new partitions from their beginning             |
-| a message is not what it should be      | counts it, logs its place, goes on                        |
+| a message is not what it should be      | counts it, logs its offset, continues                     |
 | the Kafka client gives up               | builds a new one and reads again from the beginning       |
 """
 
@@ -28,7 +28,7 @@ from typing import Literal
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from headrace.serve.cities.board import CityBoard, RideMetrics, Row, SurgeReading
+from headrace.serve.cities.board import BoardRow, CityBoard, RideMetrics, SurgeReading
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ FeedState = Literal["off", "connecting", "waiting", "live", "unreachable", "stop
 _POLL = 0.25  # seconds: how long a row may wait for company, and how quickly `stop` is noticed
 _BATCH = 1000  # rows applied under one lock: small enough that readers never notice
 _METADATA_TIMEOUT = 1.0  # seconds: a broker answers in milliseconds, and `stop` may have to wait for this
-_LOOK_AGAIN_SOON = 2.0  # seconds between looks while a topic is missing or the broker is away
-_LOOK_AGAIN = 15.0  # seconds between looks for new partitions when all is well
+_RETRY_SECONDS = 2.0  # seconds between looks while a topic is missing or the broker is away
+_REFRESH_SECONDS = 15.0  # seconds between looks for new partitions when all is well
 
 
 @dataclass(frozen=True)
-class Topics:
+class FeedTopics:
     """Where the two kinds of rows come from."""
 
     metrics: str = "city-ride-metrics"
@@ -56,7 +56,7 @@ class Topics:
 
 @dataclass(frozen=True)
 class FeedStatus:
-    """How the feed is doing.
+    """The status of the feed.
 
     | state       | means                                                                |
     |-------------|----------------------------------------------------------------------|
@@ -76,12 +76,12 @@ class FeedStatus:
 
 
 class Feed:
-    """Read the topics into the board on a thread of its own, until `stop`."""
+    """Read the topics into the board on a separate thread, until `stop`."""
 
-    def __init__(self, board: CityBoard, bootstrap: str, *, topics: Topics | None = None) -> None:
+    def __init__(self, board: CityBoard, bootstrap: str, *, topics: FeedTopics | None = None) -> None:
         self._board = board
         self._bootstrap = bootstrap
-        self._topics = topics or Topics()
+        self._topics = topics or FeedTopics()
         self._stop = threading.Event()
         self._status = FeedStatus("connecting")
         self._changed = threading.Condition()
@@ -89,20 +89,20 @@ class Feed:
 
     @property
     def status(self) -> FeedStatus:
-        """Return how the feed is doing now."""
+        """Return the current status."""
         return self._status
 
-    def wait_until(self, wanted: Callable[[FeedStatus], bool], timeout: float) -> bool:
+    def wait_until(self, predicate: Callable[[FeedStatus], bool], timeout: float) -> bool:
         """Wait until the status is as wanted; return whether it is, after `timeout` seconds at the latest."""
         with self._changed:
-            return self._changed.wait_for(lambda: wanted(self._status), timeout)
+            return self._changed.wait_for(lambda: predicate(self._status), timeout)
 
     def start(self) -> None:
-        """Begin reading. Call it once."""
+        """Start reading. Call it once."""
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> bool:
-        """End reading and return whether the thread is gone within `timeout` seconds."""
+        """Stop reading and return whether the thread ended within `timeout` seconds."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
@@ -122,7 +122,7 @@ class Feed:
                     self._read()
                 except KafkaException as failure:
                     self._lost(failure.args[0])
-                    self._stop.wait(_LOOK_AGAIN_SOON)
+                    self._stop.wait(_RETRY_SECONDS)
         finally:
             self._set(state="stopped")
 
@@ -134,63 +134,63 @@ class Feed:
         try:
             while not self._stop.is_set():
                 if monotonic() >= next_look:
-                    assigned = self._look(consumer, assigned)
-                    next_look = monotonic() + _LOOK_AGAIN
+                    assigned = self._refresh_partitions(consumer, assigned)
+                    next_look = monotonic() + _REFRESH_SECONDS
                 if self._status.state != "live":
-                    next_look = min(next_look, monotonic() + _LOOK_AGAIN_SOON)
+                    next_look = min(next_look, monotonic() + _RETRY_SECONDS)
                 if assigned:
-                    self._take(consumer.consume(_BATCH, _POLL))
+                    self._apply_messages(consumer.consume(_BATCH, _POLL))
                 else:
                     consumer.poll(0)  # lets the client report errors
                     self._stop.wait(_POLL)
         finally:
             consumer.close()
 
-    def _look(self, consumer: Consumer, assigned: set[tuple[str, int]]) -> set[tuple[str, int]]:
+    def _refresh_partitions(self, consumer: Consumer, assigned: set[tuple[str, int]]) -> set[tuple[str, int]]:
         """Compare the partitions that exist with those being read; return those being read now."""
         try:
             # All topics are listed: asking for one by name may create it on the broker.
-            found = consumer.list_topics(timeout=_METADATA_TIMEOUT).topics
+            topics = consumer.list_topics(timeout=_METADATA_TIMEOUT).topics
         except KafkaException as failure:
             self._lost(failure.args[0])
             return assigned
-        wanted = {
+        available = {
             (name, partition)
             for name in self._topics.rows
-            if name in found and found[name].error is None
-            for partition in found[name].partitions
+            if name in topics and topics[name].error is None
+            for partition in topics[name].partitions
         }
-        if gone := assigned - wanted:
-            consumer.incremental_unassign([TopicPartition(*place) for place in sorted(gone)])
-        if new := wanted - assigned:
+        if removed := assigned - available:
+            consumer.incremental_unassign([TopicPartition(*location) for location in sorted(removed)])
+        if new := available - assigned:
             consumer.incremental_assign([TopicPartition(*p, OFFSET_BEGINNING) for p in sorted(new)])
-        missing = tuple(sorted(set(self._topics.rows) - {name for name, _ in wanted}))
+        missing = tuple(sorted(set(self._topics.rows) - {name for name, _ in available}))
         self._set(state="waiting" if missing else "live", missing_topics=missing, last_error=None)
-        return wanted
+        return available
 
-    def _take(self, messages: Iterable[Message]) -> None:
-        rows: list[tuple[Row, datetime]] = []
+    def _apply_messages(self, messages: Iterable[Message]) -> None:
+        rows: list[tuple[BoardRow, datetime]] = []
         malformed = 0
         for message in messages:
             if error := message.error():
-                # The client goes on by itself after these; the next look says how things stand.
+                # The client recovers from these; the next refresh updates the status.
                 log.info("Kafka reports %s for %s.", error.name(), message.topic())
                 continue
             try:
                 rows.append((self._decode(message), _published(message)))
             except ValueError as failure:
                 malformed += 1
-                place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+                partition = f"{message.topic()}[{message.partition()}]@{message.offset()}"
                 # Only the count of faults: a payload may hold what does not belong into a log.
                 faults = getattr(failure, "error_count", lambda: 1)()
-                log.warning("Skipped the message at %s: %d fault(s) in its value.", place, faults)
+                log.warning("Skipped the message at %s: %d fault(s) in its value.", partition, faults)
         if rows:
             self._board.apply(rows)
         if rows or malformed:
             status = self._status
             self._set(rows=status.rows + len(rows), malformed=status.malformed + malformed)
 
-    def _decode(self, message: Message) -> Row:
+    def _decode(self, message: Message) -> BoardRow:
         kind = self._topics.rows[message.topic() or ""]
         value = message.value()
         if value is None:

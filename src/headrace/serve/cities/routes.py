@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from headrace.errors import DataError
-from headrace.serve.cities.answers import CitiesAnswer, HistoryAnswer, UnknownCityAnswer, WindowAnswer
-from headrace.serve.cities.board import MAX_HISTORY, CityBoard, Snapshot
+from headrace.serve.cities.board import MAX_HISTORY, BoardSnapshot, CityBoard
+from headrace.serve.cities.responses import CitiesResponse, HistoryResponse, UnknownCityResponse, WindowResponse
 
 router = APIRouter(tags=["cities"])
 
@@ -18,16 +18,16 @@ _DEFAULT_LIMIT = 48  # four hours of 5-minute windows
 
 
 @router.get("/cities", summary="All cities, newest window each")
-def list_cities(request: Request) -> CitiesAnswer:
+def list_cities(request: Request) -> CitiesResponse:
     """Return the newest window of every city that has data, with its surge, sorted by name."""
-    return CitiesAnswer.of(_snapshot(request), datetime.now(UTC))
+    return CitiesResponse.of(_snapshot(request), datetime.now(UTC))
 
 
 @router.get(
     "/cities/{city:path}/history",
     summary="Windows of one city",
-    response_model=HistoryAnswer,
-    responses={404: {"model": UnknownCityAnswer, "description": "No such city on the board."}},
+    response_model=HistoryResponse,
+    responses={404: {"model": UnknownCityResponse, "description": "No such city on the board."}},
 )
 def city_history(
     request: Request,
@@ -35,17 +35,17 @@ def city_history(
     limit: Annotated[
         int, Query(ge=1, le=MAX_HISTORY, description="How many windows, counted from the newest.")
     ] = _DEFAULT_LIMIT,
-) -> HistoryAnswer | JSONResponse:
+) -> HistoryResponse | JSONResponse:
     """Return the newest windows of one city, oldest first."""
     snapshot = _snapshot(request)
-    found = snapshot.cities.get(city)
-    if found is None:
+    city_state = snapshot.cities.get(city)
+    if city_state is None:
         return JSONResponse(_unknown(city, snapshot).model_dump(), status_code=404)
-    windows = [WindowAnswer.of(window) for window in found.windows[-limit:]]
-    return HistoryAnswer(city=city, held=len(found.windows), windows=windows)
+    windows = [WindowResponse.of(window) for window in city_state.windows[-limit:]]
+    return HistoryResponse(city=city, available=len(city_state.windows), windows=windows)
 
 
-def _unknown(city: str, snapshot: Snapshot) -> UnknownCityAnswer:
+def _unknown(city: str, snapshot: BoardSnapshot) -> UnknownCityResponse:
     nearest = snapshot.nearest(city)
     if nearest:
         remedy = f"Did you mean '{nearest}'? GET /api/v1/cities lists all names."
@@ -60,9 +60,9 @@ def _unknown(city: str, snapshot: Snapshot) -> UnknownCityAnswer:
         remedy=remedy,
         code="HR-580",
     )
-    return UnknownCityAnswer(**problem.as_dict(), nearest=nearest)
+    return UnknownCityResponse(**problem.as_dict(), nearest=nearest)
 
 
-def _snapshot(request: Request) -> Snapshot:
+def _snapshot(request: Request) -> BoardSnapshot:
     board: CityBoard = request.app.state.board
     return board.snapshot()

@@ -88,7 +88,7 @@ try {
   const document_ = await answer.json();
   const operations = Object.entries(document_.paths).map(([path, methods]) => operation(path, methods.get, document_));
   const types = Object.entries(document_.components.schemas)
-    .filter(([name]) => name.endsWith("Answer"))
+    .filter(([name]) => name.endsWith("Response"))
     .map(([name, schema]) => element("details", "", element("summary", "", name), element("p", "", (schema.description ?? "").split("\n\n")[0]), fields(schema) ?? ""));
   document.getElementById("operations").replaceChildren(...operations, element("h2", "types", "Types"), ...types);
 } catch (failure) {

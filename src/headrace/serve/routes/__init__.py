@@ -1,1 +1,1 @@
-"""Addresses of the server, one module per subject. Each module holds one `router`."""
+"""Routes of the server, one module per subject. Each module defines one `router`."""

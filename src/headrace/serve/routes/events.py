@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from headrace.serve.live import Live
+from headrace.serve.live import LiveStreams
 
 router = APIRouter(tags=["live"])
 
@@ -33,7 +33,7 @@ async def events(request: Request) -> Response:
 
     The id of an event is the version of the board.
     """
-    live: Live = request.app.state.live
+    live: LiveStreams = request.app.state.live
     if live.full:
         refusal = {"what": "Too many event streams are open.", "remedy": "Close some pages and try again."}
         return JSONResponse(refusal, status_code=503, headers={"retry-after": "10"})

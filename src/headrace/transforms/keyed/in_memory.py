@@ -1,6 +1,6 @@
 """Custom state without Spark: state in dicts, and a clock that the caller sets.
 
-Batch DataFrames use it (`process_key`), and tests in plain Python (`headrace.testing.Drive`). It stores values in the
+Batch DataFrames use it (`process_key`), and tests in plain Python (`headrace.testing.KeyedStateTester`). It stores values in the
 form that is written for Spark, so that values that Spark cannot store fail here too.
 """
 

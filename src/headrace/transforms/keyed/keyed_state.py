@@ -14,7 +14,7 @@
 
     per_key(clicks, Visits(), "user_id")            # a DataFrame, of a stream or of a batch
 
-The class does not depend on Spark: `headrace.testing.Drive` runs it in plain Python.
+The class does not depend on Spark: `headrace.testing.KeyedStateTester` runs it in plain Python.
 """
 
 from __future__ import annotations

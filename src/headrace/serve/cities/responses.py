@@ -1,4 +1,4 @@
-"""What the API says, as types: the OpenAPI document is generated from this module.
+"""The responses of the API: the OpenAPI document is generated from these types.
 
 Times are ISO 8601 in UTC. Money carries no currency: it is whatever the rides were paid in.
 """
@@ -11,17 +11,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.serve.cities.board import City, CityWindow, Snapshot
+from headrace.serve.cities.board import BoardSnapshot, CityState, CityWindow
 from headrace.serve.cities.feed import FeedState, FeedStatus
 
 RECENT = 24  # windows in a sparkline: two hours, as many points as a small card can show
 
 
-class _Answer(BaseModel):
+class _Response(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class WindowAnswer(_Answer):
+class WindowResponse(_Response):
     """One window of one city."""
 
     window_start: datetime = Field(description="When the window begins, inclusive.")
@@ -37,39 +37,42 @@ class WindowAnswer(_Answer):
     available_drivers: int | None = Field(description="Drivers free, null while unknown.")
 
     @classmethod
-    def of(cls, window: CityWindow) -> WindowAnswer:
-        """Say what a window of the board says."""
+    def of(cls, window: CityWindow) -> WindowResponse:
+        """Build the response from a window of the board."""
         return cls(**_window_fields(window))  # type: ignore[arg-type]
 
 
-class RecentAnswer(_Answer):
+class RecentWindowResponse(_Response):
     """One point of a sparkline."""
 
     window_start: datetime
     ride_count: int
 
 
-class CityAnswer(WindowAnswer):
+class CityResponse(WindowResponse):
     """The newest window of one city, and the shape of the windows before it."""
 
     city: str
-    windows: int = Field(description="Windows held for this city: the most that its history can give.")
+    windows: int = Field(description="Windows available for this city: the maximum length of its history.")
     updated_at: datetime = Field(description="When the newest row of this city was published.")
-    recent: list[RecentAnswer] = Field(description=f"Up to {RECENT} newest windows, oldest first.")
+    recent: list[RecentWindowResponse] = Field(description=f"Up to {RECENT} newest windows, oldest first.")
 
     @classmethod
-    def of_city(cls, city: City) -> CityAnswer:
-        """Say what the board knows of a city."""
+    def of_city(cls, city: CityState) -> CityResponse:
+        """Build the response from a city of the board."""
         return cls(
             city=city.name,
             windows=len(city.windows),
             updated_at=city.updated_at,
-            recent=[RecentAnswer(window_start=w.start, ride_count=w.rides.ride_count) for w in city.windows[-RECENT:]],
+            recent=[
+                RecentWindowResponse(window_start=w.start, ride_count=w.rides.ride_count)
+                for w in city.windows[-RECENT:]
+            ],
             **_window_fields(city.latest),  # type: ignore[arg-type]
         )
 
 
-class TotalsAnswer(_Answer):
+class TotalsResponse(_Response):
     """All cities together, in the newest window that any of them has reached."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
@@ -85,39 +88,39 @@ class TotalsAnswer(_Answer):
     surging_cities: int = Field(description="Cities above 1.0 in this window or the one before it.")
 
 
-class CitiesAnswer(_Answer):
+class CitiesResponse(_Response):
     """The board: every city that has data, by name."""
 
     version: int = Field(description="Grows with every change, within one run of the server.")
     as_of: datetime | None = Field(description="When the newest row was published; null before the first.")
     freshness_seconds: float | None = Field(description="Age of the newest row; null before the first.")
     windows: int = Field(description="Different windows on the board.")
-    totals: TotalsAnswer | None
-    cities: list[CityAnswer]
+    totals: TotalsResponse | None
+    cities: list[CityResponse]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, now: datetime, cities: Iterable[City] | None = None) -> CitiesAnswer:
-        """Say what a snapshot says, of all cities or only of some."""
-        chosen = snapshot.cities.values() if cities is None else cities
+    def of(cls, snapshot: BoardSnapshot, now: datetime, cities: Iterable[CityState] | None = None) -> CitiesResponse:
+        """Build the response from a snapshot, for all cities or only some."""
+        selected = snapshot.cities.values() if cities is None else cities
         return cls(
             version=snapshot.version,
             as_of=snapshot.as_of,
             freshness_seconds=age(snapshot.as_of, now),
             windows=snapshot.window_count,
-            totals=TotalsAnswer.model_validate(snapshot.totals) if snapshot.totals else None,
-            cities=[CityAnswer.of_city(city) for city in chosen],
+            totals=TotalsResponse.model_validate(snapshot.totals) if snapshot.totals else None,
+            cities=[CityResponse.of_city(city) for city in selected],
         )
 
 
-class HistoryAnswer(_Answer):
+class HistoryResponse(_Response):
     """The windows of one city, oldest first."""
 
     city: str
-    held: int = Field(description="Windows held for this city.")
-    windows: list[WindowAnswer]
+    available: int = Field(serialization_alias="held", description="Windows available for this city.")
+    windows: list[WindowResponse]
 
 
-class UnknownCityAnswer(_Answer):
+class UnknownCityResponse(_Response):
     """No such city, in the four parts of every Headrace error, with the name that was perhaps meant."""
 
     code: str
@@ -129,7 +132,7 @@ class UnknownCityAnswer(_Answer):
     nearest: str | None = Field(description="The known city with the most similar name.")
 
 
-class FeedAnswer(_Answer):
+class FeedResponse(_Response):
     """How the topics are being read."""
 
     state: FeedState
@@ -139,8 +142,8 @@ class FeedAnswer(_Answer):
     missing_topics: list[str]
 
     @classmethod
-    def of(cls, status: FeedStatus) -> FeedAnswer:
-        """Say how the feed is doing."""
+    def of(cls, status: FeedStatus) -> FeedResponse:
+        """Build the response from a feed status."""
         return cls(
             state=status.state,
             rows=status.rows,
@@ -150,7 +153,7 @@ class FeedAnswer(_Answer):
         )
 
 
-class HealthAnswer(_Answer):
+class HealthResponse(_Response):
     """Whether the server serves what it should.
 
     The answer is 200 as long as the process lives; `status` says whether its data can be trusted to be
@@ -165,7 +168,7 @@ class HealthAnswer(_Answer):
     as_of: datetime | None
     freshness_seconds: float | None
     live_connections: int = Field(description="Open event streams.")
-    feed: FeedAnswer
+    feed: FeedResponse
 
 
 def age(moment: datetime | None, now: datetime) -> float | None:

@@ -1,4 +1,4 @@
-"""Custom state in plain Python: rows and times go in, outputs come out. No Spark, no session, milliseconds."""
+"""Test custom state in plain Python: rows and times in, outputs out. Needs no Spark and takes milliseconds."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ S = TypeVar("S")
 Out = TypeVar("Out")
 
 
-class Drive(Generic[S, Out]):
-    """Drives one class of custom state as a stream does, batch by batch, with the time that the test sets.
+class KeyedStateTester(Generic[S, Out]):
+    """Runs one `KeyedState` class as a stream does, batch by batch, with the time that the test sets.
 
     | call                    | is                                                                                    |
     |-------------------------|---------------------------------------------------------------------------------------|
-    | `arrive(row, ...)`      | one batch: `handle_rows` per key, then the timers that have come; returns the outputs |
-    | `pass_to(time)`         | time goes on (the watermark, or the clock); returns what the timers give              |
-    | `state(*key)`           | what is kept for a key, or None                                                       |
-    | `timers(*key)`          | the moments that a key has asked for                                                  |
-    | `late`                  | rows that were older than the watermark: dropped by Spark, not seen by `handle_rows` |
+    | `arrive(row, ...)`      | one batch: calls `handle_rows` per key, then the due timers; returns the outputs |
+    | `advance_to(time)`      | moves the watermark or the clock; returns the outputs of the timers                   |
+    | `state(*key)`           | the state of a key, or None                                                           |
+    | `timers(*key)`          | the registered timers of a key                                                        |
+    | `late`                  | rows older than the watermark: Spark drops them, so `handle_rows` never gets them |
 
-    A row is a mapping. What is kept goes through the same types as on Spark: what Spark could not keep fails here too.
-    What is not played: how rows are spread over partitions, and in which order the keys of a batch come.
+    A row is a mapping. State goes through the same types as on Spark: what Spark could not store fails here too.
+    Not simulated: the distribution of rows over partitions, and the order of keys within a batch.
     """
 
     def __init__(self, processor: KeyedState[S, Out], *key: str) -> None:
@@ -39,25 +39,25 @@ class Drive(Generic[S, Out]):
         self.late: list[Row] = []
 
     def arrive(self, *rows: Mapping[str, object]) -> list[Out]:
-        """Let rows arrive together, in one batch."""
+        """Process rows as one batch, and return the outputs."""
         by_key: dict[Row, list[Row]] = {}
         for row in rows:
-            given = Row(*row)(*row.values())
-            if self._is_late(given):
-                self.late.append(given)
+            record = Row(*row)(*row.values())
+            if self._is_late(record):
+                self.late.append(record)
             else:
-                by_key.setdefault(self._named(given[name] for name in self._key), []).append(given)
-        found: list[Out] = []
-        for key, of_key in by_key.items():
+                by_key.setdefault(self._key_row(record[name] for name in self._key), []).append(record)
+        outputs: list[Out] = []
+        for key, key_rows in by_key.items():
             store = self._stores.setdefault(key, InMemoryStateStore(self._processor, self._now_ms))
-            found += call_processor(self._processor, store, key, sort_by_event_time(self._processor, of_key))
-        return found + self._fire()
+            outputs += call_processor(self._processor, store, key, sort_by_event_time(self._processor, key_rows))
+        return outputs + self._fire()
 
-    def pass_to(self, when: datetime) -> list[Out]:
-        """Let time go on: the watermark, or with `ProcessingTime` the clock."""
+    def advance_to(self, when: datetime) -> list[Out]:
+        """Move the watermark, or with `ProcessingTime` the clock, and return the outputs of the timers."""
         if to_millis(when) < self._now_ms:
             raise FlowError(
-                f"Time is to go to {when}, and it is {from_millis(self._now_ms)}.",
+                f"Time cannot move back to {when}: it is {from_millis(self._now_ms)}.",
                 why="Neither a watermark nor a clock goes back.",
                 state="Nothing was run.",
                 remedy="Correct the test.",
@@ -69,20 +69,20 @@ class Drive(Generic[S, Out]):
         return self._fire()
 
     def state(self, *key: object) -> S | None:
-        """Return what is kept for a key, or None."""
-        store = self._stores.get(self._named(key))
+        """Return the state of a key, or None."""
+        store = self._stores.get(self._key_row(key))
         return None if store is None else ValueState[S](store, type(self._processor).shape).value
 
     def timers(self, *key: object) -> list[datetime]:
-        """Return the moments that a key has asked for, earliest first."""
-        store = self._stores.get(self._named(key))
-        return [] if store is None else [from_millis(each) for each in sorted(store.timers_ms())]
+        """Return the registered timers of a key, earliest first."""
+        store = self._stores.get(self._key_row(key))
+        return [] if store is None else [from_millis(timer) for timer in sorted(store.timers_ms())]
 
     def _fire(self) -> list[Out]:
-        """Let the moments that have come be called, earliest first, as Spark does after the rows of a batch."""
+        """Fire the timers that are due, earliest first, as Spark does after the rows of a batch."""
         due = sorted(
             ((at, number, key) for number, key in enumerate(self._stores) for at in self._stores[key].due_timers()),
-            key=lambda each: each[:2],
+            key=lambda timer: timer[:2],
         )
         return [out for at, _, key in due for out in fire_timers(self._processor, self._stores[key], key, [at])]
 
@@ -93,5 +93,5 @@ class Drive(Generic[S, Out]):
         # Spark compares to the microsecond, and its watermark is in whole milliseconds.
         return bool(row[clock.column] <= from_millis(self._now_ms)) if self._now_ms else False
 
-    def _named(self, values: Iterable[Any]) -> Row:
+    def _key_row(self, values: Iterable[Any]) -> Row:
         return Row(*self._key)(*values)
