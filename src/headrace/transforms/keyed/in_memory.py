@@ -1,7 +1,7 @@
 """Custom state without Spark: state in dicts, and a clock that the caller sets.
 
-Batch DataFrames use it (`process_key`), and tests in plain Python (`headrace.testing.KeyedStateTester`). It stores values in the
-form that is written for Spark, so that values that Spark cannot store fail here too.
+Batch DataFrames use it (`process_key`), and tests in plain Python (`headrace.testing.KeyedStateTester`). It stores
+values in the form that is written for Spark, so that values that Spark cannot store fail here too.
 """
 
 from __future__ import annotations
