@@ -268,7 +268,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *, there: bool) -> Iterator[None]
     with monkeypatch.context() as patched:
         patched.setattr(external, "read_tables", lambda *_: (CUSTOMERS,))
         patched.setattr(external, "database_of", lambda *_: Database("jdbc:postgresql://nowhere/shop", "shop"))
-        patched.setattr(external, "holds_row", lambda *_: there)
+        patched.setattr(external, "row_exists", lambda *_: there)
         yield
 
 

@@ -163,7 +163,7 @@ def _readable(struct: F.Column) -> F.Column:
 
 def the_long_way(spark: SparkSession, values: Sequence[bytes], monkeypatch: pytest.MonkeyPatch) -> dict[int, Row]:
     with monkeypatch.context() as patched:
-        patched.setattr(parse, "read_flat", lambda _rows, _given: None)
+        patched.setattr(parse, "read_flat_json", lambda _rows, _given: None)
         rows = parse.valid_rows(parse.validate(records(spark, values), KINDS), KINDS, F.col("n"))
     whole = F.struct(*(F.col(f"`{field.name}`") for field in ALL_KINDS))
     return {row["n"]: row["row"] for row in rows.select("n", _readable(whole).alias("row")).collect()}

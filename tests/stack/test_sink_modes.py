@@ -41,6 +41,7 @@ from headrace import (
     Rest,
     Severity,
     Target,
+    cdc,
     check,
     sinks,
 )
@@ -395,8 +396,9 @@ def test_the_check_refuses_a_sink_in_the_modes_that_it_does_not_take(name: str, 
 
 
 def public_sinks() -> set[type]:
-    """Return the classes with all members of `Sink` that the package of sinks and the root export."""
-    names = [module.name for module in pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")]
+    """Return the classes with all members of `Sink` that the packages with sinks and the root export."""
+    packages = (sinks, cdc)
+    names = [module.name for room in packages for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
     modules = [headrace, *map(importlib.import_module, names)]
     classes = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
     members = {name for name in vars(Sink) if not name.startswith("_")}

@@ -271,7 +271,7 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ):
     # A start does without these figures when a busy broker takes longer for its answers than two seconds.
-    monkeypatch.setattr("headrace.sources.kafka._MEASURE_WITHIN_SECONDS", 60.0)
+    monkeypatch.setattr("headrace.sources.kafka.source._MEASURE_WITHIN_SECONDS", 60.0)
     now = int(time.time() * 1000)
     producer = Producer(dict(place.target.kafka))
     for number in range(900):
