@@ -84,7 +84,7 @@ class Place:
 
     def flow(self, **changes: object) -> Flow:
         given: dict[str, object] = {"sink": DeltaAppend("rows"), "trigger": AvailableNow()}
-        accepted = {key: changes.pop(key) for key in list(changes) if key.startswith("accept")}
+        accepted = {key: changes.pop(key) for key in ("accepted_topic_ids", "data_loss_reason") if key in changes}
         source = changes.pop("source", None) or KafkaSource(self.topic, **accepted)
         return Flow("orders", Input(source, schema=ROW), lambda rows: rows, **(given | changes))
 
