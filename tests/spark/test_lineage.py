@@ -160,7 +160,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(place: Place):
     shutil.copytree(place.checkpoint, place.root / "backup")
     assert place.run("b", "c") is None
     exchange(place.root / "backup", place.checkpoint)
-    place.refused("HR-333", "holds batch 2", "ends at batch 0", "numbers 1 to 2")
+    place.refused("HR-333", "holds batch 2", "ends at batch 0", "Batches 1 to 2")
     assert place.held() == ["a", "b", "c"]
 
 

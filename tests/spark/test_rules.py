@@ -157,5 +157,5 @@ def test_records_of_a_table_go_by_their_arrival_count_once_when_sent_again_and_s
 def test_a_rule_that_cannot_be_planned_is_found_before_the_flow_runs(spark: SparkSession):
     wrong = plan_flow(spark, flow([Rule("positive", "amout > 0")]), None)
 
-    assert getattr(wrong, "wrong", False)
+    assert getattr(wrong, "is_transform_error", False)
     assert "Rule 'positive' of input 'rows'" in getattr(wrong, "why", "")
