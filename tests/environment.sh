@@ -79,7 +79,7 @@ if [[ -z ${SPARK_SUBMIT_OPTS:-} ]]; then
     # when the jars or the JVM change.
     classes="$(python -c 'import sys; print(sys.prefix)')/spark-classes.jsa"
     if python tests/class_archive.py "$classes"; then
-        SPARK_SUBMIT_OPTS+=" -XX:SharedArchiveFile=$classes -Xlog:cds=off -Xlog:class+path=off"
+        SPARK_SUBMIT_OPTS+=" -XX:SharedArchiveFile=$classes -Xlog:cds=off,cds+dynamic=off -Xlog:class+path=off"
     fi
 fi
 export HEADRACE_PARTS_JAVA_OPTS="${HEADRACE_PARTS_JAVA_OPTS:--XX:TieredStopAtLevel=1 -XX:+UseSerialGC}"
