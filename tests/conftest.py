@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LONG_LIVED = "-Xms1g -XX:TieredStopAtLevel=4 -XX:Tier4InvocationThreshold=15000 -XX:Tier4CompileThreshold=30000"
 
 pytest.register_assert_rewrite("crash.checks", "systems.late_and_bad")
-pytest_plugins = ["own_ports", "process_logs", "pytester"]
+pytest_plugins = ["own_ports", "process_logs", "early_failures", "pytester"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

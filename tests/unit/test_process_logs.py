@@ -60,3 +60,24 @@ def test_a_failure_ends_with_the_logs_and_a_success_shows_none(
     result.assert_outcomes(passed=1, failed=1, errors=1)
     result.stdout.fnmatch_lines(["*end of test_fails0/spark.log*", "the driver died of this"])
     assert str(result.stdout).count("the driver died of this") == 2
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_failure_is_named_before_the_tests_after_it_run(
+    workers: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    pytester.makeconftest("pytest_plugins = ['early_failures']")
+    pytester.makepyfile(
+        """
+        def test_bad():
+            assert 1 == 2
+
+        def test_good():
+            pass
+        """
+    )
+
+    shown = pytester.runpytest_subprocess("-q", "-n", workers).stdout
+
+    shown.fnmatch_lines(["FAILED in call: *::test_bad assert 1 == 2", "*= FAILURES =*", "*1 failed, 1 passed*"])
