@@ -13,6 +13,9 @@ Failures and how they are handled:
 | a topic grows partitions, is recreated  | reads the new partitions from their beginning             |
 | a message is not what it should be      | counts it, logs its offset, continues                     |
 | the Kafka client gives up               | builds a new one and reads again from the beginning       |
+
+A client gives up without an error after it has asked a broker that was still starting: such a broker lists topics and
+no brokers. librdkafka (from 2.13 on) then forgets the address that it was given, and never connects again.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ _BATCH = 1000  # rows applied under one lock: small enough that readers never no
 _METADATA_TIMEOUT = 1.0  # seconds: a broker answers in milliseconds, and `stop` may have to wait for this
 _RETRY_SECONDS = 2.0  # seconds between looks while a topic is missing or the broker is away
 _REFRESH_SECONDS = 15.0  # seconds between looks for new partitions when all is well
+_PATIENCE = 3  # failed looks in a row after which the client, not the broker, may be the reason: about ten seconds
 
 
 @dataclass(frozen=True)
@@ -130,11 +134,17 @@ class Feed:
         """Read with one Kafka client until `stop`, or until the client gives up."""
         consumer = Consumer(self._settings(), logger=log)
         assigned: set[tuple[str, int]] = set()
-        next_look = 0.0
+        next_look, failures = 0.0, 0
         try:
             while not self._stop.is_set():
                 if monotonic() >= next_look:
-                    assigned = self._refresh_partitions(consumer, assigned)
+                    try:
+                        assigned, failures = self._refresh_partitions(consumer, assigned), 0
+                    except KafkaException as failure:
+                        failures += 1
+                        if failures >= _PATIENCE:
+                            raise
+                        self._lost(failure.args[0])
                     next_look = monotonic() + _REFRESH_SECONDS
                 if self._status.state != "live":
                     next_look = min(next_look, monotonic() + _RETRY_SECONDS)
@@ -148,12 +158,8 @@ class Feed:
 
     def _refresh_partitions(self, consumer: Consumer, assigned: set[tuple[str, int]]) -> set[tuple[str, int]]:
         """Compare the partitions that exist with those being read; return those being read now."""
-        try:
-            # All topics are listed: asking for one by name may create it on the broker.
-            topics = consumer.list_topics(timeout=_METADATA_TIMEOUT).topics
-        except KafkaException as failure:
-            self._lost(failure.args[0])
-            return assigned
+        # All topics are listed: asking for one by name may create it on the broker.
+        topics = consumer.list_topics(timeout=_METADATA_TIMEOUT).topics
         available = {
             (name, partition)
             for name in self._topics.rows
