@@ -21,6 +21,8 @@ from headrace.flow.target import Target
 from headrace.sinks.batch import errors
 from headrace.sinks.batch.errors import RefusalText, must_write
 from headrace.sinks.batch.ledger import NO_BATCH, Decision, LedgerEntry, RefusalReason, Refuse, Skip, Write, decide
+from headrace.sinks.jdbc.ledger import LEDGER_ERRORS as JDBC_ERRORS
+from headrace.sinks.jdbc.table import PostgresTable
 
 TARGET = Target("test", lake="unused", checkpoints="unused")
 
@@ -290,10 +292,21 @@ CODES: list[tuple[Mapping[RefusalReason, RefusalText], dict[RefusalReason, str]]
             RefusalReason.OTHER_OFFSETS: "HR-314",
         },
     ),
+    (
+        JDBC_ERRORS,
+        {
+            RefusalReason.NO_ENTRY: "HR-316",
+            RefusalReason.OTHER_CHECKPOINT: "HR-315",
+            RefusalReason.LOWER_FENCE: "HR-317",
+            RefusalReason.SET_BACK: "HR-316",
+            RefusalReason.GAP: "HR-316",
+            RefusalReason.OTHER_OFFSETS: "HR-316",
+        },
+    ),
 ]
 
 
-@pytest.mark.parametrize(("texts", "codes"), CODES, ids=["store"])
+@pytest.mark.parametrize(("texts", "codes"), CODES, ids=["store", "postgres"])
 def test_a_sink_has_an_error_for_each_reason_that_its_ledger_can_give(
     texts: Mapping[RefusalReason, RefusalText], codes: dict[RefusalReason, str]
 ):
@@ -303,6 +316,7 @@ def test_a_sink_has_an_error_for_each_reason_that_its_ledger_can_give(
         "batch": attempt,
         "last": entry(7),
         "place": "there",
+        "table": PostgresTable("public", "rides"),
     }
     for reason in texts:
         with pytest.raises(RecoveryError) as refused:
