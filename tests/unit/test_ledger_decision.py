@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dis
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,9 @@ from headrace.sinks.batch.errors import RefusalText, must_write
 from headrace.sinks.batch.ledger import NO_BATCH, Decision, LedgerEntry, RefusalReason, Refuse, Skip, Write, decide
 from headrace.sinks.jdbc.ledger import LEDGER_ERRORS as JDBC_ERRORS
 from headrace.sinks.jdbc.table import PostgresTable
+from headrace.sinks.kafka.errors import LEDGER_ERRORS as KAFKA_ERRORS
+from headrace.sinks.kafka.ledger import decode_entry, encode_entry
+from headrace.sinks.kafka.transaction import TransactionSlot, is_due
 
 TARGET = Target("test", lake="unused", checkpoints="unused")
 
@@ -235,6 +239,30 @@ def test_the_driver_with_the_lease_can_always_write_the_next_batch(attempts: lis
     assert decide(history.last, following) == SKIP
 
 
+@given(st.lists(st.tuples(st.sets(st.integers(0, 2)), st.booleans()), max_size=12))
+def test_the_slots_of_a_batch_come_from_one_staging_and_each_is_sent_once(crashes: list[tuple[set[int], bool]]):
+    """Each attempt dies after some slots; its successor may find the batch staged, or stages it again."""
+    entries: dict[int, LedgerEntry] = {}
+    sent: list[tuple[int, int, str]] = []
+    number, staged = 0, "s0"
+    for tried, (reached, outbox_lost) in enumerate(crashes):
+        staged = f"s{tried}" if outbox_lost else staged
+        for slot_number in sorted(reached):
+            slot = TransactionSlot(batch(number, fence=0), "topic", "ledger", slot_number, 3, staged)
+            others = [last for last in entries.values() if last.batch_id == number]
+            if any(last.staged != staged for last in others):
+                with pytest.raises(RecoveryError, match="HR-342"):
+                    is_due(entries, slot)
+            elif is_due(entries, slot):
+                sent.append((number, slot_number, staged))
+                entries[slot_number] = slot.entry(rows=1)
+        if len(entries) == 3 and all(last.batch_id == number for last in entries.values()):
+            number += 1
+
+    assert len({(number, slot) for number, slot, _ in sent}) == len(sent)
+    assert all(len({staged for of, _, staged in sent if of == number}) <= 1 for number in range(len(crashes)))
+
+
 # ---- nothing but its arguments ----
 
 ENTRIES = st.none() | st.builds(
@@ -279,7 +307,7 @@ def test_a_decision_uses_no_clock_no_randomness_and_no_state():
 
 # ---- the words of each sink ----
 
-# What each sink's ledger can answer.
+# What each sink's ledger can answer: only Kafka has slots, and its broker fences earlier drivers.
 CODES: list[tuple[Mapping[RefusalReason, RefusalText], dict[RefusalReason, str]]] = [
     (
         errors.LEDGER_ERRORS,
@@ -303,10 +331,22 @@ CODES: list[tuple[Mapping[RefusalReason, RefusalText], dict[RefusalReason, str]]
             RefusalReason.OTHER_OFFSETS: "HR-316",
         },
     ),
+    (
+        KAFKA_ERRORS,
+        {
+            RefusalReason.NO_ENTRY: "HR-308",
+            RefusalReason.OTHER_CHECKPOINT: "HR-306",
+            RefusalReason.OTHER_SLOTS: "HR-340",
+            RefusalReason.SET_BACK: "HR-307",
+            RefusalReason.GAP: "HR-307",
+            RefusalReason.OTHER_OFFSETS: "HR-341",
+            RefusalReason.OTHER_STAGED_ROWS: "HR-342",
+        },
+    ),
 ]
 
 
-@pytest.mark.parametrize(("texts", "codes"), CODES, ids=["store", "postgres"])
+@pytest.mark.parametrize(("texts", "codes"), CODES, ids=["store", "postgres", "kafka"])
 def test_a_sink_has_an_error_for_each_reason_that_its_ledger_can_give(
     texts: Mapping[RefusalReason, RefusalText], codes: dict[RefusalReason, str]
 ):
@@ -317,6 +357,9 @@ def test_a_sink_has_an_error_for_each_reason_that_its_ledger_can_give(
         "last": entry(7),
         "place": "there",
         "table": PostgresTable("public", "rides"),
+        "ledger": "ledger",
+        "slot": TransactionSlot(attempt, "topic", "ledger", 1, 2, "s1"),
+        "number": 1,
     }
     for reason in texts:
         with pytest.raises(RecoveryError) as refused:
@@ -335,3 +378,25 @@ def test_names_with_braces_are_not_taken_for_fields():
 def test_a_batch_that_is_not_refused_is_written_or_skipped():
     assert must_write(WRITE, {}) is True
     assert must_write(SKIP, {}) is False
+
+
+# ---- a record of the ledger topic ----
+
+
+@given(st.builds(LedgerEntry, st.text(), st.integers(), st.text(), rows=st.integers(), slots=st.integers()))
+def test_a_record_of_the_ledger_topic_is_read_as_it_was_written(last: LedgerEntry):
+    assert decode_entry(encode_entry(last)) == last
+
+
+@pytest.mark.parametrize("name", ["query_id", "batch_id", "rows", "offsets", "slots", "staged"])
+def test_a_record_that_lacks_a_field_is_no_entry(name: str):
+    fields = json.loads(encode_entry(entry(1, rows=2)))
+    del fields[name]
+    with pytest.raises(ValueError, match="not an entry"):
+        decode_entry(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"[]", b"7", b'{"query_id": "q1", "batch_id": null}'])
+def test_a_damaged_record_is_no_entry(value: bytes):
+    with pytest.raises(ValueError, match=r"not an entry|Expecting"):
+        decode_entry(value)
