@@ -13,8 +13,9 @@ from headrace.clients.kafka import read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
+from headrace.sinks.batch.ledger import LedgerEntry
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
-from headrace.sinks.kafka.ledger import KafkaLedgerEntry, create_ledger, last_entries
+from headrace.sinks.kafka.ledger import create_ledger, last_entries
 from headrace.sinks.kafka.transaction import TransactionSlot
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Place:
         """Return the ids that a reader of committed records sees."""
         return sorted(json.loads(message.value() or b"")["id"] for message in read_topic(self.target, self.name))
 
-    def recorded(self) -> KafkaLedgerEntry | None:
+    def recorded(self) -> LedgerEntry | None:
         return last_entries(self.target, self.ledger, f"hr.test.{self.name}.0", [0], 10).get(0)
 
 

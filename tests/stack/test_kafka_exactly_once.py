@@ -28,10 +28,11 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import TracksBatches
 from headrace.operate.run import Application
+from headrace.sinks.batch.ledger import LedgerEntry
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka import transaction
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink, _send
-from headrace.sinks.kafka.ledger import KafkaLedgerEntry, create_ledger, last_entries
+from headrace.sinks.kafka.ledger import create_ledger, encode_entry, last_entries
 from headrace.sinks.kafka.topic import KafkaSink
 from headrace.sinks.kafka.transaction import publish
 from headrace.sources.kafka.source import KafkaSource
@@ -53,7 +54,7 @@ def test_rows_arrive_once_and_each_batch_is_recorded(spark: SparkSession, place:
     place.sink.write(rows(spark, 1, 2), place.batch(0))
     place.sink.write(rows(spark, 3), place.batch(1))
     assert place.held() == [1, 2, 3]
-    assert place.recorded() == KafkaLedgerEntry("q1", 1, rows=1)
+    assert place.recorded() == LedgerEntry("q1", 1, rows=1)
     assert place.sink.guarantee is Guarantee.EXACTLY_ONCE
 
 
@@ -100,7 +101,7 @@ def test_a_batch_is_computed_once_also_when_it_is_in_already(spark: SparkSession
 
 def test_a_batch_without_rows_is_recorded_so_that_the_next_one_fits(spark: SparkSession, place: Place):
     place.sink.write(rows(spark), place.batch(0))
-    assert place.recorded() == KafkaLedgerEntry("q1", 0, rows=0)
+    assert place.recorded() == LedgerEntry("q1", 0, rows=0)
     place.sink.write(rows(spark, 1), place.batch(1))
     assert place.held() == [1]
 
@@ -123,7 +124,7 @@ def test_a_batch_of_the_same_number_from_other_offsets_is_refused(spark: SparkSe
     assert refused.value.code == "HR-341"
     place.sink.write(rows(spark, 1), place.batch(0, offsets="a1"))
     assert place.held() == [1]
-    assert place.recorded() == KafkaLedgerEntry("q1", 0, rows=1, offsets="a1")
+    assert place.recorded() == LedgerEntry("q1", 0, rows=1, offsets="a1")
 
 
 def test_what_the_topic_holds_is_told_with_the_id_of_the_topic(spark: SparkSession, place: Place):
@@ -320,19 +321,19 @@ def test_an_entry_is_found_behind_many_records_and_an_aborted_one(place: Place):
         producer.init_transactions(30)
         producer.begin_transaction()
         for _ in range(times):
-            producer.produce(ledger, KafkaLedgerEntry("q1", number, 1).encoded(), key)
+            producer.produce(ledger, encode_entry(LedgerEntry("q1", number, rows=1)), key)
         producer.flush(30)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
 
-    def ours(key: str = "ours") -> KafkaLedgerEntry | None:
+    def ours(key: str = "ours") -> LedgerEntry | None:
         return last_entries(place.target, ledger, key, [0], 10).get(0)
 
     assert ours() is None
     wrote("ours", 7)
     wrote("ours", 8, commit=False)
-    assert ours() == KafkaLedgerEntry("q1", 7, 1)
+    assert ours() == LedgerEntry("q1", 7, rows=1)
     wrote("others", 1, times=600)
-    assert ours() == KafkaLedgerEntry("q1", 7, 1)
+    assert ours() == LedgerEntry("q1", 7, rows=1)
     assert ours("nobody's") is None
 
 

@@ -18,8 +18,9 @@ from pyspark import cloudpickle
 
 from headrace.clients.kafka import await_stable, read_topic
 from headrace.errors import RecoveryError
+from headrace.sinks.batch.ledger import LedgerEntry
 from headrace.sinks.kafka import exactly_once
-from headrace.sinks.kafka.ledger import KafkaLedgerEntry, committed_entries
+from headrace.sinks.kafka.ledger import committed_entries
 from headrace.sinks.kafka.transaction import TransactionSlot, publish
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def place(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Pla
     return made
 
 
-def entries(place: Place) -> dict[int, KafkaLedgerEntry]:
+def entries(place: Place) -> dict[int, LedgerEntry]:
     return committed_entries(place.target, place.ledger, f"hr.test.{place.name}.0", range(SLOTS))
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.kafka.ledger import KafkaLedgerEntry
+from headrace.sinks.batch.ledger import LedgerEntry
 from headrace.sinks.kafka.transaction import TransactionSlot, is_due
 
 TARGET = Target("test", lake="unused", checkpoints="unused")
@@ -43,7 +43,7 @@ class Transaction:
     key: str
     epoch: int
     rows: list[Row] = field(default_factory=list)
-    entry: KafkaLedgerEntry | None = None
+    entry: LedgerEntry | None = None
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Log:
     open: dict[str, Transaction] = field(default_factory=dict)
     late: list[Transaction] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    entries: dict[str, KafkaLedgerEntry] = field(default_factory=dict)
+    entries: dict[str, LedgerEntry] = field(default_factory=dict)
 
     def fence(self, key: str) -> Transaction:
         """As `init_transactions` does: abort what is open, and bar every earlier epoch."""
@@ -62,9 +62,9 @@ class Log:
         self.open[key] = Transaction(key, self.epochs[key])
         return self.open[key]
 
-    def send(self, transaction: Transaction, what: Row | KafkaLedgerEntry) -> None:
+    def send(self, transaction: Transaction, what: Row | LedgerEntry) -> None:
         self._require_current(transaction)
-        if isinstance(what, KafkaLedgerEntry):
+        if isinstance(what, LedgerEntry):
             transaction.entry = what
         else:
             transaction.rows.append(what)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from headrace.clients.storage import file_store
+from headrace.errors import RecoveryError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Target
-from headrace.sinks.batch.ledger import LedgerEntry, next_entry
+from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
+from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.batch.persist import persisted
 from headrace.sinks.noop import compute
 
@@ -93,13 +97,14 @@ class CustomSink(_Custom):
         location = f"{batch.target.flow_folder(batch.flow)}/headrace/ledger-{batch.step}.json"
         files = file_store(location, rows.sparkSession)
         text = files.read(location)
-        last = None if text is None else LedgerEntry.decoded(text, location)
-        entry = next_entry(last, batch, location, require_complete=False)
+        # A missing ledger counts as one that ends right before this batch.
+        last = LedgerEntry(batch.query_id, batch.id - 1) if text is None else _decode_entry(text, location)
+        due = must_write(decide(last, batch), LEDGER_ERRORS, batch=batch, last=last, place=location)
         with persisted(rows) as cached:
             compute(cached)
-            if entry is not None:
+            if due:
                 self.function(cached, batch)
-                files.write(location, entry.encoded())
+                files.write(location, _encode_entry(batch, last))
 
 
 @dataclass(frozen=True)
@@ -135,17 +140,18 @@ class CustomExactlyOnceSink(_Custom):
             transaction = self.begin(batch.target)
             try:
                 key = _key(batch.target, batch.flow, batch.step)
-                entry = next_entry(self._last(transaction, key), batch, self._place, require_complete=True)
-                if entry is not None:
+                last = self._last(transaction, key)
+                due = must_write(decide(last, batch), LEDGER_ERRORS, batch=batch, last=last, place=self._place)
+                if due:
                     transaction.write(cached, batch)
-                    transaction.record(key, entry.encoded())
+                    transaction.record(key, _encode_entry(batch, last))
                     transaction.commit()
             except BaseException:
                 # An error of the rollback would hide the original error.
                 with contextlib.suppress(Exception):
                     transaction.abort()
                 raise
-            if entry is None:
+            if not due:
                 transaction.abort()
 
     def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
@@ -165,9 +171,43 @@ class CustomExactlyOnceSink(_Custom):
 
     def _last(self, transaction: Transaction, key: str) -> LedgerEntry | None:
         text = transaction.last(key)
-        return None if text is None else LedgerEntry.decoded(text, self._place)
+        return None if text is None else _decode_entry(text, self._place)
 
 
 def _key(target: Target, flow: str, step: str) -> str:
     """Return the key of a flow's record, without the query id, so that a record of another checkpoint is recognized."""
     return f"{target.name}.{flow}.{step}"
+
+
+def _encode_entry(batch: Batch, last: LedgerEntry | None) -> str:
+    """Return the entry of a batch as JSON. A ledger keeps its id, and a new one gets a random id."""
+    return json.dumps(
+        {
+            "ledger": last.ledger if last is not None and last.ledger else str(uuid.uuid4()),
+            "query_id": batch.query_id,
+            "batch_id": batch.id,
+            "offsets": batch.offsets,
+            "fence": batch.fence,
+        }
+    )
+
+
+def _decode_entry(text: str, place: str) -> LedgerEntry:
+    """Parse an entry; raise RecoveryError (HR-314) if the text is not one."""
+    try:
+        fields = json.loads(text)
+        return LedgerEntry(
+            query_id=str(fields["query_id"]),
+            batch_id=int(fields["batch_id"]),
+            offsets=str(fields["offsets"]),
+            fence=int(fields["fence"]),
+            ledger=str(fields["ledger"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecoveryError(
+            f"The ledger in {place} cannot be read.",
+            why=f"It holds {text!r}.",
+            state="Nothing was written.",
+            remedy="Restore the ledger, or start the flow under a new name.",
+            code="HR-314",
+        ) from error

@@ -26,7 +26,8 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, CommittedBatches
 from headrace.flow.target import Target
-from headrace.sinks.batch.ledger import LedgerEntry, next_entry
+from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
+from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.file_schema import HOUR_PARTITIONS, require_writable_columns, unwritable_rows, with_hour_partitions
 from headrace.sinks.local_folder import require_writable
 
@@ -126,11 +127,9 @@ class FileSink:
         owner = self._owner(files, folder, _columns(rows), batch)
         last_committed = last_batch(files, folder)
         last = (
-            None
-            if last_committed is None
-            else LedgerEntry(owner.identity, owner.query_id, last_committed, owner.offsets, owner.fence)
+            None if last_committed is None else LedgerEntry(owner.query_id, last_committed, owner.offsets, owner.fence)
         )
-        if next_entry(last, batch, f"the folder {folder}", require_complete=True) is None:
+        if not must_write(decide(last, batch), LEDGER_ERRORS, batch=batch, last=last, place=f"the folder {folder}"):
             return
         replace(owner, offsets=batch.offsets, fence=batch.fence).record(files, folder)
         jvm = session._jvm

@@ -1,107 +1,117 @@
-"""The ledger of an exactly-once sink: the last committed batch, and whether the next batch may be written."""
+"""The exactly-once decision: the last entry of a ledger, and whether a batch may be written after it."""
 
 from __future__ import annotations
 
-import json
-import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from enum import Enum
 
-from headrace.errors import RecoveryError
 from headrace.flow.sink import Batch
+
+# The batch before the first one. A ledger that was claimed but has no committed batch ends with it.
+NO_BATCH = -1
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """The last committed batch of a sink.
+    """The last committed batch of a sink, or of one slot of a sink.
+
+    Each sink stores the fields that it needs, in the system that contains its rows.
 
     | field    | meaning                                                                                       |
     |----------|-----------------------------------------------------------------------------------------------|
-    | ledger   | random id of the ledger; a ledger that was deleted and recreated has another one              |
     | query_id | the checkpoint whose batches are counted                                                      |
-    | batch_id | the last committed batch                                                                      |
-    | offsets  | the digest of that batch                                                                      |
-    | fence    | the token of the lease under which it was written                                             |
+    | batch_id | the last committed batch; NO_BATCH if there is none                                           |
+    | offsets  | the digest of that batch, as in `Batch.offsets`                                               |
+    | fence    | the highest fence that claimed or wrote the ledger; 0 if the store fences earlier drivers     |
+    | ledger   | random id of the ledger; a ledger that was deleted and recreated has another one              |
+    | rows     | the number of rows of that batch in the slot                                                  |
+    | slots    | the number of slots of the sink; never changes                                                |
+    | staged   | the outbox attempt it was written from; empty if it was not staged                            |
     """
 
-    ledger: str
     query_id: str
     batch_id: int
-    offsets: str
-    fence: int
-
-    def encoded(self) -> str:
-        """Return the entry as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decoded(cls, text: str, place: str) -> LedgerEntry:
-        """Parse an entry; raise RecoveryError (HR-314) if the text is not one."""
-        try:
-            fields = json.loads(text)
-            return cls(
-                str(fields["ledger"]),
-                str(fields["query_id"]),
-                int(fields["batch_id"]),
-                str(fields["offsets"]),
-                int(fields["fence"]),
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecoveryError(
-                f"The ledger in {place} cannot be read.",
-                why=f"It holds {text!r}.",
-                state="Nothing was written.",
-                remedy="Restore the ledger, or start the flow under a new name.",
-                code="HR-314",
-            ) from error
+    offsets: str = ""
+    fence: int = 0
+    ledger: str = ""
+    rows: int = 0
+    slots: int = 1
+    staged: str = ""
 
 
-def next_entry(last: LedgerEntry | None, batch: Batch, place: str, *, require_complete: bool) -> LedgerEntry | None:
-    """Return the entry to record after the batch, or None if the batch is already committed.
+class RefusalReason(Enum):
+    """Why a batch may not be written: how it differs from the last entry of the ledger."""
 
-    Raises if the batch does not follow the last entry. With `require_complete` the ledger must contain every batch
-    since batch 0; without it, a missing ledger starts with the current batch.
+    NO_ENTRY = "batches were written before, and the ledger has no entry"
+    OTHER_CHECKPOINT = "the ledger counts the batches of another checkpoint"
+    OTHER_SLOTS = "the ledger was written with another number of slots"
+    LOWER_FENCE = "a later driver has claimed or written the ledger"
+    SET_BACK = "the ledger has later batches: the checkpoint was set back"
+    GAP = "the ledger lacks batches between its last one and this one"
+    OTHER_OFFSETS = "the batch was committed with other offsets"
+    OTHER_STAGED_ROWS = "the batch was committed from other staged rows"
+
+
+@dataclass(frozen=True)
+class Write:
+    """The batch is the next one: write it."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The batch is already committed."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The batch may not be written: the ledger does not match it."""
+
+    reason: RefusalReason
+
+
+Decision = Write | Skip | Refuse
+
+
+def decide(last: LedgerEntry | None, batch: Batch, *, slots: int = 1, staged: str = "") -> Decision:
+    """Decide whether a batch is written, skipped or refused after the last entry of its ledger.
+
+    Pure: reads `query_id`, `id`, `offsets` and `fence` of the batch, and nothing but its arguments. The caller reads
+    `last` when no earlier attempt can commit any more, or in the transaction of the rows. `slots` and `staged` are
+    those of the attempt; an attempt without `staged` may skip rows of any staging.
+
+    | last entry                      | same offsets  | decision                                   |
+    |---------------------------------|---------------|--------------------------------------------|
+    | none                            |               | write batch 0, refuse later ones           |
+    | of another checkpoint           |               | refuse, unless it has no committed batch   |
+    | other slots, or a higher fence  |               | refuse                                     |
+    | a later batch                   |               | refuse: the checkpoint was set back        |
+    | this batch                      | yes           | skip, or refuse other staged rows          |
+    | this batch                      | no            | refuse: other rows are committed           |
+    | the batch before                |               | write                                      |
+    | an earlier batch                |               | refuse: batches are missing                |
+
+    A restored checkpoint may cut its batches elsewhere. So an earlier batch is refused, because skipping it could lose
+    rows.
+
+    Two stores take the decision, or a part of it, themselves, and Headrace does not repeat it. Delta skips a commit
+    whose `txnVersion` is not above the table's last one for its `txnAppId` (`Batch.app_id`, which contains the query
+    id); asking Delta first would cost a job per batch. Kafka fences the producers of earlier drivers, so the entries
+    of its ledger have no fence.
     """
-    entry = LedgerEntry(
-        str(uuid.uuid4()) if last is None else last.ledger, batch.query_id, batch.id, batch.offsets, batch.fence
-    )
     if last is None:
-        if require_complete and batch.id > 0:
-            raise _mismatch_error(batch, place, f"It holds none, and {batch.id} batches were written before.")
-        return entry
-    if last.query_id != batch.query_id:
-        raise RecoveryError(
-            f"Flow '{batch.flow}' cannot write batch {batch.id}.",
-            why=f"The ledger in {place} counts the batches of another checkpoint ({last.query_id}, up to "
-            f"{last.batch_id}); this one is {batch.query_id}.",
-            state="Nothing was written. What the other checkpoint wrote is as it was.",
-            remedy="Restore the checkpoint that the ledger belongs to, or start the flow under a new name, with "
-            "another place for its rows.",
-            code="HR-313",
-        )
-    if last.fence > batch.fence:
-        raise RecoveryError(
-            f"Flow '{batch.flow}' may no longer write.",
-            why=f"A later driver has written batch {last.batch_id}.",
-            state="Nothing was written; the other driver continues.",
-            remedy="Stop one of the two drivers.",
-            code="HR-304",
-        )
-    if last.batch_id == batch.id and last.offsets == batch.offsets:
-        return None
-    if last.batch_id >= batch.id:
-        problem = "the checkpoint was set back, and may cut its batches elsewhere"
-        raise _mismatch_error(batch, place, f"It holds every batch up to {last.batch_id}: {problem}.")
-    if last.batch_id < batch.id - 1:
-        raise _mismatch_error(batch, place, f"The last one is {last.batch_id}: those between are missing.")
-    return entry
-
-
-def _mismatch_error(batch: Batch, place: str, why: str) -> RecoveryError:
-    return RecoveryError(
-        f"Batch {batch.id} of flow '{batch.flow}' does not follow the batches in the ledger in {place}.",
-        why=why,
-        state="Nothing was written.",
-        remedy="Restore the ledger with what it counts, or a checkpoint that ends where it does; or start the flow "
-        "under a new name, with another place for its rows.",
-        code="HR-314",
+        return Write() if batch.id == 0 else Refuse(RefusalReason.NO_ENTRY)
+    is_committed = last.batch_id == batch.id
+    # In the order of precedence: an entry of another checkpoint or driver says nothing about the batches of this one.
+    mismatches = (
+        (RefusalReason.OTHER_CHECKPOINT, last.batch_id > NO_BATCH and last.query_id != batch.query_id),
+        (RefusalReason.OTHER_SLOTS, last.slots != slots),
+        (RefusalReason.LOWER_FENCE, batch.fence < last.fence),
+        (RefusalReason.SET_BACK, batch.id < last.batch_id),
+        (RefusalReason.GAP, batch.id > last.batch_id + 1),
+        (RefusalReason.OTHER_OFFSETS, is_committed and batch.offsets != last.offsets),
+        (RefusalReason.OTHER_STAGED_ROWS, is_committed and staged not in ("", last.staged)),
     )
+    for reason, applies in mismatches:
+        if applies:
+            return Refuse(reason)
+    return Skip() if is_committed else Write()

@@ -6,20 +6,19 @@ it can be locked: while a driver holds the lock, no other transaction of this fl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from headrace.errors import RecoveryError
 from headrace.flow.sink import Batch
+from headrace.sinks.batch.errors import RefusalText, must_write
+from headrace.sinks.batch.ledger import NO_BATCH, LedgerEntry, RefusalReason, Refuse, decide
 from headrace.sinks.jdbc.table import PostgresTable, advisory_lock
 
 LEDGER_TABLE = "headrace_ledger"
-
-# The batch before the first one.
-_NO_BATCH = -1
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {ledger} (
@@ -49,14 +48,44 @@ UPDATE {{ledger}} SET batch_id = %(batch_id)s, offsets = %(offsets)s, rows = %(r
 """  # noqa: S608
 
 
-@dataclass(frozen=True)
-class JdbcLedgerEntry:
-    """One row of the ledger: the last committed batch of a flow and step."""
-
-    query_id: str
-    batch_id: int
-    offsets: str
-    fence: int
+_MISMATCH = RefusalText(
+    "Flow '{batch.flow}' cannot write batch {batch.id} into the table {table}.",
+    why="",
+    state="Nothing was written.",
+    remedy="Restore the database or a checkpoint so that both end at the same batch, or start the flow under a "
+    "new name with another table. A flow that wrote to another sink before needs a new name too.",
+    code="HR-316",
+)
+_TABLE_MISSING = replace(_MISMATCH, why="The table no longer exists, and {batch.id} batches were written into it.")
+LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
+    RefusalReason.OTHER_CHECKPOINT: RefusalText(
+        "Flow '{batch.flow}' cannot write batch {batch.id}.",
+        why="The ledger of the table {table} counts the batches of another checkpoint ({last.query_id}, up to "
+        "{last.batch_id}); this one is {batch.query_id}.",
+        state="Nothing was written. The table holds the rows of the other checkpoint.",
+        remedy="Restore the checkpoint that the ledger belongs to, or give the sink another table. Where the table may "
+        f"take all rows again, delete the line of the flow in {{table.schema}}.{LEDGER_TABLE}.",
+        code="HR-315",
+    ),
+    RefusalReason.LOWER_FENCE: RefusalText(
+        "Flow '{batch.flow}' may no longer write to the table {table}.",
+        why="A later driver has taken over: its fence is {last.fence}, the one of this driver {batch.fence}.",
+        state="Nothing was written. The later driver continues with the batch.",
+        remedy="Stop this driver. Where no other one runs, its lease was set back with the checkpoint: restore it, or "
+        f"set `fence` to {{batch.fence}} in the flow's line of {{table.schema}}.{LEDGER_TABLE}.",
+        code="HR-317",
+    ),
+    RefusalReason.NO_ENTRY: replace(
+        _MISMATCH, why="The ledger has no record of this flow, and {batch.id} batches were written before."
+    ),
+    RefusalReason.OTHER_OFFSETS: replace(_MISMATCH, why="The batch was already committed with other offsets."),
+    RefusalReason.SET_BACK: replace(
+        _MISMATCH, why="The last batch in the table is {last.batch_id}: the checkpoint was set back."
+    ),
+    RefusalReason.GAP: replace(
+        _MISMATCH, why="The last batch in the table is {last.batch_id}: those between are missing."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -65,12 +94,12 @@ class Ledger:
 
     table: PostgresTable
 
-    def entry(self, connection: psycopg.Connection, flow: str, step: str) -> JdbcLedgerEntry | None:
+    def entry(self, connection: psycopg.Connection, flow: str, step: str) -> LedgerEntry | None:
         """Return the entry of a flow and step without locking it, or None before the first committed batch."""
         if PostgresTable(self.table.schema, LEDGER_TABLE).oid(connection) is None:
             return None
         entry = self._read(connection, flow, step, "")
-        return entry if entry is not None and entry.batch_id > _NO_BATCH else None
+        return entry if entry is not None and entry.batch_id > NO_BATCH else None
 
     def claim(self, connection: psycopg.Connection, batch: Batch, *, table_exists: bool) -> bool:
         """Claim the ledger for an attempt; return whether the batch still has to be written.
@@ -84,12 +113,10 @@ class Ledger:
                 connection.execute(self._statement(_CREATE))
         with connection.transaction():
             if batch.id == 0:
-                connection.execute(self._statement(_FIRST), self._fields(batch, batch_id=_NO_BATCH))
+                connection.execute(self._statement(_FIRST), self._fields(batch, batch_id=NO_BATCH))
             due = self.is_due(connection, batch)
             if due and batch.id > 0 and not table_exists:
-                raise self._mismatch_error(
-                    batch, f"The table no longer exists, and {batch.id} batches were written into it."
-                )
+                raise _TABLE_MISSING.error(batch=batch, table=self.table)
             connection.execute(self._statement(_CLAIM), self._fields(batch))
         return due
 
@@ -99,45 +126,16 @@ class Ledger:
         Waits for the transaction of an earlier attempt to commit or roll back. Raises as `claim` does.
         """
         entry = self._read(connection, batch.flow, batch.step, "FOR UPDATE")
-        if entry is None:
-            raise self._mismatch_error(
-                batch, f"The ledger has no record of this flow, and {batch.id} batches were written before."
-            )
-        if entry.query_id != batch.query_id and entry.batch_id > _NO_BATCH:
-            raise RecoveryError(
-                f"Flow '{batch.flow}' cannot write batch {batch.id}.",
-                why=f"The ledger of the table {self.table} counts the batches of another checkpoint ({entry.query_id}, "
-                f"up to {entry.batch_id}); this one is {batch.query_id}.",
-                state="Nothing was written. The table holds the rows of the other checkpoint.",
-                remedy="Restore the checkpoint that the ledger belongs to, or give the sink another table. Where the "
-                f"table may take all rows again, delete the line of the flow in {self.table.schema}.{LEDGER_TABLE}.",
-                code="HR-315",
-            )
-        if entry.fence > batch.fence:
-            raise RecoveryError(
-                f"Flow '{batch.flow}' may no longer write to the table {self.table}.",
-                why=f"A later driver has taken over: its fence is {entry.fence}, the one of this driver {batch.fence}.",
-                state="Nothing was written. The later driver continues with the batch.",
-                remedy="Stop this driver. Where no other one runs, its lease was set back with the checkpoint: restore "
-                f"it, or set `fence` to {batch.fence} in the flow's line of {self.table.schema}.{LEDGER_TABLE}.",
-                code="HR-317",
-            )
-        if entry.batch_id == batch.id:
-            if entry.offsets != batch.offsets:
-                raise self._mismatch_error(batch, "The batch was already committed with other offsets.")
-            return False
-        if entry.batch_id != batch.id - 1:
-            # A restored checkpoint may retry batches with other offsets: skipping them could lose rows.
-            why = "those between are missing" if entry.batch_id < batch.id else "the checkpoint was set back"
-            raise self._mismatch_error(batch, f"The last batch in the table is {entry.batch_id}: {why}.")
-        return True
+        # Not even batch 0 may be written without a row: there would be nothing to lock and to update.
+        decision = decide(entry, batch) if entry is not None else Refuse(RefusalReason.NO_ENTRY)
+        return must_write(decision, LEDGER_ERRORS, batch=batch, last=entry, table=self.table)
 
     def record(self, connection: psycopg.Connection, batch: Batch, rows: int) -> None:
         """Record the batch as committed. Called in the transaction of its rows, after `is_due`."""
         connection.execute(self._statement(_RECORD), self._fields(batch, rows=rows))
 
-    def _read(self, connection: psycopg.Connection, flow: str, step: str, lock: str) -> JdbcLedgerEntry | None:
-        with connection.cursor(row_factory=class_row(JdbcLedgerEntry)) as cursor:
+    def _read(self, connection: psycopg.Connection, flow: str, step: str, lock: str) -> LedgerEntry | None:
+        with connection.cursor(row_factory=class_row(LedgerEntry)) as cursor:
             fields = {"table": self.table.name, "flow": flow, "step": step}
             return cursor.execute(self._statement(f"{_READ} {lock}"), fields).fetchone()
 
@@ -155,13 +153,3 @@ class Ledger:
             "fence": batch.fence,
             **more,
         }
-
-    def _mismatch_error(self, batch: Batch, why: str) -> RecoveryError:
-        return RecoveryError(
-            f"Flow '{batch.flow}' cannot write batch {batch.id} into the table {self.table}.",
-            why=why,
-            state="Nothing was written.",
-            remedy="Restore the database or a checkpoint so that both end at the same batch, or start the flow under a "
-            "new name with another table. A flow that wrote to another sink before needs a new name too.",
-            code="HR-316",
-        )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from confluent_kafka import KafkaError
 
 from headrace.errors import DataError, PartUnavailable, RecoveryError
 from headrace.flow.sink import Batch
-from headrace.sinks.kafka.ledger import KafkaLedgerEntry
+from headrace.sinks.batch.errors import RefusalText
+from headrace.sinks.batch.ledger import RefusalReason
 
 FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -22,43 +26,81 @@ ALL_OR_NOTHING = "The rows are committed completely or not at all; the next atte
 NOT_COMMITTED = "Nothing of the transaction can be read by a reader of committed records."
 
 
-def ledger_of_other_checkpoint(batch: Batch, ledger: str, entry: KafkaLedgerEntry) -> RecoveryError:
-    """Return HR-306: the ledger belongs to another checkpoint."""
-    return RecoveryError(
-        f"Flow '{batch.flow}' cannot write batch {batch.id}.",
-        why=f"The ledger '{ledger}' counts the batches of another checkpoint ({entry.query_id}, up to "
-        f"{entry.batch_id}); this one is {batch.query_id}.",
+_LEDGER_MISSING = RefusalText(
+    "The ledger '{ledger}' of flow '{batch.flow}' does not say which batches are in the topic.",
+    why="{why}",
+    state="Nothing was written. Whether batch {batch.id} is in the topic is not known.",
+    remedy="Restore the ledger, or start the flow under a new name with another topic. A flow that wrote to another "
+    "sink before needs a new name too.",
+    code="HR-308",
+)
+_STAGED_ROWS_DIFFER = RefusalText(
+    "The outbox of flow '{batch.flow}' does not hold the rows of batch {batch.id}.",
+    why="{why}",
+    state="Nothing was written in this attempt. The committed slots stay committed; the others lack the batch.",
+    remedy="Restore the outbox, or start the flow under a new name with another topic.",
+    code="HR-342",
+)
+_OUT_OF_ORDER = RefusalText(
+    "Flow '{batch.flow}' cannot write batch {batch.id}.",
+    why="",
+    state="Nothing was written. The topic holds every batch up to {last.batch_id}.",
+    remedy="Restore the ledger or a checkpoint that ends where it does, or start the flow under a new name with "
+    "another topic.",
+    code="HR-307",
+)
+
+# The fields are `batch`, `ledger`, `slot` of the attempt, and an entry: `last`, and the `number` of its slot.
+LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
+    RefusalReason.NO_ENTRY: replace(
+        _LEDGER_MISSING, why="It has no record of this flow, and {batch.id} batches were written before."
+    ),
+    RefusalReason.OTHER_CHECKPOINT: RefusalText(
+        "Flow '{batch.flow}' cannot write batch {batch.id}.",
+        why="The ledger '{ledger}' counts the batches of another checkpoint ({last.query_id}, up to {last.batch_id}); "
+        "this one is {batch.query_id}.",
         state="Nothing was written. The topic holds the rows of the other checkpoint.",
         remedy="Restore the checkpoint that the ledger belongs to, or give the sink another topic and another "
         "`ledger`.",
         code="HR-306",
-    )
-
-
-def batch_out_of_order(batch: Batch, ledger: str, entry: KafkaLedgerEntry) -> RecoveryError:
-    """Return HR-307: the last batch of the ledger is neither this batch nor the one before it."""
-    # A checkpoint that was restored may retry batches with other offsets: skipping them could lose rows.
-    why = "those between are missing" if entry.batch_id < batch.id else "the checkpoint was set back"
-    return RecoveryError(
-        f"Flow '{batch.flow}' cannot write batch {batch.id}.",
-        why=f"The last batch in the ledger '{ledger}' is {entry.batch_id}: {why}.",
-        state=f"Nothing was written. The topic holds every batch up to {entry.batch_id}.",
-        remedy="Restore the ledger or a checkpoint that ends where it does, or start the flow under a new name "
-        "with another topic.",
-        code="HR-307",
-    )
+    ),
+    RefusalReason.OTHER_SLOTS: RefusalText(
+        "Flow '{batch.flow}' cannot write batch {batch.id} in {slot.slots} slot(s).",
+        why="The ledger '{ledger}' is kept in {last.slots}: rows would move to slots that already contain them.",
+        state="Nothing was written. The ledger has batches up to {last.batch_id}.",
+        remedy="Set `slots={last.slots}` again; another number needs a new flow name with another topic.",
+        code="HR-340",
+    ),
+    RefusalReason.SET_BACK: replace(
+        _OUT_OF_ORDER, why="The last batch in the ledger '{ledger}' is {last.batch_id}: the checkpoint was set back."
+    ),
+    RefusalReason.GAP: replace(
+        _OUT_OF_ORDER, why="The last batch in the ledger '{ledger}' is {last.batch_id}: those between are missing."
+    ),
+    RefusalReason.OTHER_OFFSETS: RefusalText(
+        "Flow '{batch.flow}' cannot take batch {batch.id} for written.",
+        why="The ledger '{ledger}' holds a batch {batch.id} of this checkpoint that was read from other offsets "
+        "({last.offsets:.12}, and this attempt has {batch.offsets:.12}): the checkpoint was set back, or two drivers "
+        "wrote it.",
+        state="Nothing was written. The topic holds batch {batch.id} with the rows of the other offsets.",
+        remedy="Restore the checkpoint that the ledger belongs to, or start the flow under a new name with another "
+        "topic.",
+        code="HR-341",
+    ),
+    RefusalReason.OTHER_STAGED_ROWS: replace(
+        _STAGED_ROWS_DIFFER, why="Slot {number} was sent from {last.staged}, not {slot.staged}."
+    ),
+}
 
 
 def ledger_missing(batch: Batch, ledger: str, why: str) -> RecoveryError:
     """Return HR-308: the ledger is missing or unreadable."""
-    return RecoveryError(
-        f"The ledger '{ledger}' of flow '{batch.flow}' does not say which batches are in the topic.",
-        why=why,
-        state=f"Nothing was written. Whether batch {batch.id} is in the topic is not known.",
-        remedy="Restore the ledger, or start the flow under a new name with another topic. A flow that wrote to "
-        "another sink before needs a new name too.",
-        code="HR-308",
-    )
+    return _LEDGER_MISSING.error(batch=batch, ledger=ledger, why=why)
+
+
+def staged_rows_differ(batch: Batch, why: str) -> RecoveryError:
+    """Return HR-342: the outbox does not contain the rows of a batch that was staged before."""
+    return _STAGED_ROWS_DIFFER.error(batch=batch, why=f"{why[:1].upper()}{why[1:].rstrip('.')}.")
 
 
 def producer_fenced(batch: Batch, problem: KafkaError) -> RecoveryError:
@@ -72,17 +114,6 @@ def producer_fenced(batch: Batch, problem: KafkaError) -> RecoveryError:
     )
 
 
-def slot_count_changed(batch: Batch, ledger: str, entry: KafkaLedgerEntry, slots: int) -> RecoveryError:
-    """Return HR-340: the ledger was written with another number of slots."""
-    return RecoveryError(
-        f"Flow '{batch.flow}' cannot write batch {batch.id} in {slots} slot(s).",
-        why=f"The ledger '{ledger}' is kept in {entry.slots}: rows would move to slots that already contain them.",
-        state=f"Nothing was written. The ledger has batches up to {entry.batch_id}.",
-        remedy=f"Set `slots={entry.slots}` again; another number needs a new flow name with another topic.",
-        code="HR-340",
-    )
-
-
 def invalid_slot_count(topic: str, slots: int) -> RecoveryError:
     """Return HR-340: `slots` is less than 1."""
     return RecoveryError(
@@ -91,31 +122,6 @@ def invalid_slot_count(topic: str, slots: int) -> RecoveryError:
         state="Nothing was started.",
         remedy="Set `slots=` to 1 or more, or leave it out.",
         code="HR-340",
-    )
-
-
-def offsets_changed(batch: Batch, ledger: str, entry: KafkaLedgerEntry) -> RecoveryError:
-    """Return HR-341: the batch was committed with other offsets."""
-    return RecoveryError(
-        f"Flow '{batch.flow}' cannot take batch {batch.id} for written.",
-        why=f"The ledger '{ledger}' holds a batch {batch.id} of this checkpoint that was read from other offsets "
-        f"({entry.offsets[:12]}, and this attempt has {batch.offsets[:12]}): the checkpoint was set back, or two "
-        "drivers wrote it.",
-        state=f"Nothing was written. The topic holds batch {batch.id} with the rows of the other offsets.",
-        remedy="Restore the checkpoint that the ledger belongs to, or start the flow under a new name with another "
-        "topic.",
-        code="HR-341",
-    )
-
-
-def staged_rows_differ(batch: Batch, why: str) -> RecoveryError:
-    """Return HR-342: the outbox does not contain the rows that other slots were written from."""
-    return RecoveryError(
-        f"The outbox of flow '{batch.flow}' does not hold the rows of batch {batch.id}.",
-        why=f"{why[:1].upper()}{why[1:].rstrip('.')}.",
-        state="Nothing was written in this attempt. The committed slots stay committed; the others lack the batch.",
-        remedy="Restore the outbox, or start the flow under a new name with another topic.",
-        code="HR-342",
     )
 
 

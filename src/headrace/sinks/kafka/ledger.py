@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from headrace.clients.kafka import broker_unavailable, committed_consumer, first_open_transaction, log_bounds
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
+from headrace.sinks.batch.ledger import LedgerEntry
 
 _SETTINGS = {
     "cleanup.policy": "compact",
@@ -35,46 +35,34 @@ _OTHER_SINK_SECONDS = 10.0
 _MARKERS_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 
 
-@dataclass(frozen=True)
-class KafkaLedgerEntry:
-    """One record of the ledger topic: the last batch that a slot has committed.
+def encode_entry(entry: LedgerEntry) -> bytes:
+    """Return an entry as the value of a record."""
+    return json.dumps(
+        {
+            "query_id": entry.query_id,
+            "batch_id": entry.batch_id,
+            "rows": entry.rows,
+            "offsets": entry.offsets,
+            "slots": entry.slots,
+            "staged": entry.staged,
+        }
+    ).encode()
 
-    | field    | meaning                                                                           |
-    |----------|-----------------------------------------------------------------------------------|
-    | query_id | the checkpoint that the batch belongs to                                          |
-    | batch_id | the id of the batch                                                               |
-    | rows     | the number of its rows in the slot                                                |
-    | offsets  | the digest of the batch's offsets, as in `Batch.offsets`                          |
-    | slots    | the number of slots of the sink; never changes                                    |
-    | staged   | the outbox attempt it was written from; empty if it was not staged                |
-    """
 
-    query_id: str
-    batch_id: int
-    rows: int
-    offsets: str = ""
-    slots: int = 1
-    staged: str = ""
-
-    def encoded(self) -> bytes:
-        """Return the value of the record."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decoded(cls, value: bytes | None) -> KafkaLedgerEntry:
-        """Parse the value of a record; raise ValueError if it is not an entry."""
-        try:
-            fields = json.loads(value or b"")
-            return cls(
-                query_id=str(fields["query_id"]),
-                batch_id=int(fields["batch_id"]),
-                rows=int(fields["rows"]),
-                offsets=str(fields["offsets"]),
-                slots=int(fields["slots"]),
-                staged=str(fields["staged"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not an entry: {value!r}") from error
+def decode_entry(value: bytes) -> LedgerEntry:
+    """Parse the value of a record; raise ValueError if it is not an entry."""
+    try:
+        fields = json.loads(value)
+        return LedgerEntry(
+            query_id=str(fields["query_id"]),
+            batch_id=int(fields["batch_id"]),
+            rows=int(fields["rows"]),
+            offsets=str(fields["offsets"]),
+            slots=int(fields["slots"]),
+            staged=str(fields["staged"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an entry: {value!r}") from error
 
 
 def slot_key(identity: str, slot: int) -> str:
@@ -89,7 +77,7 @@ def create_ledger(target: Target, topic: str) -> None:
 
 def last_entries(
     target: Target, topic: str, identity: str, slots: Collection[int], patience: float
-) -> dict[int, KafkaLedgerEntry]:
+) -> dict[int, LedgerEntry]:
     """Return the last committed entry of each slot of a sink that has one.
 
     Call it after `init_transactions()` of the producers of these keys: only then no earlier producer can still commit.
@@ -104,7 +92,7 @@ def last_entries(
     return _entries_before(target, topic, identity, slots, patience=patience)
 
 
-def committed_entries(target: Target, topic: str, identity: str, slots: Collection[int]) -> dict[int, KafkaLedgerEntry]:
+def committed_entries(target: Target, topic: str, identity: str, slots: Collection[int]) -> dict[int, LedgerEntry]:
     """Return the last committed entry of each slot without fencing a producer.
 
     A driver that died right before its commit leaves an open transaction at the end of the ledger. If it belongs to
@@ -130,7 +118,7 @@ def committed_entries(target: Target, topic: str, identity: str, slots: Collecti
         raise broker_unavailable(str(target.kafka["bootstrap.servers"]), problem) from error
 
 
-def last_complete_batches(entries: Mapping[int, KafkaLedgerEntry], slots: int) -> dict[str, int]:
+def last_complete_batches(entries: Mapping[int, LedgerEntry], slots: int) -> dict[str, int]:
     """Return, per query id, the last batch that every slot has committed."""
     complete: dict[str, int] = {}
     for query_id in {entry.query_id for entry in entries.values()}:
@@ -142,7 +130,7 @@ def last_complete_batches(entries: Mapping[int, KafkaLedgerEntry], slots: int) -
 
 def _entries_before(
     target: Target, topic: str, identity: str, slots: Collection[int], *, patience: float, end: int | None = None
-) -> dict[int, KafkaLedgerEntry]:
+) -> dict[int, LedgerEntry]:
     """Read a ledger backwards from an offset, by default its high watermark, until every slot has an entry."""
     low, high = log_bounds(target, TopicPartition(topic, 0))
     high = high if end is None else end
@@ -158,7 +146,7 @@ def _entries_before(
             span *= _SPAN_GROWTH
     finally:
         consumer.close()
-    return {slot: KafkaLedgerEntry.decoded(value) for slot, value in values.items()}
+    return {slot: decode_entry(value) for slot, value in values.items()}
 
 
 def _last_values(consumer: Consumer, identity: str, until: int, patience: float) -> dict[int, bytes]:

@@ -17,8 +17,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from headrace.clients.kafka_settings import librdkafka_settings
 from headrace.errors import HeadraceError
 from headrace.flow.sink import Batch
+from headrace.sinks.batch.errors import must_write
+from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.kafka import errors
-from headrace.sinks.kafka.ledger import KafkaLedgerEntry, last_entries, slot_key
+from headrace.sinks.kafka.ledger import encode_entry, last_entries, slot_key
 
 # The open transaction of a dead driver blocks every read_committed reader until it times out or the driver restarts, so
 # not too long; all rows of a batch are sent within it, so not too short. Brokers allow at most 15 minutes.
@@ -67,10 +69,10 @@ class TransactionSlot:
         """The transactional id of the slot, also its key in the ledger."""
         return slot_key(self.identity, self.number)
 
-    def entry(self, rows: int) -> KafkaLedgerEntry:
+    def entry(self, rows: int) -> LedgerEntry:
         """Return the ledger entry to write when the slot is committed."""
         batch = self.batch
-        return KafkaLedgerEntry(batch.query_id, batch.id, rows, batch.offsets, self.slots, self.staged)
+        return LedgerEntry(batch.query_id, batch.id, batch.offsets, rows=rows, slots=self.slots, staged=self.staged)
 
 
 def sink_identity(target: str, flow: str, step: str) -> str:
@@ -117,7 +119,7 @@ def publish(slot: TransactionSlot, chunks: Iterable[pa.RecordBatch]) -> int:
     return sent
 
 
-def fence_slots(slots: Sequence[TransactionSlot]) -> dict[int, KafkaLedgerEntry]:
+def fence_slots(slots: Sequence[TransactionSlot]) -> dict[int, LedgerEntry]:
     """Fence the earlier producers of all slots, then read the ledger and return the entry of each slot.
 
     Called on the driver before any slot is sent: a task of an earlier driver cannot commit one slot while this driver
@@ -126,37 +128,28 @@ def fence_slots(slots: Sequence[TransactionSlot]) -> dict[int, KafkaLedgerEntry]
     return _open_slots(slots)[1]
 
 
-def is_due(entries: Mapping[int, KafkaLedgerEntry], slot: TransactionSlot) -> bool:
+def is_due(entries: Mapping[int, LedgerEntry], slot: TransactionSlot) -> bool:
     """Whether the batch is the next one of the slot; False if it is already committed. Raises on a mismatched ledger.
 
     Checks the entries of all slots: the committed slots of one batch must come from the same staged rows.
     """
-    batch, ledger = slot.batch, slot.ledger
-    for number, other in entries.items():
-        if other.query_id != batch.query_id:
-            raise errors.ledger_of_other_checkpoint(batch, ledger, other)
-        if other.slots != slot.slots:
-            raise errors.slot_count_changed(batch, ledger, other, slot.slots)
-        if other.batch_id not in (batch.id - 1, batch.id):
-            raise errors.batch_out_of_order(batch, ledger, other)
-        if other.batch_id == batch.id and other.offsets != batch.offsets:
-            raise errors.offsets_changed(batch, ledger, other)
-        if other.batch_id == batch.id and slot.staged and other.staged != slot.staged:
-            raise errors.staged_rows_differ(batch, f"slot {number} was sent from {other.staged}, not {slot.staged}")
-    entry = entries.get(slot.number)
-    if entry is None and batch.id > 0:
-        why = f"It has no record of this flow, and {batch.id} batches were written before."
-        raise errors.ledger_missing(batch, ledger, why)
-    return entry is None or entry.batch_id < batch.id
+    due = False
+    # The slot itself is last: its entry, or that it has none, decides.
+    for number in (*entries, slot.number):
+        last = entries.get(number)
+        decision = decide(last, slot.batch, slots=slot.slots, staged=slot.staged)
+        fields = {"batch": slot.batch, "ledger": slot.ledger, "slot": slot, "last": last, "number": number}
+        due = must_write(decision, errors.LEDGER_ERRORS, **fields)
+    return due
 
 
-def _open_slot(slot: TransactionSlot) -> tuple[Producer | None, KafkaLedgerEntry | None]:
+def _open_slot(slot: TransactionSlot) -> tuple[Producer | None, LedgerEntry | None]:
     """Do steps 1 to 3 of `publish`; return the producer (None if the slot is committed) and the slot's entry."""
     producer, entries = _open_slots([slot])
     return (producer if is_due(entries, slot) else None), entries.get(slot.number)
 
 
-def _open_slots(slots: Sequence[TransactionSlot]) -> tuple[Producer, dict[int, KafkaLedgerEntry]]:
+def _open_slots(slots: Sequence[TransactionSlot]) -> tuple[Producer, dict[int, LedgerEntry]]:
     """Fence, then read the ledger. In the other order a commit that is still in flight could be missed."""
     first, batch = slots[0], slots[0].batch
     for left in reversed(range(_TRIES)):
@@ -215,7 +208,7 @@ def _send(producer: Producer, slot: TransactionSlot, chunks: Iterable[pa.RecordB
         sent += chunk.num_rows
         _serve(producer.poll, 0)
         reports.check()
-    _produce(producer, reports, topic=slot.ledger, key=slot.key, value=slot.entry(sent).encoded())
+    _produce(producer, reports, topic=slot.ledger, key=slot.key, value=encode_entry(slot.entry(sent)))
     _flush(producer, reports)
     return sent
 
