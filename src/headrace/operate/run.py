@@ -28,6 +28,7 @@ from headrace.runtime.session import open_session
 from headrace.runtime.state.size import OperatorState, count_removed_rows
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
+from headrace.sources.idle_ticks import idle_ticks
 from headrace.stack.jars import JarCache
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ class Application:
         self._invalid_rows_counted = dict.fromkeys(self._figures, 0)
         self._auditor = Auditor(spark, target, flows, self.bus)
         self._throughput = Throughput(spark, target, flows, self.bus)
-        self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
+        self._supervisor = Supervisor(
+            spark, target, flows, self.bus, backoff=backoff, clock=clock, idle_ticks=idle_ticks
+        )
         self.bus.subscribe(self._on_event)
 
     def run(self) -> Mapping[str, FlowFigures]:

@@ -1,10 +1,7 @@
 """A flow as a running Spark query: the only module with a `writeStream`.
 
-The path of a row (`inputs` builds the steps before the transform):
-
-    source.stream -> validate -> count -> valid_rows -> watermark and idle ticks -> transform -> count -> sink.write
-
-Under a trigger without batches Spark writes the rows itself, as `sink.native_write` says: see `continuous`.
+The path of a row: the steps of `inputs`, then the transform of the flow, then its sink. Under a trigger without batches
+Spark writes the rows itself, as `sink.native_write` says: see `continuous`.
 """
 
 from __future__ import annotations
@@ -28,22 +25,14 @@ from pyspark.sql.streaming.listener import (
 from pyspark.storagelevel import StorageLevel
 
 from headrace.errors import HeadraceError, Transient
-from headrace.flow.checks import compatibility
-from headrace.flow.checks.check import raise_on_errors
-from headrace.flow.checks.operators import QueryPlan
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime
 from headrace.flow.sink import Batch, SupportsNativeWrite
-from headrace.flow.target import Target
-from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import require_intact
-from headrace.runtime.checkpoint.lease import ActiveLease
 from headrace.runtime.checkpoint.manifest import Manifest
 from headrace.runtime.checkpoint.ownership import require_matching_sinks
 from headrace.runtime.checkpoint.pinned_settings import PARTITIONS, require_same_state_store
-from headrace.runtime.checkpoint.source_order import require_same_source_order
-from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.continuous import (
     EpochWatcher,
     is_continuous,
@@ -51,19 +40,18 @@ from headrace.runtime.continuous import (
     record_start_offsets,
     require_batch_checkpoint,
 )
-from headrace.runtime.counters import batch_committed, count_results
+from headrace.runtime.counters import batch_committed
 from headrace.runtime.error_mapping import map_error
-from headrace.runtime.events import BatchCommitted, Event, RowsQuarantined, SettingPinned
+from headrace.runtime.events import BatchCommitted, RowsQuarantined, SettingPinned
 from headrace.runtime.guards.captures import CaptureGuard
 from headrace.runtime.guards.idle_inputs import IdleInputs
 from headrace.runtime.guards.sources import SourceGuard
 from headrace.runtime.guards.state_budget import StateBudgetGuard
-from headrace.runtime.inputs import InputFrames
+from headrace.runtime.plan import plan_result
+from headrace.runtime.run import Run
 from headrace.runtime.session import flow_session
 from headrace.runtime.state.size import operator_states
-from headrace.spark_plan.custom_state import configure_custom_state
-from headrace.spark_plan.operators import read_operators
-from headrace.spark_plan.source_order import PlannedSource, plan_source_order
+from headrace.spark_plan.source_order import PlannedSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,19 +68,10 @@ _POLL_SECONDS = 0.05
 class RunningQuery:
     """One run of a flow. Used by one supervisor thread; `drain` may be called from another."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        target: Target,
-        checkpoint: Checkpoint,
-        lease: ActiveLease,
-        on_event: Callable[[Event], None],
-        *,
-        clock: Clock = now_ms,
-        memory_mb: int | None = None,
-    ) -> None:
-        self.flow = flow
-        self._target, self._checkpoint, self._lease, self._publish = target, checkpoint, lease, on_event
+    def __init__(self, run: Run) -> None:
+        flow, target, checkpoint, on_event = run.flow, run.target, run.checkpoint, run.publish
+        self.flow, self._run = flow, run
+        self._target, self._checkpoint, self._lease, self._publish = target, checkpoint, run.lease, on_event
         self._failure: Exception | None = None
         self._last_batch = -1
         self._progress_lock = threading.Lock()
@@ -102,10 +81,8 @@ class RunningQuery:
         self._capture_guard = CaptureGuard(flow, target, on_event)
         self._manifest = Manifest(checkpoint)
         self._digests: dict[int, str] = {}
-        self._memory_mb = memory_mb
-        self._idle_inputs = IdleInputs(flow, target, checkpoint, clock)
-        self._budget_guard = StateBudgetGuard(flow, checkpoint, clock, on_event)
-        self._inputs = InputFrames(flow, target, checkpoint, self._idle_inputs)
+        self._idle_inputs = IdleInputs(flow, target, checkpoint, run.clock)
+        self._budget_guard = StateBudgetGuard(flow, checkpoint, run.clock, on_event)
         self._order: tuple[PlannedSource, ...] = ()
         self._over_budget: HeadraceError | None = None
         self._query: StreamingQuery
@@ -126,27 +103,23 @@ class RunningQuery:
         self._source_guard.before_start()
         self._capture_guard.begin()
         record_start_offsets(self.flow, self._target, self._checkpoint)
-        session = flow_session(application, self.flow, self._memory_mb)
+        session = flow_session(application, self.flow, self._run.memory_mb)
         declared = session.conf.get(PARTITIONS)
         if pinned is not None and str(pinned.partitions) != declared:
             self._publish(SettingPinned(self.flow.name, "shuffle partitions", str(declared), str(pinned.partitions)))
         # Queries inherit the pool of the thread that starts them.
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.flow.name)
+        self._idle_inputs.begin(session)
         session.streams.addListener(_Listener(self._on_progress, self._idle_inputs.on_empty_trigger))
         try:
             require_matching_sinks(session, self.flow, self._target, self._checkpoint)
             self.flow.sink.prepare(session, self._target)
-            result = self.flow.apply(self._inputs.open(session))
-            plan = QueryPlan(read_operators(result, len(self._inputs.streams)))
-            raise_on_errors([*compatibility.check_trigger(self.flow), *compatibility.check_operators(self.flow, plan)])
-            configure_custom_state(session, result, self.flow.trigger)
-            self._order = plan_source_order(result, self._inputs.streams)
-            require_same_source_order(self._checkpoint, self._order)
+            result = plan_result(session, self._run)
+            self._order = result.order
             if isinstance(self.flow.trigger, Continuous):
                 until = latest_offsets(self.flow, self._target) if self.flow.trigger.until_done else ()
                 self._epochs = EpochWatcher(self.flow, self._checkpoint, self._on_epoch, until)
-            counted = result if self._epochs is not None else count_results(result)
-            self._query = _set_trigger(self._writer(counted), self.flow).start()
+            self._query = _set_trigger(self._writer(result.rows), self.flow).start()
             self._started.set()
             self._lease.on_lost(self._query.stop)
             if self._epochs is not None:
