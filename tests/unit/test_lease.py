@@ -176,7 +176,7 @@ def test_of_several_that_watch_a_dead_holder_one_takes_over(
 def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks(tmp_path: Path, terms: Lease) -> None:
     stopped = threading.Event()
     with acquire_lease(checkpoint(tmp_path), terms) as old:
-        old.on_lost(stopped.set)
+        old.on_lost(lambda _lost: stopped.set())
         # Whoever takes the next number owns the checkpoint, by whatever right.
         LocalFileStore().create(
             f"{checkpoint(tmp_path).metadata_dir}/leases/00000002", '{"pid": 7, "host": "b", "since": "now"}'

@@ -20,16 +20,16 @@ from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.tick_files import TickFiles, idle_timeouts_ms
 from headrace.runtime.clock import Clock
-from headrace.runtime.guards.idle_timer import IdleTimer, InputProgress
-from headrace.spark_plan.source_order import PlannedSource
+from headrace.runtime.guards.guard import Guard, Progress
+from headrace.runtime.guards.idle_timer import IdleTimer
+from headrace.runtime.progress import listen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
-class IdleInputs:
-    """The idle inputs of one run of a flow. Call `begin` before the query starts."""
+class IdleInputGuard(Guard):
+    """The idle inputs of one run of a flow."""
 
     def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, clock: Clock) -> None:
         self._target, self._files = target, TickFiles(flow, checkpoint)
@@ -41,31 +41,22 @@ class IdleInputs:
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
 
-    def begin(self, session: SparkSession) -> None:
-        """Set the session of the flow, in which its sinks look for pending rows."""
+    def before_start(self, session: SparkSession) -> None:
+        """Listen to triggers without new data: they are no progress of a batch."""
         self._session = session
-
-    def on_batch(self, progress: StreamingQueryProgress, order: tuple[PlannedSource, ...]) -> None:
-        """Process a committed batch."""
         if self._timeouts_ms:
-            read = {
-                planned.input: InputProgress(
-                    source.numInputRows,
-                    rest=source.startOffset != source.endOffset or source.latestOffset not in (_NONE, source.endOffset),
-                )
-                for planned, source in zip(order, progress.sources, strict=False)
-                if planned.role == "rows"
-            }
-            with self._lock:
-                self._write(
-                    self._timer.on_batch(read, sum(operator.numRowsTotal for operator in progress.stateOperators))
-                )
+            listen(session, on_empty_trigger=self._on_empty_trigger)
 
-    def on_empty_trigger(self) -> None:
-        """Process a trigger without new data."""
+    def on_progress(self, progress: Progress) -> None:
+        """Write the ticks that are due after a batch."""
         if self._timeouts_ms:
             with self._lock:
-                self._write(self._timer.on_empty_trigger())
+                state_rows = sum(operator.rows for operator in progress.event.state)
+                self._write(self._timer.on_batch(progress.inputs, state_rows))
+
+    def _on_empty_trigger(self) -> None:
+        with self._lock:
+            self._write(self._timer.on_empty_trigger())
 
     def _write(self, due: Mapping[str, int]) -> None:
         for name, tick in due.items():
@@ -79,7 +70,3 @@ class IdleInputs:
         with suppress(OSError, Py4JError, PySparkException):
             return session is not None and any(sink.is_due(session, self._target) for sink in self._pending_sinks)
         return False
-
-
-# How PySpark represents a missing offset.
-_NONE = "None"
