@@ -28,6 +28,8 @@ PATTERNS = sorted(path.name for path in (SRC / "patterns").iterdir() if path.is_
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 LONGEST_MODULE = 400
 MOST_MODULES = 15
+# The query ties everything together, so it grows unless something holds it.
+LONGEST_QUERY, MOST_IMPORTS_OF_THE_QUERY = 200, 15
 
 
 def module_path(path: Path) -> str:
@@ -142,6 +144,14 @@ def test_nothing_is_named_utils_or_the_like() -> None:
 def test_no_module_is_longer_than_400_lines() -> None:
     lengths = {module_path(path): len(path.read_text().splitlines()) for path in MODULES}
     assert {where: lines for where, lines in lengths.items() if lines > LONGEST_MODULE} == {}
+
+
+def test_the_query_stays_small_and_knows_few_modules() -> None:
+    text = (SRC / "runtime" / "query.py").read_text()
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(node) for node in imports if any(alias.name == "*" for alias in node.names)] == []
+    assert len(imports) <= MOST_IMPORTS_OF_THE_QUERY
+    assert len(text.splitlines()) < LONGEST_QUERY
 
 
 def test_no_folder_holds_more_than_15_modules() -> None:

@@ -45,6 +45,7 @@ from headrace import (
 from headrace.audit.flow_audit import BatchToAudit, FlowAudit, late_table, unexplained_table
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowStarted
+from headrace.runtime.session import flow_session
 from headrace.runtime.supervisor import Supervisor
 from headrace.testing import Arrive, rehearse
 
@@ -339,7 +340,7 @@ def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: Spark
     # Every batch is committed before the first one is audited.
     assert Supervisor(spark, target, [silver], bus).run() == {}
 
-    audit = FlowAudit(spark, target, silver)
+    audit = FlowAudit(flow_session(spark, silver), target, silver)
     for event in events:
         if isinstance(event, BatchCommitted):
             audit.take(

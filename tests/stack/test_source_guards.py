@@ -26,6 +26,7 @@ from headrace.flow.target import Target
 from headrace.operate.preflight.measure import measure_rates
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
+from headrace.runtime.session import flow_session
 from headrace.runtime.supervisor import Supervisor
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.kafka.source import KafkaSource
@@ -258,7 +259,7 @@ def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: 
     assert Supervisor(place.spark, place.target, [flow], EventBus()).run() == {}
     place.delete_before(2)
 
-    audit = FlowAudit(place.spark, place.target, flow)
+    audit = FlowAudit(flow_session(place.spark, flow), place.target, flow)
     audit.take([BatchToAudit(0, bad=True, late=False)])
 
     filed = place.spark.read.format("delta").load(quarantine_table(place.target, "orders")).collect()

@@ -16,6 +16,7 @@ from headrace.errors import DataError, HeadraceError, PartUnavailable
 from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.runtime.events import CaptureUnhealthy
 from headrace.runtime.guards.captures import CaptureGuard
+from headrace.runtime.guards.guard import Stop
 
 SHOP = Capture("shop", ("public.orders",), heartbeat="1 second")
 FLOW = mirror(CdcSettings(SHOP))
@@ -51,9 +52,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return given
 
 
-def watch(heard: list[CaptureUnhealthy]) -> CaptureGuard:
+def not_stopped(error: HeadraceError | None, *, immediately: bool = False) -> None:
+    pytest.fail(f"stopped by {error}")
+
+
+def watch(heard: list[CaptureUnhealthy], stop: Stop = not_stopped) -> CaptureGuard:
     connected = Target("t", "", "", databases=TARGET.databases, connect=KafkaConnect("http://127.0.0.1:1"))
-    return CaptureGuard(FLOW, connected, heard.append)
+    return CaptureGuard(FLOW, connected, heard.append, stop)
 
 
 def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Callable[..., None]) -> None:
@@ -61,7 +66,7 @@ def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Ca
     heard: list[CaptureUnhealthy] = []
     watching = watch(heard)
     for _ in range(6):
-        watching.begin()
+        watching.check()
     assert [each.error.code for each in heard] == ["HR-613", "HR-523", "HR-523"]
     assert {(each.flow, each.capture) for each in heard} == {("cdc_shop", "shop")}
 
@@ -77,7 +82,7 @@ def test_log_that_is_held_back_is_told_once_until_it_is_less_whether_the_connect
     heard: list[CaptureUnhealthy] = []
     watching = watch(heard)
     for _ in range(5):
-        watching.begin()
+        watching.check()
     assert [each.error.code for each in heard if each.error.code != BROKEN.code] == ["HR-616", "HR-616"]
     assert [each.error.code for each in heard if each.error.code == BROKEN.code] == ["HR-523"] * down
     assert {each.error.why for each in heard if each.error.code == "HR-616"} == {pressed.warning}
@@ -86,15 +91,16 @@ def test_log_that_is_held_back_is_told_once_until_it_is_less_whether_the_connect
 def test_a_gap_is_raised_when_it_is_seen_twice(answers: Callable[..., None]) -> None:
     answers(LOST, WELL, LOST)
     watching = watch([])
-    watching.begin()
+    watching.check()
     with pytest.raises(DataError, match="Flow 'cdc_shop' has stopped") as ended:
-        watching.begin()
+        watching.check()
     assert ended.value.code == "HR-522"
     assert "snapshot again" in ended.value.remedy
 
 
 def test_a_gap_that_comes_later_ends_the_flow_once_and_a_closed_watch_does_not(answers: Callable[..., None]) -> None:
-    answers(WELL, LOST)
+    # Each guard checks once before the start.
+    answers(WELL, WELL, WELL, LOST)
     ends: list[str] = []
     called = threading.Event()
 
@@ -102,17 +108,17 @@ def test_a_gap_that_comes_later_ends_the_flow_once_and_a_closed_watch_does_not(a
         ends.append(error.code)
         called.set()
 
-    closed, watching = watch([]), watch([])
-    closed.close()
-    closed.start(lambda error: ends.append(f"closed {error.code}"))
-    watching.start(end)
+    closed, watching = watch([], lambda error: ends.append(f"closed {error.code}")), watch([], end)
+    closed.on_end(None)
+    closed.before_start(None)
+    watching.before_start(None)
     assert called.wait(30)
     assert ends == ["HR-522"]
 
 
 def test_a_target_without_connect_is_not_watched(answers: Callable[..., None]) -> None:
     answers(LOST)
-    CaptureGuard(FLOW, TARGET, lambda event: pytest.fail(str(event))).begin()
+    CaptureGuard(FLOW, TARGET, lambda event: pytest.fail(str(event)), not_stopped).before_start(None)
 
 
 def test_a_capture_in_trouble_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:

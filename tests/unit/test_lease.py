@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.storage import LocalFileStore
-from headrace.errors import ConfigError, PartUnavailable, RecoveryError
+from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import acquire_lease
+from headrace.runtime.guards.checkpoint import LeaseGuard
 
 # Takes the lease, says so, and holds it until its standard input ends.
 HOLDER = """
@@ -176,7 +177,7 @@ def test_of_several_that_watch_a_dead_holder_one_takes_over(
 def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks(tmp_path: Path, terms: Lease) -> None:
     stopped = threading.Event()
     with acquire_lease(checkpoint(tmp_path), terms) as old:
-        old.on_lost(stopped.set)
+        old.on_lost(lambda _lost: stopped.set())
         # Whoever takes the next number owns the checkpoint, by whatever right.
         LocalFileStore().create(
             f"{checkpoint(tmp_path).metadata_dir}/leases/00000002", '{"pid": 7, "host": "b", "since": "now"}'
@@ -188,6 +189,29 @@ def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks
         assert terms.kind != "record" or stopped.wait(60)
     beats = [each.name for each in (tmp_path / "rides" / "headrace" / "leases").glob("00000002*")]
     assert beats == ["00000002"], "the one who lost gave back the lease of the other"
+
+
+def test_a_lost_lease_stops_the_query_and_explains_its_end(tmp_path: Path) -> None:
+    stops: list[tuple[str, bool]] = []
+    stopped = threading.Event()
+
+    def stop(error: HeadraceError | None, *, immediately: bool = False) -> None:
+        stops.append((error.code if error else "", immediately))
+        stopped.set()
+
+    refused = DataError("The sink refused it.", why="w", state="s", remedy="r", code="HR-500")
+    with acquire_lease(checkpoint(tmp_path), RECORD) as lease:
+        guard = LeaseGuard(lease, stop)
+        guard.before_start(None)
+        with guard.around_batch(None):
+            assert guard.on_end(None) is None
+            assert guard.on_end(refused) is refused
+        LocalFileStore().create(f"{checkpoint(tmp_path).metadata_dir}/leases/00000002", "{}")
+        with pytest.raises(RecoveryError), guard.around_batch(None):
+            pytest.fail("a batch is written without the lease")
+        assert [guard.on_end(error).code for error in (None, refused)] == ["HR-330", "HR-330"]
+        assert stopped.wait(60)
+    assert stops == [("HR-330", True)]
 
 
 def test_a_lease_whose_records_were_deleted_is_lost(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ from headrace.operate.run import FlowFigures
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.pinned_settings import require_same_state_store
 from headrace.runtime.checkpoint.source_order import read_source_order, require_same_source_order, source_index
-from headrace.runtime.events import SettingPinned, StateNearBudget
+from headrace.runtime.events import BatchCommitted, SettingPinned, StateNearBudget
+from headrace.runtime.guards.guard import Progress
 from headrace.runtime.guards.state_budget import StateBudgetGuard
 from headrace.runtime.session import flow_settings, local_cores
 from headrace.runtime.state.memory import _megabytes, machine_bytes
@@ -287,20 +288,24 @@ class Watched:
     """A watch with a clock of its own, and what it told."""
 
     def __init__(self, target: Target, budget: StateBudget) -> None:
-        self.now, self.told = 0, []
+        self.now, self.told, self.stops = 0, [], []
         self.watch = StateBudgetGuard(
-            flow(RocksDB(budget=budget), Watermark("at", "1 second")), stateful(target), lambda: self.now, self._hear
+            flow(RocksDB(budget=budget), Watermark("at", "1 second")),
+            stateful(target),
+            lambda: self.now,
+            self._hear,
+            self.stops.append,
         )
 
     def _hear(self, event: object) -> None:
         self.told.append(event)
 
     def batches(self, *rows: int, seconds: int = 10) -> HeadraceError | None:
-        error = None
         for number, each in enumerate(rows):
             self.now += seconds * 1000
-            error = error or self.watch.on_batch(number, [OperatorState(0, "dedupe", each, 10 * each, 0)])
-        return error
+            state = (OperatorState(0, "dedupe", each, 10 * each, 0),)
+            self.watch.on_progress(Progress(BatchCommitted("f", number, 0, 0, {}, 0, 0, None, state)))
+        return self.stops[0] if self.stops else None
 
 
 def test_near_the_budget_is_told_once_until_the_state_was_clearly_below(target: Target) -> None:
@@ -331,13 +336,13 @@ def test_over_the_budget_stops_and_names_the_operator_and_how_far(target: Target
     assert "25% over" in error.why
     assert "operator 0 (dedupe)" in error.why
     with pytest.raises(HeadraceError) as refused:
-        watched.watch.before_start()
+        watched.watch.before_start(None)
     assert refused.value.code == "HR-229"
 
 
 def test_a_budget_that_was_raised_lets_the_flow_start(target: Target) -> None:
     Watched(target, StateBudget(rows=100)).batches(101)
-    Watched(target, StateBudget(rows=101)).watch.before_start()
+    Watched(target, StateBudget(rows=101)).watch.before_start(None)
 
 
 # ---- what a person and a program see ----

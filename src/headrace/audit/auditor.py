@@ -20,31 +20,27 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
 
 from headrace.audit.flow_audit import AuditCounts, BatchToAudit, FlowAudit
-from headrace.flow.flow import Flow
-from headrace.flow.target import Target
-from headrace.runtime.error_mapping import map_error
+from headrace.errors import HeadraceError
 from headrace.runtime.events import AuditFailed, BatchCommitted, Event, EventBus, FlowStarted, LateUnexplained
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class Auditor:
-    """Audits the flows of one application, driven by its events. Call `close` when all flows have ended."""
+    """Audits the flows of one application, driven by its events. Call `close` when all flows have ended.
+
+    `audits` has the audit of each flow by its name. `map_error` converts a failure of a flow's audit into an error of
+    the tree.
+    """
 
     def __init__(
         self,
-        application: SparkSession,
-        target: Target,
-        flows: Sequence[Flow],
+        audits: Mapping[str, FlowAudit],
         bus: EventBus,
+        map_error: Callable[[str, Exception], HeadraceError],
     ) -> None:
-        self._bus = bus
-        self._flows = {flow.name: FlowAudit(application, target, flow) for flow in flows}
+        self._audits, self._bus, self._map_error = audits, bus, map_error
         self._events: queue.Queue[FlowStarted | BatchCommitted | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
@@ -59,7 +55,7 @@ class Auditor:
         """Finish the pending batches, and return what this process recorded per flow. Call after the last event."""
         self._events.put(None)
         self._thread.join()
-        return {name: audit.tally() for name, audit in self._flows.items()}
+        return {name: audit.tally() for name, audit in self._audits.items()}
 
     def _run(self) -> None:
         closing = False
@@ -72,13 +68,13 @@ class Auditor:
                 if event is not None and batch is not None:
                     batches.setdefault(event.flow, []).append(batch)
             for flow, pending in batches.items():
-                audit = self._flows[flow]
+                audit = self._audits[flow]
                 try:
                     audit.take(pending)
                     audit.error = None
                 except Exception as error:
                     # The batches are committed. They stay unaudited; the next batch, or the next start, audits them.
-                    audit.error = map_error(flow, error)
+                    audit.error = self._map_error(flow, error)
                     self._bus.publish(AuditFailed(flow, audit.error))
                 for drop in audit.pop_unexplained():
                     self._bus.publish(LateUnexplained(flow, drop.batch_id, drop.dropped, drop.why))

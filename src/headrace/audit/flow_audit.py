@@ -22,7 +22,6 @@ from headrace.ingest.parse import invalid_rows, validate
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
 from headrace.runtime.checkpoint.source_order import source_index
-from headrace.runtime.session import flow_session
 from headrace.sinks.delta.log import last_recorded
 from headrace.sources.errors import source_not_replayable
 
@@ -77,14 +76,16 @@ class AuditCounts:
 
 
 class FlowAudit:
-    """Audits one flow. Used by the auditor's thread; call `tally` when that has ended."""
+    """Audits one flow. Used by the auditor's thread; call `tally` when that has ended.
 
-    def __init__(self, application: SparkSession, target: Target, flow: Flow) -> None:
-        self._flow, self._target = flow, target
-        self._session = flow_session(application, flow)
+    The session has the settings of the flow and belongs to the audit alone, which changes others.
+    """
+
+    def __init__(self, session: SparkSession, target: Target, flow: Flow) -> None:
+        self._session, self._target, self._flow = session, target, flow
         # No query prunes these tables by column statistics, and collecting them costs a pass.
         self._session.conf.set("spark.databricks.delta.stats.collect", "false")
-        self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, application))
+        self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, session))
         self._note_path = f"{self._checkpoint.metadata_dir}/audited.json"
         self._lost = LostOffsets(self._checkpoint)
         self._unaudited: list[LostRange] = []

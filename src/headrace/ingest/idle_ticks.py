@@ -1,4 +1,7 @@
-"""Idle ticks: synthetic rows that advance the watermark of an idle input and never reach the transform."""
+"""Idle ticks: synthetic rows that advance the watermark of an idle input and never reach the transform.
+
+They are added before the watermark and dropped after it.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,25 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.flow.levers import Watermark
-
 _TICK = "_headrace_beat"
 
 # Earlier than any event.
 _MIN_TIME = datetime(1, 1, 1)  # noqa: DTZ001 - Spark reads it in the session's zone, and a day more or less is the same
 
 
-def with_idle_ticks(rows: DataFrame, watermark: Watermark, ticks: DataFrame) -> DataFrame:
-    """Apply the watermark to the rows of an input and to idle ticks. `ticks` has one column, of event times.
+def add_idle_ticks(rows: DataFrame, column: str, ticks: DataFrame) -> DataFrame:
+    """Add idle ticks to the rows of an input. `ticks` has one column of event times, and `column` is that of the rows.
 
-    All other columns of a tick are null, so the columns become nullable in the schema. The rows that are returned
-    contain no such nulls.
+    All other columns of a tick are null, so the columns become nullable in the schema. The rows contain no such nulls
+    after `drop_idle_ticks`.
     """
-    delay, column = watermark.duration.spark(), watermark.column
     time = F.col(ticks.columns[0]).cast(rows.schema[column].dataType)
     tick_rows = ticks.select(time.alias(column), F.lit(True).alias(_TICK))
-    combined = rows.withColumn(_TICK, F.lit(False)).unionByName(tick_rows, allowMissingColumns=True)
-    watermarked = combined.withWatermark(column, delay)
+    return rows.withColumn(_TICK, F.lit(False)).unionByName(tick_rows, allowMissingColumns=True)
+
+
+def drop_idle_ticks(rows: DataFrame, column: str) -> DataFrame:
+    """Return the rows without idle ticks. `column` has the watermark, which keeps the times of the ticks."""
     # Spark pushes a filter below the watermark unless it reads the watermark column. There it would remove the ticks
     # before they advance the watermark. So this filter reads the column, without effect.
-    return watermarked.where(~F.col(_TICK) | (F.col(f"`{column}`") < F.lit(_MIN_TIME))).drop(_TICK)
+    return rows.where(~F.col(_TICK) | (F.col(f"`{column}`") < F.lit(_MIN_TIME))).drop(_TICK)

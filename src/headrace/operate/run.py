@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.audit.auditor import Auditor
-from headrace.audit.flow_audit import AuditCounts
+from headrace.audit.flow_audit import AuditCounts, FlowAudit
 from headrace.audit.late import UnexplainedDrop
 from headrace.audit.throughput import Throughput
 from headrace.clients.storage import FileStore, file_store, is_local
@@ -23,11 +23,13 @@ from headrace.operate.preflight.batch_size import size_batches
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LostRange
 from headrace.runtime.clock import Clock, now_ms
+from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import BatchCommitted, BatchSizeChosen, Event, EventBus, OffsetsLost, RowsQuarantined
-from headrace.runtime.session import open_session
+from headrace.runtime.session import flow_session, open_session
 from headrace.runtime.state.size import OperatorState, count_removed_rows
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
+from headrace.sources.idle_ticks import idle_ticks
 from headrace.stack.jars import JarCache
 
 if TYPE_CHECKING:
@@ -144,9 +146,12 @@ class Application:
         flows, self._batch_sizes = size_batches(flows, target, spark)
         self._figures = {flow.name: FlowFigures(delays=_delays(flow)) for flow in flows}
         self._invalid_rows_counted = dict.fromkeys(self._figures, 0)
-        self._auditor = Auditor(spark, target, flows, self.bus)
+        audits = {flow.name: FlowAudit(flow_session(spark, flow), target, flow) for flow in flows}
+        self._auditor = Auditor(audits, self.bus, map_error)
         self._throughput = Throughput(spark, target, flows, self.bus)
-        self._supervisor = Supervisor(spark, target, flows, self.bus, backoff=backoff, clock=clock)
+        self._supervisor = Supervisor(
+            spark, target, flows, self.bus, backoff=backoff, clock=clock, idle_ticks=idle_ticks
+        )
         self.bus.subscribe(self._on_event)
 
     def run(self) -> Mapping[str, FlowFigures]:

@@ -13,26 +13,19 @@ Spark then writes the rows itself, so Headrace sees no batches. Information abou
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError
-
-from headrace.errors import FlowError, HeadraceError
+from headrace.errors import FlowError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RealTime
+from headrace.flow.sink import NativeWrite, SupportsNativeWrite
 from headrace.flow.source import Source, SupportsContinuous
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-# The commit log is polled twice per epoch, within these bounds.
-_POLL_SECONDS = (0.25, 5.0)
+    from pyspark.sql import DataFrame, SparkSession
 
 # A slot that these flows leave free: for micro-batch flows, and the audit of invalid rows.
 _RESERVED_SLOTS = 1
@@ -102,6 +95,14 @@ def input_source(flow: Flow, name: str, checkpoint: Checkpoint) -> Source:
     return source.for_continuous(start[list(flow.named_inputs).index(name)] if start else None)
 
 
+def native_write(flow: Flow, target: Target, rows: DataFrame) -> NativeWrite | None:
+    """Return how Spark's own writer writes the rows of a flow; None for a flow with batches, whose sink writes them."""
+    if not is_continuous(flow):
+        return None
+    assert isinstance(flow.sink, SupportsNativeWrite)  # noqa: S101 - `compatibility.trigger` refuses others (HRC-108)
+    return flow.sink.native_write(rows, target)
+
+
 def record_start_offsets(flow: Flow, target: Target, checkpoint: Checkpoint) -> None:
     """Record the start offsets of a continuous flow before its first start.
 
@@ -119,75 +120,3 @@ def latest_offsets(flow: Flow, target: Target) -> tuple[str, ...]:
     """Return the current end offsets of each input."""
     sources = (input_.source for input_ in flow.named_inputs.values())
     return tuple(source.latest_offsets(target) for source in sources if isinstance(source, SupportsContinuous))
-
-
-class EpochWatcher:
-    """Polls the commit log of a continuous flow on a separate thread until it is closed.
-
-    Calls `on_epoch` for every committed epoch, in order, with the number of records that it read.
-    """
-
-    def __init__(
-        self, flow: Flow, checkpoint: Checkpoint, on_epoch: Callable[[int, int], None], until: Sequence[str] = ()
-    ) -> None:
-        assert isinstance(flow.trigger, Continuous)  # noqa: S101 - created for such a flow only
-        self._checkpoint, self._on_epoch, self._until = checkpoint, on_epoch, until
-        shortest, longest = _POLL_SECONDS
-        self._pause = min(max(flow.trigger.duration.seconds / 2, shortest), longest)
-        self._last = max(checkpoint.committed_batches(), default=-1)
-        self._closed = threading.Event()
-        self._name = f"epochs-{flow.name}"
-        self._thread: threading.Thread | None = None
-
-    def start(self, on_done: Callable[[], None]) -> None:
-        """Start polling, when the query has started. Earlier epochs are not reported.
-
-        Calls `on_done` once, when the epochs have reached the offsets in `until`.
-        """
-        self._thread = threading.Thread(target=self._watch, args=(on_done,), name=self._name, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Report the last epochs and stop. Called once, when the query has ended."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._poll()
-
-    def _watch(self, on_done: Callable[[], None]) -> None:
-        with suppress(OSError, Py4JError):
-            # By now the checkpoint has its query id.
-            self._checkpoint.record_continuous_start(self._checkpoint.continuous_start())
-        while not self._closed.wait(self._pause):
-            # If the storage does not answer, the next poll asks again.
-            with suppress(OSError, Py4JError, HeadraceError):
-                self._poll()
-                if self._until and self._is_done():
-                    self._until = ()
-                    on_done()
-
-    def _poll(self) -> None:
-        for epoch in self._checkpoint.committed_batches():
-            if epoch > self._last:
-                self._on_epoch(epoch, self._records(epoch))
-                self._last = epoch
-
-    def _records(self, epoch: int) -> int:
-        offsets = self._checkpoint.offset_range(epoch, 0)
-        return _distance(*offsets) if offsets else 0
-
-    def _is_done(self) -> bool:
-        if self._last < 0:
-            return False
-        reached = self._checkpoint.offset_entry(self._last).offsets
-        return all(_distance(offset or "{}", end) <= 0 for offset, end in zip(reached, self._until, strict=True))
-
-
-def _distance(start: str, end: str) -> int:
-    """Return the number of offsets between two positions; partitions that are only in the first do not count."""
-    first, last = json.loads(start), json.loads(end)
-    return sum(
-        max(0, offset - first.get(topic, {}).get(number, 0))
-        for topic, numbers in last.items()
-        for number, offset in numbers.items()
-    )

@@ -1,59 +1,160 @@
-"""Opens the inputs of a flow as streaming DataFrames: read, validated, counted, with watermarks."""
+"""The inputs of a flow as streaming DataFrames: `STEPS` lists what happens to rows before the transform.
+
+A step returns the rows unchanged if the input does not need it:
+
+| step              | for                                                                          |
+|-------------------|------------------------------------------------------------------------------|
+| read              | every input                                                                  |
+| validate          | inputs with a payload schema, a watermark or rules                           |
+| count             | the same, under triggers that support counters                               |
+| fail_on_violation | inputs with a rule of the action `fail`                                      |
+| drop_invalid      | validated inputs: from here on the rows have the columns that the flow gets  |
+| add_idle_ticks    | inputs with an `idle_timeout`: they advance a watermark without rows         |
+| set_watermark     | inputs with a watermark, under triggers with batches                         |
+| drop_idle_ticks   | inputs with idle ticks                                                       |
+| track_event_time  | inputs with a watermark, under triggers with batches                         |
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.flow.flow import Flow
-from headrace.flow.levers import Continuous
-from headrace.flow.target import Target
-from headrace.ingest.future_events import drop_invalid, validate_by_clock
-from headrace.ingest.parse import valid_rows, validate
-from headrace.ingest.rules import fail_on_violation
-from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.flow.inputs import Input
+from headrace.flow.levers import Continuous, Watermark
+from headrace.ingest import future_events, idle_ticks, parse, rules
+from headrace.runtime import counters
+from headrace.runtime.checkpoint.tick_files import TickFiles
 from headrace.runtime.continuous import input_source, is_continuous
-from headrace.runtime.counters import count_validated, track_event_time
-from headrace.runtime.guards.idle_inputs import IdleInputs
+from headrace.runtime.run import Run
 from headrace.spark_plan.source_order import PlannedSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class InputFrames:
-    """The input DataFrames of one run of a flow. Call `open` once, on the thread that starts the query."""
+@dataclass
+class OpenInput:
+    """One input while its steps build its rows. `streams` gets every source that a step opens."""
 
-    def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, idle_inputs: IdleInputs) -> None:
-        self._flow, self._target, self._checkpoint, self._idle_inputs = flow, target, checkpoint, idle_inputs
-        self._sources: dict[PlannedSource, DataFrame] = {}
-
-    def open(self, session: SparkSession) -> dict[str, DataFrame]:
-        """Return one DataFrame per input."""
-        return {name: self._open_input(session, name) for name in self._flow.named_inputs}
+    run: Run
+    name: str
+    session: SparkSession
+    ticks: TickFiles
+    streams: dict[PlannedSource, DataFrame]
+    rows: DataFrame = field(init=False)
 
     @property
-    def streams(self) -> dict[PlannedSource, DataFrame]:
-        """Every opened source with its DataFrame, including the sources of idle ticks."""
-        return self._sources | self._idle_inputs.streams
+    def spec(self) -> Input:
+        """The declared input."""
+        return self.run.flow.named_inputs[self.name]
 
-    def _open_input(self, session: SparkSession, name: str) -> DataFrame:
-        input_ = self._flow.named_inputs[name]
-        rows = input_source(self._flow, name, self._checkpoint).stream(session, self._target)
-        self._sources[PlannedSource(name, input_.source.name)] = rows
-        if input_.schema is not None:
-            rows = valid_rows(self._counted(validate(rows, input_), name), input_)
-        elif input_.watermark is not None or input_.rules:
-            rows = drop_invalid(self._counted(validate_by_clock(rows, input_, F.current_timestamp()), name), input_)
-        # Without batches there is no state, so a watermark has no effect.
-        if input_.watermark is None or is_continuous(self._flow):
-            return rows
-        watermarked = self._idle_inputs.apply_watermark(session, name, rows, input_.watermark)
-        return track_event_time(watermarked, name, input_.watermark.column)
+    @property
+    def is_validated(self) -> bool:
+        """Whether rows of the input can be invalid."""
+        return self.spec.schema is not None or self.spec.watermark is not None or bool(self.spec.rules)
 
-    def _counted(self, rows: DataFrame, name: str) -> DataFrame:
-        """Count the validated rows, and fail on a row that violates a rule with the action `fail`."""
-        rules = self._flow.named_inputs[name].rules
-        counted = rows if isinstance(self._flow.trigger, Continuous) else count_validated(rows, name, rules)
-        return fail_on_violation(counted, rules)
+    @property
+    def watermark(self) -> Watermark | None:
+        """The watermark of the input. Without batches there is no state, so a watermark has no effect."""
+        return None if is_continuous(self.run.flow) else self.spec.watermark
+
+
+def read(opened: OpenInput) -> DataFrame:
+    """Open the stream of the source."""
+    rows = input_source(opened.run.flow, opened.name, opened.run.checkpoint).stream(opened.session, opened.run.target)
+    opened.streams[PlannedSource(opened.name, opened.spec.source.name)] = rows
+    return rows
+
+
+def validate(opened: OpenInput) -> DataFrame:
+    """Parse the payload, and mark invalid rows and the rules that each row violates."""
+    if opened.spec.schema is not None:
+        return parse.validate(opened.rows, opened.spec)
+    if opened.is_validated:
+        return future_events.validate_by_clock(opened.rows, opened.spec, F.current_timestamp())
+    return opened.rows
+
+
+def count(opened: OpenInput) -> DataFrame:
+    """Count the rows, the invalid ones and the violations of each rule."""
+    if opened.is_validated and not isinstance(opened.run.flow.trigger, Continuous):
+        return counters.count_validated(opened.rows, opened.name, opened.spec.rules)
+    return opened.rows
+
+
+def fail_on_violation(opened: OpenInput) -> DataFrame:
+    """Fail the query on a row that violates a rule with the action `fail`."""
+    return rules.fail_on_violation(opened.rows, opened.spec.rules)
+
+
+def drop_invalid(opened: OpenInput) -> DataFrame:
+    """Keep the valid rows, with the columns of the payload or of the source."""
+    if opened.spec.schema is not None:
+        return parse.valid_rows(opened.rows, opened.spec)
+    return future_events.drop_invalid(opened.rows, opened.spec) if opened.is_validated else opened.rows
+
+
+def add_idle_ticks(opened: OpenInput) -> DataFrame:
+    """Add the stream of idle ticks."""
+    if opened.watermark is None or not opened.ticks.has_ticks(opened.name):
+        return opened.rows
+    stream_of = opened.run.idle_ticks
+    assert stream_of is not None, "Supervisor(idle_ticks=...) is not set"  # noqa: S101 - `operate` sets it
+    ticks = stream_of(opened.session, opened.ticks.prepare(opened.name))
+    opened.streams[_tick_source(opened)] = ticks
+    return idle_ticks.add_idle_ticks(opened.rows, opened.watermark.column, ticks)
+
+
+def set_watermark(opened: OpenInput) -> DataFrame:
+    """Set the watermark."""
+    if opened.watermark is None:
+        return opened.rows
+    return opened.rows.withWatermark(opened.watermark.column, opened.watermark.duration.spark())
+
+
+def drop_idle_ticks(opened: OpenInput) -> DataFrame:
+    """Drop the idle ticks, which have advanced the watermark."""
+    if opened.watermark is None or _tick_source(opened) not in opened.streams:
+        return opened.rows
+    return idle_ticks.drop_idle_ticks(opened.rows, opened.watermark.column)
+
+
+def track_event_time(opened: OpenInput) -> DataFrame:
+    """Track the newest event time."""
+    if opened.watermark is None:
+        return opened.rows
+    return counters.track_event_time(opened.rows, opened.name, opened.watermark.column)
+
+
+STEPS: tuple[Callable[[OpenInput], DataFrame], ...] = (
+    read,
+    validate,
+    count,
+    fail_on_violation,
+    drop_invalid,
+    add_idle_ticks,
+    set_watermark,
+    drop_idle_ticks,
+    track_event_time,
+)
+
+
+def open_inputs(session: SparkSession, run: Run) -> tuple[dict[str, DataFrame], dict[PlannedSource, DataFrame]]:
+    """Return the rows of each input of a flow, and every opened source with its stream. Called once per start."""
+    ticks = TickFiles(run.flow, run.checkpoint)
+    rows: dict[str, DataFrame] = {}
+    streams: dict[PlannedSource, DataFrame] = {}
+    for name in run.flow.named_inputs:
+        opened = OpenInput(run, name, session, ticks, streams)
+        for step in STEPS:
+            opened.rows = step(opened)
+        rows[name] = opened.rows
+    return rows, streams
+
+
+def _tick_source(opened: OpenInput) -> PlannedSource:
+    return PlannedSource(opened.name, opened.spec.source.name, "beats")

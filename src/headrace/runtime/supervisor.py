@@ -28,6 +28,7 @@ from headrace.runtime.continuous import is_continuous, require_task_slots
 from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.query import RunningQuery
+from headrace.runtime.run import IdleTicks, Run
 from headrace.runtime.state.memory import state_memory
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ class Backoff:
 
 
 class Supervisor:
-    """Runs flows. Call `run` once from one thread; `drain` may be called from any thread."""
+    """Runs flows. Call `run` once from one thread; `drain` may be called from any thread.
+
+    `idle_ticks` is needed if an input has an `idle_timeout`.
+    """
 
     def __init__(
         self,
@@ -72,10 +76,11 @@ class Supervisor:
         backoff: Backoff | None = None,
         drain_seconds: float = 60.0,
         clock: Clock = now_ms,
+        idle_ticks: IdleTicks | None = None,
     ) -> None:
         self._application, self._target, self._flows, self._bus = application, target, flows, bus
         self._backoff = backoff or Backoff()
-        self._drain_seconds, self._clock = drain_seconds, clock
+        self._drain_seconds, self._clock, self._idle_ticks = drain_seconds, clock, idle_ticks
         self._memory_mb = state_memory(flows, application)
         self._draining = threading.Event()
         self._running: dict[str, RunningQuery] = {}
@@ -122,12 +127,10 @@ class Supervisor:
                 failures = 0
             self._bus.publish(event)
 
+        run = Run(flow, self._target, checkpoint, lease, on_event, self._clock, self._memory_mb, self._idle_ticks)
         while not self._draining.is_set():
             try:
-                query = RunningQuery(
-                    flow, self._target, checkpoint, lease, on_event, clock=self._clock, memory_mb=self._memory_mb
-                )
-                self._run_once(flow, checkpoint, query)
+                self._run_once(flow, checkpoint, RunningQuery(run))
             except Transient as error:
                 failures += 1
                 delay = self._backoff.delay(failures)

@@ -254,7 +254,7 @@ def open_reconciliation(spark: SparkSession, target: Target, flow: Flow) -> Iter
     with acquire_lease(checkpoint, target.lease) as held_lease, lock_sink_folders(flow, target):
         reconciliation = JoinReconciliation(spark, target, flow, checkpoint, held_lease)
         if checkpoint.committed_batches():
-            FlowAudit(spark, target, flow).catch_up()
+            FlowAudit(flow_session(spark, flow), target, flow).catch_up()
         try:
             yield reconciliation
         finally:

@@ -229,7 +229,7 @@ def open_repair(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Rep
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
     with acquire_lease(checkpoint, target.lease) as held_lease, lock_sink_folders(flow, target):
         if checkpoint.committed_batches():
-            FlowAudit(spark, target, flow).catch_up()
+            FlowAudit(flow_session(spark, flow), target, flow).catch_up()
         repair = Repair(spark, target, flow, checkpoint, held_lease)
         try:
             yield repair

@@ -52,7 +52,7 @@ class ActiveLease:
     def __init__(self, checkpoint: Checkpoint, token: int, record: str) -> None:
         self.token = token
         self._checkpoint, self._record = checkpoint, record
-        self._callback: Callable[[], None] = lambda: None
+        self._callback: Callable[[HeadraceError], None] = lambda _lost: None
 
     def check(self) -> None:
         """Raise unless this lease is still the highest: RecoveryError if it is lost, PartUnavailable if unknown."""
@@ -83,8 +83,8 @@ class ActiveLease:
         yield
         self.check()
 
-    def explain(self, error: Exception) -> Exception:
-        """Return the cause of a failed batch: the lost lease if it is lost, since the sink then refuses this driver."""
+    def explain(self, error: HeadraceError) -> HeadraceError:
+        """Return the cause of a failed query: the lost lease if it is lost, since the sink then refuses this driver."""
         try:
             self.check()
         except RecoveryError as lost:
@@ -94,8 +94,11 @@ class ActiveLease:
             return error
         return error
 
-    def on_lost(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, from the heartbeat thread, if the lease is lost. A later call replaces the callback."""
+    def on_lost(self, callback: Callable[[HeadraceError], None]) -> None:
+        """Call `callback` once with HR-330, from the heartbeat thread, if the lease is lost.
+
+        It must return quickly. A later call replaces the callback.
+        """
         self._callback = callback
 
     @contextmanager
@@ -115,8 +118,8 @@ class ActiveLease:
                 except (OSError, Py4JError, PartUnavailable):
                     # The storage is unavailable. Another driver may take over, and the next heartbeat notices that.
                     continue
-                except RecoveryError:
-                    self._callback()
+                except RecoveryError as lost:
+                    self._callback(lost)
                     return
 
         thread = threading.Thread(target=write_heartbeats, name=f"lease-{self._checkpoint.flow}", daemon=True)

@@ -1,10 +1,6 @@
-"""Idle ticks of a running flow: the files that hold them, and the streams that read these files.
+"""Writes the idle ticks of a running flow, when its inputs are idle.
 
-    FLOW/headrace/heartbeats/INPUT/MILLISECONDS
-
-An idle tick is a file, so a retried batch reads the same ticks and advances the watermark identically. Spark deletes a
-file after the batch that read it. Unread files of an earlier run are deleted at the start: with a new or restored
-checkpoint their event times would be ahead of rows that are still to be read.
+`IdleTimer` decides when a tick is due, `TickFiles` holds the ticks, and the inputs of the flow read them.
 """
 
 from __future__ import annotations
@@ -18,89 +14,55 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from headrace.flow.flow import Flow
-from headrace.flow.levers import AvailableNow, Continuous, RealTime, Watermark
+from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import HasPendingRows, leaf_sinks
 from headrace.flow.target import Target
-from headrace.ingest.idle_ticks import with_idle_ticks
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.source_order import read_source_order
+from headrace.runtime.checkpoint.tick_files import TickFiles, idle_timeouts_ms
 from headrace.runtime.clock import Clock
-from headrace.runtime.guards.idle_timer import IdleTimer, InputProgress
-from headrace.sources.idle_ticks import idle_ticks
-from headrace.spark_plan.source_order import PlannedSource
+from headrace.runtime.guards.guard import Guard, Progress
+from headrace.runtime.guards.idle_timer import IdleTimer
+from headrace.runtime.progress import listen
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
-
-# Creates the folder on any filesystem. Spark ignores names that start with a dot.
-_PLACEHOLDER = ".keep"
+    from pyspark.sql import SparkSession
 
 
-class IdleInputs:
-    """The idle inputs of one run of a flow. Call `apply_watermark` on the starting thread."""
+class IdleInputGuard(Guard):
+    """The idle inputs of one run of a flow."""
 
     def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, clock: Clock) -> None:
-        self._flow, self._target, self._checkpoint = flow, target, checkpoint
+        self._target, self._files = target, TickFiles(flow, checkpoint)
+        self._timeouts_ms = idle_timeouts_ms(flow)
         # A run that ends when everything is read has no idle inputs.
         is_finite = isinstance(flow.trigger, AvailableNow)
-        timeouts = {
-            name: input_.watermark.idle_timeout_duration
-            for name, input_ in flow.named_inputs.items()
-            if input_.watermark
-        }
-        # Triggers without batches have no state, and support no second source.
-        has_batches = not isinstance(flow.trigger, Continuous | RealTime)
-        self._timeouts_ms = {
-            name: timeout.ms for name, timeout in timeouts.items() if timeout is not None and has_batches
-        }
         self._timer = IdleTimer({} if is_finite else self._timeouts_ms, clock, self._sink_waits)
         self._pending_sinks = [sink for _, sink in leaf_sinks(flow.sink) if isinstance(sink, HasPendingRows)]
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
-        self.streams: dict[PlannedSource, DataFrame] = {}
 
-    def apply_watermark(self, session: SparkSession, name: str, rows: DataFrame, watermark: Watermark) -> DataFrame:
-        """Return the rows of an input with its watermark and idle ticks. Called once per input and start."""
-        if name not in self._timeouts_ms and not self._had_idle_ticks(name):
-            return rows.withWatermark(watermark.column, watermark.duration.spark())
-        self._session, folder = session, self._folder(name)
-        if self._checkpoint.unfinished_batch() is None:
-            for file in self._checkpoint.files.names(folder):
-                if not file.startswith("."):
-                    self._checkpoint.files.delete(f"{folder}/{file}")
-        self._checkpoint.files.write(f"{folder}/{_PLACEHOLDER}", "")
-        stream = idle_ticks(session, folder)
-        self.streams[PlannedSource(name, self._flow.named_inputs[name].source.name, "beats")] = stream
-        return with_idle_ticks(rows, watermark, stream)
-
-    def on_batch(self, progress: StreamingQueryProgress, order: tuple[PlannedSource, ...]) -> None:
-        """Process a committed batch."""
+    def before_start(self, session: SparkSession) -> None:
+        """Listen to triggers without new data: they are no progress of a batch."""
+        self._session = session
         if self._timeouts_ms:
-            read = {
-                planned.input: InputProgress(
-                    source.numInputRows,
-                    rest=source.startOffset != source.endOffset or source.latestOffset not in (_NONE, source.endOffset),
-                )
-                for planned, source in zip(order, progress.sources, strict=False)
-                if planned.role == "rows"
-            }
-            with self._lock:
-                self._write(
-                    self._timer.on_batch(read, sum(operator.numRowsTotal for operator in progress.stateOperators))
-                )
+            listen(session, on_empty_trigger=self._on_empty_trigger)
 
-    def on_empty_trigger(self) -> None:
-        """Process a trigger without new data."""
+    def on_progress(self, progress: Progress) -> None:
+        """Write the ticks that are due after a batch."""
         if self._timeouts_ms:
             with self._lock:
-                self._write(self._timer.on_empty_trigger())
+                state_rows = sum(operator.rows for operator in progress.event.state)
+                self._write(self._timer.on_batch(progress.inputs, state_rows))
+
+    def _on_empty_trigger(self) -> None:
+        with self._lock:
+            self._write(self._timer.on_empty_trigger())
 
     def _write(self, due: Mapping[str, int]) -> None:
         for name, tick in due.items():
             # A tick that cannot be written is skipped: the next trigger writes one.
             with suppress(OSError, Py4JError):
-                self._checkpoint.files.write(f"{self._folder(name)}/{tick}", str(tick))
+                self._files.write(name, tick)
 
     def _sink_waits(self) -> bool:
         """Whether a sink holds pending rows. If a sink cannot tell, the next trigger asks again."""
@@ -108,15 +70,3 @@ class IdleInputs:
         with suppress(OSError, Py4JError, PySparkException):
             return session is not None and any(sink.is_due(session, self._target) for sink in self._pending_sinks)
         return False
-
-    def _had_idle_ticks(self, name: str) -> bool:
-        """Whether the checkpoint has a source of idle ticks for the input. Its stream must then stay, without ticks."""
-        order = read_source_order(self._checkpoint) if self._checkpoint.planned_batches() else None
-        return any((source.input, source.role) == (name, "beats") for source in order or ())
-
-    def _folder(self, name: str) -> str:
-        return f"{self._checkpoint.metadata_dir}/heartbeats/{name}"
-
-
-# How PySpark represents a missing offset.
-_NONE = "None"

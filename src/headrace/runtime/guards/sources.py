@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from headrace.errors import DataError, HeadraceError, Transient
 from headrace.flow.flow import Flow
@@ -23,7 +24,12 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.runtime.checkpoint.topic_identity import AcceptedTopic, TopicIdentities
+from headrace.runtime.continuous import is_continuous
 from headrace.runtime.events import OffsetsLost
+from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Error codes that a recreated topic or a lost range can cause.
 _LOSS_CODES = ("HR-501", "HR-502")
@@ -32,13 +38,19 @@ _LOSS_CODES = ("HR-501", "HR-502")
 _MAX_RANGES = 8
 
 
-class SourceGuard:
-    """The source guard of one run: `before_start` runs on the starting thread, `around_batch` on the writing one."""
+class SourceGuard(Guard):
+    """The source guard of one run: topics that are recreated, and offsets that are lost."""
 
     def __init__(
-        self, flow: Flow, target: Target, checkpoint: Checkpoint, on_event: Callable[[OffsetsLost], None]
+        self,
+        flow: Flow,
+        target: Target,
+        checkpoint: Checkpoint,
+        on_event: Callable[[OffsetsLost], None],
+        stop: Stop,
     ) -> None:
         self._flow, self._target, self._checkpoint, self._on_event = flow, target, checkpoint, on_event
+        self._stop = stop
         self._sources: dict[str, CanLoseRows] = {
             name: input_.source for name, input_ in flow.named_inputs.items() if isinstance(input_.source, CanLoseRows)
         }
@@ -50,7 +62,7 @@ class SourceGuard:
         self._indices: dict[str, int | None] = {}
         self._identities: TopicIdentities
 
-    def before_start(self) -> None:
+    def before_start(self, session: SparkSession) -> None:
         """Compare the ids of all topics with those of the checkpoint. Raises HR-311, HR-312 or HR-506."""
         if self._sources:
             self._watches = {name: source.watch(self._target) for name, source in self._sources.items()}
@@ -58,7 +70,7 @@ class SourceGuard:
             self._identities.at_start(self._ids())
 
     @contextmanager
-    def around_batch(self, batch_id: int) -> Iterator[None]:
+    def around_batch(self, attempt: Attempt) -> Iterator[None]:
         """Compare ids and offsets before a batch is written; afterwards, record offsets that were lost meanwhile.
 
         For a retried batch, rows of lost offsets may already be in the sinks.
@@ -66,6 +78,7 @@ class SourceGuard:
         if not self._sources:
             yield
             return
+        batch_id = attempt.batch.id
         may_be_written = self._may_be_written(batch_id)
         try:
             now = self._ids()
@@ -81,14 +94,22 @@ class SourceGuard:
         yield
         self._record(batch_id, now, LossKind.MAYBE)
 
-    def check_topics(self) -> None:
-        """Compare the ids of all topics, for a flow without batches. Raises HR-311 or HR-506."""
-        if self._sources:
+    def on_progress(self, progress: Progress) -> None:
+        """Stop a query without batches if a topic was recreated (HR-311) or deleted (HR-506)."""
+        if not self._sources or not is_continuous(self._flow):
+            return
+        try:
             self._identities.before_batch(self._ids())
+        except Transient:
+            return  # the query itself fails if the broker stays away
+        except HeadraceError as error:
+            self._stop(error, immediately=True)
 
-    def explain(self, error: HeadraceError) -> HeadraceError:
-        """Return the error of a failed query; for lost data the cause: a recreated topic, or the lost ranges."""
-        unfinished = self._checkpoint.unfinished_batch() if error.code in _LOSS_CODES and self._watches else None
+    def on_end(self, error: HeadraceError | None) -> HeadraceError | None:
+        """Explain lost data by its cause: a recreated topic (HR-311), or the lost ranges (HR-502)."""
+        if error is None or error.code not in _LOSS_CODES or not self._watches:
+            return error
+        unfinished = self._checkpoint.unfinished_batch()
         if unfinished is None:
             return error
         try:

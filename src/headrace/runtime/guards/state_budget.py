@@ -10,19 +10,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from headrace.errors import FlowError
+from headrace.errors import FlowError, HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.clock import Clock
 from headrace.runtime.events import StateNearBudget
+from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
 from headrace.runtime.state.forecast import StateGrowth
-from headrace.runtime.state.size import OperatorState, read_state_size, total_state, write_state_size
+from headrace.runtime.state.size import (
+    OperatorState,
+    operator_states,
+    read_state_size,
+    total_state,
+    write_state_size,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A warning at four fifths leaves time to act. It repeats only after the state was clearly below.
 _NEAR, _CLEARLY_BELOW = 0.8, 0.7
@@ -36,13 +47,20 @@ _FILLING = 2
 _SAVE_INTERVAL_MS = 30_000
 
 
-class StateBudgetGuard:
-    """The budget guard of one run. Call `before_start`, `on_batch` per committed batch in order, then `on_end`."""
+class StateBudgetGuard(Guard):
+    """The budget guard of one run."""
 
     def __init__(
-        self, flow: Flow, checkpoint: Checkpoint, clock: Clock, on_event: Callable[[StateNearBudget], None]
+        self,
+        flow: Flow,
+        checkpoint: Checkpoint,
+        clock: Clock,
+        on_event: Callable[[StateNearBudget], None],
+        stop: Stop,
     ) -> None:
         self._flow, self._checkpoint, self._clock, self._on_event = flow, checkpoint, clock, on_event
+        self._stop = stop
+        self._over_budget: FlowError | None = None
         self._limits = flow.state.budget.limits if flow.state.budget is not None else {}
         delays = [
             input_.watermark.duration.seconds for input_ in flow.named_inputs.values() if input_.watermark is not None
@@ -53,7 +71,7 @@ class StateBudgetGuard:
         self._last: tuple[int, Sequence[OperatorState]] | None = None
         self._saved_at = clock()
 
-    def before_start(self) -> None:
+    def before_start(self, session: SparkSession) -> None:
         """Raise HR-229 if the last run left more state than the budget allows."""
         size = read_state_size(self._checkpoint) if self._limits else None
         for measure, limit in self._limits.items():
@@ -69,32 +87,50 @@ class StateBudgetGuard:
                     code="HR-229",
                 )
 
-    def on_batch(self, batch_id: int, state: Sequence[OperatorState]) -> FlowError | None:
-        """Check the state after a batch; return the error to stop with if it exceeds the budget."""
+    @contextmanager
+    def around_batch(self, attempt: Attempt) -> Iterator[None]:
+        """Raise if the previous batch left too much state. The listener may not have reported it yet.
+
+        The current batch is planned but not written: it runs first after the budget is raised.
+        """
+        if self._limits and self._over_budget is None:
+            previous = attempt.last_progress()
+            if previous is not None:
+                self._over_budget = self._find_excess(previous.batchId, operator_states(previous.stateOperators))
+        if self._over_budget is not None:
+            raise self._over_budget
+        yield
+
+    def on_progress(self, progress: Progress) -> None:
+        """Check the state after a batch: warn, or stop the query after its in-flight batch."""
+        batch_id, state, now = progress.event.batch_id, progress.event.state, self._clock()
         if not state:
-            return None
-        self._last, now = (batch_id, state), self._clock()
-        error = self.over_budget_error(batch_id, state)
+            return
+        self._last = (batch_id, state)
+        error = self._find_excess(batch_id, state)
         if error is not None:
             self._save()
-            return error
+            if self._over_budget is None:
+                self._over_budget = error
+                self._stop(error)
+            return
         for measure, limit in self._limits.items():
             self._growth[measure].add(now / 1000, total_state(state, measure))
             self._warn(batch_id, state, measure, limit)
         if now - self._saved_at >= _SAVE_INTERVAL_MS:
             self._save()
-        return None
 
-    def over_budget_error(self, batch_id: int, state: Sequence[OperatorState]) -> FlowError | None:
-        """Return the error to stop with if the state exceeds the budget. May be called from any thread."""
+    def on_end(self, error: HeadraceError | None) -> HeadraceError | None:
+        """Save the final size of the state."""
+        self._save()
+        return error
+
+    def _find_excess(self, batch_id: int, state: Sequence[OperatorState]) -> FlowError | None:
+        """Return the error to stop with if the state exceeds the budget."""
         for measure, limit in self._limits.items():
             if total_state(state, measure) > limit:
                 return self._budget_error(batch_id, state, measure, limit)
         return None
-
-    def on_end(self) -> None:
-        """Save the final size of the state. Called once, when the query has ended."""
-        self._save()
 
     def _warn(self, batch_id: int, state: Sequence[OperatorState], measure: str, limit: int) -> None:
         used, warned = total_state(state, measure), self._warned[measure]
