@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.home import DEFAULT_HOME, HomeOption
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.output import JsonOption, YesOption, confirm, emit, err, out, require_yes
 from headrace.cli.progress import progress_reporter
 from headrace.demos.runner import delete_demo_data
 from headrace.stack.local import LocalStack
@@ -24,8 +24,10 @@ def down_command(
 ) -> None:
     """Stop the local services and keep their data."""
     stack = LocalStack(home)
+    if wipe:
+        require_yes("`down --wipe --json` deletes data", yes=yes, json=json)
     if wipe and not yes:
-        _confirm_wipe(stack, json=json)
+        _confirm_wipe(stack)
     with progress_reporter(json=json) as reporter:
         stopped = stack.down(reporter.event)
         wiped = stack.wipe(reporter.event) if wipe else ()
@@ -41,13 +43,8 @@ def down_command(
         out.print("Nothing was running." if not wipe else "There was nothing to delete.")
 
 
-def _confirm_wipe(stack: LocalStack, *, json: bool) -> None:
-    """Print what would be deleted and ask for confirmation; scripts have to pass `--yes`."""
-    if json:
-        emit({"ok": False, "error": "`down --wipe --json` deletes data and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
+def _confirm_wipe(stack: LocalStack) -> None:
+    """Print what would be deleted and ask for confirmation."""
     megabytes = sum(part.data_bytes for part in stack.ps()) / 1e6
     err.print(f"This deletes every topic, record and table in {stack.folder} ({megabytes:.1f} MB), and all demo data.")
-    if not typer.confirm("Delete it?", default=False, err=True):
-        err.print("Nothing was deleted, nothing was stopped.")
-        raise typer.Exit(ANSWER_IS_NO)
+    confirm("Delete it?", "Nothing was deleted, nothing was stopped.")

@@ -13,7 +13,7 @@ import typer
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.reconcile.compare import TableComparison, compare, repair
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, emit, err, out, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import start_session
 from headrace.clients.postgres import database_of
@@ -47,9 +47,8 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
     json: JsonOption = False,
 ) -> None:
     """Compare mirrors with their source, row by row, at a fixed log position, and list the rows that differ."""
-    if repair_them and json and not yes:
-        emit({"ok": False, "error": "`reconcile cdc --repair --json` changes tables and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
+    if repair_them:
+        require_yes("`reconcile cdc --repair --json` changes tables", yes=yes, json=json)
     patience = Duration.parse(wait).seconds
     loaded, run_target, _ = load_project(project, target, [])
     source = database_of(run_target, database)
@@ -99,9 +98,8 @@ def reconcile_orders(
     json: JsonOption = False,
 ) -> None:
     """Recompute a day of orders and payments as a batch, and show what the stream missed, by cause."""
-    if repair_them and json and not yes:
-        emit({"ok": False, "error": "`reconcile orders --repair --json` changes tables and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
+    if repair_them:
+        require_yes("`reconcile orders --repair --json` changes tables", yes=yes, json=json)
     selected_day = _date(day)
     loaded, run_target, selected_flows = load_project(project, target, flows or [])
     joins = selected_flows if flows else [flow for flow in selected_flows if is_join(flow)]
