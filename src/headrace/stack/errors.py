@@ -10,7 +10,8 @@
 | HR-406 | the disk is full                                                  |
 | HR-407 | every port of a range is taken                                    |
 | HR-408 | a part died while starting                                        |
-| HR-409 | a part runs but does not answer, or does not stop                 |
+| HR-409 | a part runs but does not answer                                   |
+| HR-410 | a part does not stop                                              |
 | HR-411 | another command locks the local stack for too long                |
 | HR-412 | the wheel with PostgreSQL's binaries is not installed             |
 | HR-413 | a database refuses root, and privileges cannot be dropped         |
@@ -139,13 +140,13 @@ def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
 
 
 def will_not_stop(part: str, pid: int) -> StackError:
-    """HR-409: not even SIGKILL ended it."""
+    """HR-410: not even SIGKILL ended it."""
     return StackError(
         f"{part} (pid {pid}) does not stop.",
         why="It ignored SIGTERM and SIGKILL: it hangs in the kernel, or belongs to another user.",
         state="Its data is kept.",
         remedy=f"Look at it with `ps -fp {pid}`, then run `headrace down` again.",
-        code="HR-409",
+        code="HR-410",
     )
 
 

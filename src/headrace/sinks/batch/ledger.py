@@ -35,7 +35,7 @@ class LedgerEntry:
 
     @classmethod
     def decoded(cls, text: str, place: str) -> LedgerEntry:
-        """Parse an entry; raise RecoveryError (HR-314) if the text is not one."""
+        """Parse an entry; raise RecoveryError (HR-319) if the text is not one."""
         try:
             fields = json.loads(text)
             return cls(
@@ -51,7 +51,7 @@ class LedgerEntry:
                 why=f"It holds {text!r}.",
                 state="Nothing was written.",
                 remedy="Restore the ledger, or start the flow under a new name.",
-                code="HR-314",
+                code="HR-319",
             ) from error
 
 
