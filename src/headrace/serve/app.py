@@ -17,7 +17,7 @@ from headrace.serve.cities.board import CityBoard
 from headrace.serve.cities.feed import FeedStatus
 from headrace.serve.guard import LOOPBACK_NAMES, SecurityMiddleware
 from headrace.serve.live import LiveStreams, StreamIntervals
-from headrace.serve.routes import events, health, page
+from headrace.serve.routes import api, page
 
 _DESCRIPTION = """\
 What the ride analytics flows publish, city by city, in windows of five minutes.
@@ -56,8 +56,7 @@ def create_app(
     app.state.live = LiveStreams(board, feed_status, pace or StreamIntervals())
     app.state.assets = Assets()
     app.include_router(cities.router, prefix="/api/v1")
-    app.include_router(events.router, prefix="/api/v1")
-    app.include_router(health.router, prefix="/api/v1")
-    app.include_router(page.router)
+    app.include_router(api, prefix="/api/v1")
+    app.include_router(page)
     app.add_middleware(SecurityMiddleware, allowed_hosts=tuple(allowed_hosts))
     return app
