@@ -34,6 +34,9 @@ from headrace.errors import StackError, did_you_mean
 # Below this the broker would start, and stop at its first segments with a stack trace nobody expects.
 LEAST_FREE_BYTES = 256 * 1024 * 1024
 
+# The most jars and problems that a message names.
+_MAX_NAMED = 3
+
 
 def no_java(searched: Sequence[str], install: str) -> StackError:
     """HR-401: there is no Java that Spark accepts."""
@@ -228,7 +231,7 @@ def as_stack_errors(path: Path) -> Iterator[None]:
         raise not_writable(path, error) from error
 
 
-def _first(items: Sequence[str], most: int = 3) -> str:
+def _first(items: Sequence[str]) -> str:
     """Return the first items and the number of the others, to keep messages short."""
-    rest = len(items) - most
-    return "; ".join(items[:most]) + (f"; and {rest} more" if rest > 0 else "")
+    rest = len(items) - _MAX_NAMED
+    return "; ".join(items[:_MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")

@@ -7,7 +7,7 @@ the batches, the watermark and what is late for a window are those of every flow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -149,7 +149,6 @@ def silences(
     silence_ms: int = 15 * MINUTE_MS,
     forget_ms: int = 30 * DAY_MS,
     delay_ms: int = 2 * MINUTE_MS,
-    judge: Callable[[ConsumedRecord], Reading | InvalidRecord] = judge,
 ) -> Silences:
     """Run the flow over its batches. W[N] is the watermark in force, as in `window_model`.
 
