@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
-from headrace.serve.app import create_app
+from headrace.serve.cities.app import create_app
 from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
 from headrace.serve.cities.feed import FeedStatus
-from headrace.serve.listen import serve_in_background
-from headrace.serve.live import StreamIntervals
+from headrace.serve.cities.live import StreamIntervals
+from served_page import serve_in_background
 
 pytestmark = pytest.mark.console
 

@@ -168,6 +168,35 @@ def test_no_code_has_two_meanings():
     assert sorted(code for code in set(rows) if rows.count(code) > 1) == []
 
 
+# Codes that are raised at several places, and what all of these places report. A new place of another kind needs
+# another code: users look up the code, and read one meaning and one remedy.
+SAME_MEANING = {
+    "HR-103": "a secret is not there",
+    "HR-111": "a folder is not writable",
+    "HR-120": "the url of a database is not valid",
+    "HR-122": "a pattern generates no records",
+    "HR-201": "a text is not a duration",
+    "HR-220": "a step of a test is not valid",
+    "HR-221": "a rehearsal cannot know a value",
+    "HR-321": "no flow has this name",
+    "HR-356": "nothing that could be reconciled is closed",
+    "HR-501": "a topic does not exist",
+    "HR-516": "no FileSink has committed a file to a folder",
+    "HR-521": "the source database writes no log that can be captured",
+    "HR-526": "there is no mirror",
+    "HR-531": "the mirror is behind its source",
+    "HR-560": "roll-ups could not add up",
+    "HR-601": "Kafka does not answer",
+    "HR-610": "a service does not answer",
+}
+
+
+def test_a_code_that_is_raised_at_several_places_means_one_thing():
+    codes = [code for path in SRC.rglob("*.py") for code in re.findall(r'code="(HR-\d{3})"', path.read_text())]
+
+    assert {code for code in codes if codes.count(code) > 1} == set(SAME_MEANING)
+
+
 @pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings, DatabaseSettings, ConnectSettings])
 def test_every_key_of_headrace_yml_is_documented(settings: type[BaseModel]):
     page = (OPERATE / "project.md").read_text()

@@ -453,6 +453,18 @@ def test_a_pattern_has_flows_a_generator_and_a_model(pattern: str, part: str) ->
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
+def test_only_demos_use_a_pattern(pattern: str) -> None:
+    users = [
+        path.relative_to(SRC)
+        for path in SRC.rglob("*.py")
+        if re.search(rf"\bheadrace\.patterns(\.| import .*\b){pattern}\b", path.read_text())
+    ]
+
+    assert users
+    assert [path for path in users if path.parts[0] != "demos" and path.parts[:2] != ("patterns", pattern)] == []
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_model_of_a_pattern_knows_nothing_of_spark(pattern: str) -> None:
     tree = ast.parse((SRC / "patterns" / pattern / "model.py").read_text())
     imported = {

@@ -119,7 +119,7 @@ def test_a_ledger_that_is_gone_begins_anew_and_a_damaged_one_is_refused(spark: S
     sink.write(rows(spark, 7), batch(target, 7))
     ledger = Path(target.flow_folder("rides")) / "headrace" / "ledger-0.json"
     ledger.write_text(ledger.read_text()[:9])
-    with pytest.raises(RecoveryError, match=r"HR-314.*cannot be read"):
+    with pytest.raises(RecoveryError, match=r"HR-319.*cannot be read"):
         sink.write(rows(spark, 8), batch(target, 8))
 
     assert calls.seen == [(7, [7])]

@@ -370,7 +370,7 @@ def test_committed_files_are_those_of_the_log_before_and_after_a_compaction(
         (folder / "_spark_metadata" / str(number)).unlink()
     assert len(committed_files(str(folder))) == 12
     (folder / "_spark_metadata" / "10").unlink()
-    with pytest.raises(DataError, match=r"HR-510.*batch 10 is not there"):
+    with pytest.raises(DataError, match=r"HR-517.*batch 10 is not there"):
         committed_files(str(folder))
 
 
@@ -378,10 +378,10 @@ def test_a_folder_without_a_log_and_one_that_was_copied_are_not_read(spark: Spar
     SINK.write(rows(spark, 1), batch(target, 0))
     folder = Path(target.table(SINK.path))
     shutil.copytree(folder, folder.with_name("copy"))
-    with pytest.raises(DataError, match=r"HR-510.*lies elsewhere"):
+    with pytest.raises(DataError, match=r"HR-517.*lies elsewhere"):
         FileSink("gold/copy").read(spark, target)
     shutil.rmtree(folder / "_spark_metadata")
-    with pytest.raises(DataError, match=r"HR-510.*no log"):
+    with pytest.raises(DataError, match=r"HR-517.*no log"):
         committed_files(str(folder))
-    with pytest.raises(DataError, match=r"HR-510.*No FileSink"):
+    with pytest.raises(DataError, match=r"HR-516.*No FileSink"):
         FileSink("gold/nothing").read(spark, target)

@@ -103,5 +103,5 @@ def test_a_folder_with_partitions_is_not_read_before_they_are_known(spark: Spark
     write(spark, target, FileSink("rides", "csv", hourly="at"), 0)
     error = run(spark, target, source("rides"), Memory())["read"]
 
-    assert error.code == "HR-510"
+    assert error.code == "HR-516"
     assert "partitioned by date, hour" in error.why

@@ -160,7 +160,7 @@ def test_a_python_worker_that_dies_starts_the_flow_again_and_no_row_is_lost_or_r
     assert errors == {}
     assert sorted(sink.rows) == ["a", "b"]
     (failed,) = [event.error for event in events if isinstance(event, FlowFailed)]
-    assert (failed.code, failed.what) == ("HR-603", "Flow 'worker': A Python worker died.")
+    assert (failed.code, failed.what) == ("HR-618", "Flow 'worker': A Python worker died.")
 
 
 def test_drain_lets_the_batch_under_way_commit(spark: SparkSession, target: Target, lines: str):

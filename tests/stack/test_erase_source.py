@@ -11,8 +11,7 @@ from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.reconcile.source_row import row_exists
 from headrace.clients import mysql
 from headrace.clients.postgres import connect
-from headrace.clients.topic_retention import topic_retention
-from headrace.clients.topics import create_topics
+from headrace.clients.topics import create_topics, topic_retention
 from headrace.flow.target import Database
 
 if TYPE_CHECKING:

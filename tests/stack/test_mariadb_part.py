@@ -47,7 +47,7 @@ def test_a_killed_server_comes_back_with_every_commit_and_a_binlog_of_whole_rows
     # Nothing is in its binlog yet, and a connector could not begin there.
     with pytest.raises(DataError) as refused:
         require_binlog_position(where)
-    assert refused.value.code == "HR-521"
+    assert refused.value.code == "HR-528"
     asked(where, "CREATE TABLE headrace.kept (id int PRIMARY KEY)", "INSERT INTO headrace.kept VALUES (42)")
     require_binlog_position(where)
     before = next(each for each in stack.ps() if each.name == "mariadb")

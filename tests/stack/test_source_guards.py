@@ -176,7 +176,7 @@ def test_a_topic_made_again_is_not_accepted_for_a_batch_that_may_be_written(plac
     error = place.run(accepted_topic_ids=(place.topic_id(),), data_loss_reason=WHY).error
 
     assert error is not None
-    assert error.code == "HR-312"
+    assert error.code == "HR-318"
     assert "Batch 0" in error.why
     assert place.table() == [1, 2, 3]
 

@@ -79,7 +79,7 @@ def test_the_family_of_a_database_is_told_by_its_address():
 def test_an_address_of_a_binlog_database_that_cannot_be_used_is_refused_without_being_printed(url: str):
     with pytest.raises(ConfigError) as refused:
         mysql.address(Database(url, "u"))
-    assert refused.value.code == "HR-115"
+    assert refused.value.code == "HR-120"
     assert "hunter2" not in str(refused.value)
 
 

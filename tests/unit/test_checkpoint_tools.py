@@ -356,7 +356,7 @@ def test_a_link_within_a_checkpoint_is_not_followed_into_a_backup(stored: Made, 
 
 def test_a_backup_that_cannot_be_written_leaves_nothing_behind(stored: Made, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert code(lambda: back_up(stored.checkpoint, tmp_path / "file" / "backups")) == "HR-324"
+    assert code(lambda: back_up(stored.checkpoint, tmp_path / "file" / "backups")) == "HR-328"
 
 
 def test_a_backup_that_was_changed_is_refused(stored: Made, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from headrace.cdc.apply.replace_where import key_condition
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cli.main import app
 from headrace.clients.storage import LocalFileStore
-from headrace.clients.topic_retention import describe_retention
+from headrace.clients.topics import describe_retention
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input

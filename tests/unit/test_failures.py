@@ -41,7 +41,7 @@ KNOWN = [
     ("ExecutorLostFailure (executor 1 exited)", PartUnavailable, "HR-603"),
     ("org.apache.spark.shuffle.FetchFailedException: gone", PartUnavailable, "HR-603"),
     ("[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] a file was added", PartUnavailable, "HR-603"),
-    ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", PartUnavailable, "HR-603"),
+    ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", PartUnavailable, "HR-618"),
     ("org.apache.spark.api.python.PythonException: Traceback", FlowError, "HR-206"),
     ("AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] no column `citty`", FlowError, "HR-205"),
     ("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] not supported", FlowError, "HR-205"),

@@ -220,5 +220,5 @@ def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pyte
 def test_a_url_that_cannot_be_used_is_refused_without_being_printed(url: str, why: str):
     with pytest.raises(ConfigError, match=why) as refused:
         service_url(Service(url), "crm", "")
-    assert refused.value.code == "HR-117"
+    assert refused.value.code == "HR-125"
     assert "pw" not in str(refused.value)

@@ -41,7 +41,7 @@ def test_a_target_that_does_not_say_where_kafka_is_is_refused(
 def test_a_batch_cannot_be_written_in_no_slots() -> None:
     with pytest.raises(RecoveryError) as refused:
         KafkaExactlyOnceSink("rides", slots=0).preflight(target())
-    assert refused.value.code == "HR-340"
+    assert refused.value.code == "HR-346"
 
 
 def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:

@@ -159,7 +159,7 @@ def test_timers_are_rounded_up_to_milliseconds_and_need_a_zone() -> None:
     assert drive.timers("ann") == [NOON + GAP + timedelta(milliseconds=1)]
     with pytest.raises(FlowError, match="zone") as caught:
         KeyedStateTester(Alarm(), "user").arrive({"user": "ann", "ts": datetime(2026, 1, 1)})  # noqa: DTZ001 - what is refused
-    assert caught.value.code == "HR-235"
+    assert caught.value.code == "HR-237"
 
 
 class Deaf(KeyedState[Nothing, Rang]):
@@ -359,7 +359,7 @@ def test_timers_without_a_clock_are_refused_where_they_are_used() -> None:
 
     with pytest.raises(FlowError, match="clock") as caught:
         KeyedStateTester(Hasty(), "user").arrive(click("ann", "a", 0))
-    assert caught.value.code == "HR-235"
+    assert caught.value.code == "HR-236"
 
 
 @pytest.mark.parametrize(

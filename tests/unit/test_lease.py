@@ -241,7 +241,7 @@ def test_other_storage_than_a_disk_cannot_be_locked(tmp_path: Path, monkeypatch:
         acquire_lease(checkpoint("s3a://bucket/checkpoints"), Lease("lock")),
     ):
         pytest.fail("the lease was given")
-    assert refused.value.code == "HR-102"
+    assert refused.value.code == "HR-109"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -40,7 +40,7 @@ def test_an_address_is_taken_apart(url: str, expected: DatabaseAddress):
 def test_an_address_that_cannot_be_used_is_refused_without_being_printed(url: str, says: str):
     with pytest.raises(ConfigError, match=says) as refused:
         address(Database(url, "u"))
-    assert refused.value.code == "HR-115"
+    assert refused.value.code == "HR-120"
     assert "hunter2" not in str(refused.value)
 
 

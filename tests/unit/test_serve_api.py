@@ -18,12 +18,13 @@ import httpx
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.serve.app import create_app
+from headrace.serve.cities.app import create_app
 from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
 from headrace.serve.cities.feed import FeedStatus
+from headrace.serve.cities.live import LiveStreams, StreamIntervals
 from headrace.serve.guard import host_name
-from headrace.serve.listen import bind_port, serve_in_background
-from headrace.serve.live import LiveStreams, StreamIntervals
+from headrace.serve.listen import bind_port
+from served_page import serve_in_background
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 FIVE = timedelta(minutes=5)

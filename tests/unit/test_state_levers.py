@@ -81,23 +81,23 @@ def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "made",
+    ("made", "code"),
     [
-        lambda: Size.parse("512"),
-        lambda: Size.parse("a lot"),
-        lambda: Size.parse("0 MB"),
-        StateBudget,
-        lambda: StateBudget(rows=0),
-        lambda: StateBudget(bytes="many"),
-        lambda: RocksDB(memory="1 MB"),
-        lambda: RocksDB(memory="512"),
-        lambda: Watermark("at", "1 minute", idle_timeout="0 seconds"),
+        (lambda: Size.parse("512"), "HR-227"),
+        (lambda: Size.parse("a lot"), "HR-227"),
+        (lambda: Size.parse("0 MB"), "HR-227"),
+        (StateBudget, "HR-224"),
+        (lambda: StateBudget(rows=0), "HR-224"),
+        (lambda: StateBudget(bytes="many"), "HR-227"),
+        (lambda: RocksDB(memory="1 MB"), "HR-226"),
+        (lambda: RocksDB(memory="512"), "HR-227"),
+        (lambda: Watermark("at", "1 minute", idle_timeout="0 seconds"), "HR-225"),
     ],
 )
-def test_a_declaration_that_means_nothing_is_refused_where_it_stands(made: Callable[[], object]) -> None:
+def test_a_declaration_that_means_nothing_is_refused_where_it_stands(made: Callable[[], object], code: str) -> None:
     with pytest.raises(FlowError) as refused:
         made()
-    assert refused.value.code == "HR-227"
+    assert refused.value.code == code
 
 
 def test_rocksdb_gets_the_bound_of_the_application_and_state_in_memory_none() -> None:

@@ -37,43 +37,44 @@ def print_event(event: Event) -> None:
     match event:
         case BatchSizeChosen():
             records, reason = event.batch_size.records, event.batch_size.reason
-            line = f" batches of '{event.input}' have at most {records:,} records. {reason}"
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "dim")))
+            _print_line(event, f" batches of '{event.input}' have at most {records:,} records. {reason}", "dim")
         case FlowStarted():
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), " started"))
+            _print_line(event, " started")
         case BatchCommitted():
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), " ", _figures(event)))
+            _print_line(event, f" {_figures(event)}")
         case RowsQuarantined():
-            rows = f" batch {event.batch_id}: {event.dead_letters.rows:,} rows quarantined by {event.dead_letters.sink}"
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (rows, "yellow")))
-            why, location = event.dead_letters.why, event.dead_letters.place
-            err.print(Text.assemble(("  why  ", "dim"), why, "\n", ("  data ", "dim"), location))
+            letters = event.dead_letters
+            _print_line(
+                event, f" batch {event.batch_id}: {letters.rows:,} rows quarantined by {letters.sink}", "yellow"
+            )
+            err.print(Text.assemble(("  why  ", "dim"), letters.why, "\n", ("  data ", "dim"), letters.place))
         case OffsetsLost():
             for lost_range in event.lost:
-                err.print(
-                    Text.assemble((f"{event.flow:<16}", "bold"), (f" batch {event.batch_id}: {lost_range}", "yellow"))
-                )
+                _print_line(event, f" batch {event.batch_id}: {lost_range}", "yellow")
         case SettingPinned():
             line = (
                 f" keeps {event.checkpoint_value} {event.setting} from its checkpoint (declared: {event.declared}). "
                 "Changing this needs a new checkpoint."
             )
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))
+            _print_line(event, line, "yellow")
         case StateNearBudget():
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {_near_budget(event)}", "yellow")))
+            _print_line(event, f" {_near_budget(event)}", "yellow")
         case CaptureUnhealthy():
             error = event.error
-            line = f" {error.code} {error.what} Rows already in the topics are still read."
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))
+            _print_line(event, f" {error.code} {error.what} Rows already in the topics are still read.", "yellow")
             err.print(Text.assemble(("  why  ", "dim"), error.why, "\n", ("  fix  ", "dim"), error.remedy))
         case FlowFailed() | AuditFailed():
             _print_failure(event)
         case LateUnexplained():
             number = "an unknown number of" if event.dropped is None else f"{event.dropped:,}"
             line = f" batch {event.batch_id}: {number} late rows dropped and not in the ledger: {event.why}"
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "yellow")))
+            _print_line(event, line, "yellow")
         case FlowStopped():
-            err.print(Text.assemble((f"{event.flow:<16}", "bold"), " stopped"))
+            _print_line(event, " stopped")
+
+
+def _print_line(event: Event, line: str, style: str = "") -> None:
+    err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, style)))
 
 
 def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
@@ -150,8 +151,7 @@ def _print_failure(event: FlowFailed | AuditFailed) -> None:
     error, retry_in = event.error, event.retry_in if isinstance(event, FlowFailed) else None
     if error.code == _TABLE_NOT_YET_CREATED and retry_in is not None:
         # Not a failure: flows of one application start together, and one creates the table that another reads.
-        line = f" waits {retry_in:.0f} s: {error.what}"
-        err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, "dim")))
+        _print_line(event, f" waits {retry_in:.0f} s: {error.what}", "dim")
         return
     err.print(Text.assemble((f"{event.flow:<16}", "bold"), (f" {error.code} ", "bold red"), error.what))
     then = f"Restarting in {retry_in:.0f} s." if retry_in is not None else error.remedy

@@ -1,7 +1,8 @@
-"""`headrace init`: create a small working project."""
+"""`headrace init` and `headrace schema`: create a small working project, and print the schema of its headrace.yml."""
 
 from __future__ import annotations
 
+import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from headrace.cli.output import JsonOption, emit, out
 from headrace.project.scaffold import create_project
+from headrace.project.settings import ProjectSettings
 
 
 def init_command(
@@ -32,3 +34,12 @@ def init_command(
         ("headrace run", "run the flow until Ctrl-C"),
     ):
         out.print(f"  {command:<32}[dim]{reason}[/]")
+
+
+def schema_command(*, json: JsonOption = False) -> None:
+    """Print the JSON schema of headrace.yml. Editors use it to complete and check the file."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **ProjectSettings.model_json_schema()}
+    if json:
+        emit(schema)
+    else:
+        out.print_json(jsonlib.dumps(schema))

@@ -9,14 +9,12 @@ from typing import Annotated
 import typer
 
 from headrace.cli.check import check_command
-from headrace.cli.init import init_command
+from headrace.cli.init import init_command, schema_command
 from headrace.cli.local.demo import demo_command
 from headrace.cli.local.doctor import doctor_command
-from headrace.cli.local.down import down_command
 from headrace.cli.local.generate import generate_command
 from headrace.cli.local.jars import jars_app
-from headrace.cli.local.ps import ps_command
-from headrace.cli.local.up import up_command
+from headrace.cli.local.services import down_command, ps_command, up_command
 from headrace.cli.operations.capture import capture_app
 from headrace.cli.operations.checkpoint import checkpoint_app
 from headrace.cli.operations.erase import erase_command
@@ -25,7 +23,6 @@ from headrace.cli.operations.quarantine import quarantine_command
 from headrace.cli.operations.reconcile import reconcile_app
 from headrace.cli.output import INTERRUPTED, err, print_error
 from headrace.cli.run import run_command
-from headrace.cli.schema import schema_command
 from headrace.cli.topics import topics_app
 from headrace.errors import HeadraceError
 

@@ -38,6 +38,20 @@ def emit(data: Mapping[str, object]) -> None:
     sys.stdout.flush()
 
 
+def require_yes(command: str, *, yes: bool, json: bool, options: str = "--yes") -> None:
+    """End a `--json` run that would have to ask: scripts have to pass `--yes`. `command` says what it changes."""
+    if json and not yes:
+        emit({"ok": False, "error": f"{command} and cannot ask: add {options}."})
+        raise typer.Exit(USAGE)
+
+
+def confirm(question: str, otherwise: str = "Nothing was changed.") -> None:
+    """Ask for confirmation, and end the command if the answer is no."""
+    if not typer.confirm(question, default=False, err=True):
+        err.print(otherwise)
+        raise typer.Exit(ANSWER_IS_NO)
+
+
 def print_error(error: HeadraceError, *, json: bool) -> int:
     """Print an error and return its exit code."""
     if json:

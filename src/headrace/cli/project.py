@@ -24,7 +24,12 @@ HERE = Path()
 
 def load_project(folder: Path, target: str | None, names: list[str] | None) -> tuple[Project, Target, list[Flow]]:
     """Return the project of a folder, the target and the flows that the command line names."""
+    project, selected_target = load_target(folder, target)
+    return project, selected_target, project.flows(names or ())
+
+
+def load_target(folder: Path, name: str | None) -> tuple[Project, Target]:
+    """Return the project of a folder and a target, without importing the flows."""
     project = Project.open(folder)
     local = LocalParts(Path(os.environ.get("HEADRACE_HOME") or project.home))
-    selected_target = project.target(target, local.broker, local.database, local.connect)
-    return project, selected_target, project.flows(names or ())
+    return project, project.target(name, local.broker, local.database, local.connect)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import JsonOption, emit, out
-from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
+from headrace.cli.project import HERE, ProjectOption, TargetOption, load_target
 from headrace.clients.kafka import list_topics
 from headrace.clients.topics import create_topics
 
@@ -26,7 +26,7 @@ def create_command(
     json: JsonOption = False,
 ) -> None:
     """Create topics that do not exist. An existing topic is never changed; a different partition count is an error."""
-    _project, run_target, _flows = load_project(project, target, None)
+    _project, run_target = load_target(project, target)
     list_topics(run_target)  # raises an error that explains what to set if the target has no broker
     created = create_topics(run_target.kafka, dict.fromkeys(names, partitions))
     if json:
@@ -39,7 +39,7 @@ def create_command(
 @topics_app.command("list")
 def list_command(*, project: ProjectOption = HERE, target: TargetOption = None, json: JsonOption = False) -> None:
     """List the topics and their partitions."""
-    _project, run_target, _flows = load_project(project, target, None)
+    _project, run_target = load_target(project, target)
     topics = list_topics(run_target)
     if json:
         emit({"ok": True, "topics": topics})

@@ -204,5 +204,5 @@ def _unreadable(location: str, why: str) -> DataError:
         why=why,
         state="Nothing was read and nothing was changed.",
         remedy="Name the original folder that a FileSink writes. To copy it, read its rows and write them elsewhere.",
-        code="HR-510",
+        code="HR-517",
     )

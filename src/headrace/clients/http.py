@@ -141,7 +141,7 @@ class _Retries(Retry):
 
 
 def service_url(service: Service, name: str, path: str) -> SplitResult:
-    """Return the URL of a request. Raises HR-117 for an invalid URL, or one that contains a password."""
+    """Return the URL of a request. Raises HR-125 for an invalid URL, or one that contains a password."""
     url = urlsplit(service.url.rstrip("/") + path)
     problem = None
     if url.scheme not in ("http", "https") or not url.hostname:
@@ -158,7 +158,7 @@ def service_url(service: Service, name: str, path: str) -> SplitResult:
             why=problem,
             state="Nothing was sent.",
             remedy=f"Correct services.{name}.url of the target in headrace.yml.",
-            code="HR-117",
+            code="HR-125",
         )
     return url
 

@@ -247,23 +247,23 @@ def _committed(target: Target, topic: str, ends: Mapping[int, int] | None = None
         consumer.close()
 
 
-def await_stable(target: Target, topic: str, seconds: float = _STABLE_TIMEOUT_SECONDS) -> dict[int, int]:
+def await_stable(target: Target, topic: str) -> dict[int, int]:
     """Wait until no transaction is open before the current end of each partition; return these ends.
 
     A broker confirms a commit before it has written the commit markers to the partitions. Until then the last stable
     offset is before the transaction, and a read_committed reader does not see its records.
-    Raises PartUnavailable (HR-617) if a transaction is still open after `seconds`.
+    Raises PartUnavailable (HR-617) if a transaction is still open after 30 seconds.
     """
     uncommitted, committed = _reader(target, "read_uncommitted"), _reader(target)
     try:
         ends = {
             partition.partition: _bounds(uncommitted, partition)[1] for partition in _partitions(uncommitted, topic)
         }
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + _STABLE_TIMEOUT_SECONDS
         for number, end in ends.items():
             while (stable := _bounds(committed, TopicPartition(topic, number))[1]) < end:
                 if time.monotonic() > deadline:
-                    raise _open_transaction(topic, number, stable, end, seconds)
+                    raise _open_transaction(topic, number, stable, end)
                 time.sleep(_MARKER_SECONDS)
         return ends
     finally:
@@ -271,10 +271,11 @@ def await_stable(target: Target, topic: str, seconds: float = _STABLE_TIMEOUT_SE
         committed.close()
 
 
-def _open_transaction(topic: str, partition: int, stable: int, end: int, seconds: float) -> PartUnavailable:
+def _open_transaction(topic: str, partition: int, stable: int, end: int) -> PartUnavailable:
     return PartUnavailable(
         f"Topic '{topic}' has an open transaction in partition {partition}.",
-        why=f"The partition ends at offset {end}, and its last stable offset is still {stable} after {seconds:g} s.",
+        why=f"The partition ends at offset {end}, and its last stable offset is still {stable} after "
+        f"{_STABLE_TIMEOUT_SECONDS:g} s.",
         state="Nothing was changed. Records from that offset on are neither committed nor aborted yet.",
         remedy="Let the producer of the transaction finish. The broker aborts it when transaction.timeout.ms is over.",
         code="HR-617",

@@ -36,7 +36,7 @@ def is_mariadb(database: Database) -> bool:
 
 
 def address(database: Database) -> DatabaseAddress:
-    """Parse a JDBC URL; raise HR-115 if it is invalid."""
+    """Parse a JDBC URL; raise HR-120 if it is invalid."""
     try:
         parts = urlsplit(database.url.removeprefix("jdbc:"))
         port = parts.port or _PORT
@@ -116,5 +116,5 @@ def _wrong_url(why: str) -> ConfigError:
         why=why,
         state="Nothing was started.",
         remedy="Correct `url` of the database in headrace.yml, such as jdbc:mariadb://db.example.org:3306/shop.",
-        code="HR-115",
+        code="HR-120",
     )

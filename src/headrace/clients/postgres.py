@@ -66,7 +66,7 @@ def database_of(target: Target, name: str) -> Database:
 
 
 def address(database: Database) -> DatabaseAddress:
-    """Parse a JDBC URL; raise HR-115 if it is invalid."""
+    """Parse a JDBC URL; raise HR-120 if it is invalid."""
     if not database.url.startswith(_SCHEME):
         # Never print the URL: it may contain a login.
         raise _wrong_url(f"It does not begin with {_SCHEME}//. Postgres is the only database that Headrace can write.")
@@ -168,5 +168,5 @@ def _wrong_url(why: str) -> ConfigError:
         why=why,
         state="Nothing was started.",
         remedy="Correct `url` of the database in headrace.yml, such as jdbc:postgresql://db.example.org:5432/shop.",
-        code="HR-115",
+        code="HR-120",
     )

@@ -1,12 +1,14 @@
-"""Create topics on a broker if they do not exist. Never changes or deletes a topic."""
+"""Create topics on a broker if they do not exist, and describe their retention. Never changes or deletes a topic."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.clients.kafka import broker_unavailable, connect_admin
@@ -15,6 +17,8 @@ from headrace.errors import DataError
 
 # One local broker answers in milliseconds; a remote one that elects a controller needs several seconds.
 ANSWER_SECONDS = 30.0
+_RETENTION_SECONDS = 10.0
+_DAY_MS = 24 * 60 * 60 * 1000
 
 
 def create_topics(
@@ -82,3 +86,32 @@ def _refused(topic: str, why: str) -> DataError:
         remedy="Declare the topic as it is, or give it another name.",
         code="HR-503",
     )
+
+
+def topic_retention(kafka: Settings, reads: Callable[[str], bool]) -> dict[str, str]:
+    """Return the retention of the topics that match a predicate, in words. Raises as `connect_admin` does."""
+    client, metadata = connect_admin(kafka)
+    names = sorted(name for name in metadata.topics if reads(name))
+    answers = client.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=_RETENTION_SECONDS
+    )
+    descriptions = {}
+    for resource, answer in answers.items():
+        try:
+            settings = {name: str(entry.value) for name, entry in answer.result().items()}
+        except KafkaException:
+            descriptions[resource.name] = "its retention could not be asked for"
+            continue
+        descriptions[resource.name] = describe_retention(
+            settings.get("cleanup.policy", ""), int(settings.get("retention.ms", "-1"))
+        )
+    return descriptions
+
+
+def describe_retention(policy: str, retention_ms: int) -> str:
+    """Describe in words when a topic removes records."""
+    days = f"{retention_ms / _DAY_MS:g} day(s)"
+    if "compact" in policy:
+        after = f", and what is older than {days}" if "delete" in policy and retention_ms >= 0 else ""
+        return f"compacted: a record without a value under the same key removes the older ones{after}"
+    return "kept for ever" if retention_ms < 0 else f"kept for {days}"

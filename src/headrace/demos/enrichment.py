@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from threading import Event
 from typing import TYPE_CHECKING
 
-from headrace.clients.positions import Partition
 from headrace.clients.storage import file_store
-from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, table_rows
-from headrace.demos.feeder import SendResult, generate
+from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgers,
     ModelVerdict,
     batch_ranges,
     compare_ledgers,
-    history_to_send,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
@@ -37,8 +34,6 @@ from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_PARTITIONS = 2
 
 
 @dataclass(frozen=True)
@@ -119,32 +114,23 @@ def _micros(time: datetime | None) -> int | None:
 
 
 @dataclass(frozen=True)
-class EnrichmentDemo:
+class EnrichmentDemo(RecordsDemo):
     """Enrichment with its usual settings and triggers short enough to watch."""
 
     title: str = "Enrichment: purchases with their products, including products that arrive later"
-    parts: tuple[str, ...] = ("kafka",)
-    has_page: bool = False
-    spark: Mapping[str, str] = field(default_factory=dict)
     settings: pattern.EnrichmentSettings = field(
         default_factory=lambda: pattern.EnrichmentSettings(trigger=Every("10 seconds"))
     )
 
-    def prepare(self, context: DemoContext) -> None:
-        """Create the two topics, two partitions each: one per core of a small machine."""
-        create_topics(context.target.kafka, dict.fromkeys(self.settings.topics, _PARTITIONS))
-
-    def feed(self, context: DemoContext, stop: Event) -> SendResult:
-        """Send the recent past immediately, then purchases and product changes in real time."""
-        settings = context.settings
+    def traffic(self, settings: DemoSettings) -> Generator:
+        """Return purchases and product changes."""
         traffic = PurchaseTraffic(
             settings.rate,
             seed=settings.seed,
             purchases_topic=self.settings.topic,
             products_topic=self.settings.products_topic,
         )
-        backfill = history_to_send(context.target, self.settings.topic, settings)
-        return generate(EnrichmentGenerator(traffic), context.target, backfill=backfill, stop=stop)
+        return EnrichmentGenerator(traffic)
 
     def flows(self) -> Sequence[Flow]:
         """Return products and purchases."""
@@ -164,10 +150,6 @@ class EnrichmentDemo:
             f"{enriched:,} purchases with their products, {waiting:,} wait for theirs; "
             f"the dimension is at version {version}"
         ]
-
-    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each flow without offsets: once it has read something, the model can replay it."""
-        return {flow.name: {} for flow in self.flows()}
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of both tables with the model, and count the purchases that had to wait."""

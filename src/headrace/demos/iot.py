@@ -7,25 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from threading import Event
 from typing import TYPE_CHECKING, cast
 
 from pyspark.sql import functions as F
 
-from headrace.clients.positions import Partition
 from headrace.clients.storage import file_store
-from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
-from headrace.demos.feeder import SendResult, generate
+from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgers,
     ModelVerdict,
     batch_ranges,
     compare_ledgers,
-    history_to_send,
     read_records,
 )
-from headrace.demos.protocol import DemoContext
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target
@@ -108,27 +105,15 @@ def size(batch: BatchOffsets) -> int:
 
 
 @dataclass(frozen=True)
-class IotDemo:
+class IotDemo(RecordsDemo):
     """The IoT pattern with its usual settings."""
 
     title: str = "IoT: figures per device, alerts, devices that fall silent"
-    parts: tuple[str, ...] = ("kafka",)
-    has_page: bool = False
-    spark: Mapping[str, str] = field(default_factory=dict)
     settings: pattern.IotSettings = field(default_factory=pattern.IotSettings)
 
-    def prepare(self, context: DemoContext) -> None:
-        """Create the three topics of the pattern, two partitions each: one per core of a small machine."""
-        create_topics(context.target.kafka, dict.fromkeys(self.settings.topics, 2))
-
-    def feed(self, context: DemoContext, stop: Event) -> SendResult:
-        """Send the recent past immediately, then live readings, some of them late, repeated or malformed."""
-        settings = context.settings
-        traffic = generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
-        topic = self.settings.topic
-        return generate(
-            traffic, context.target, topic=topic, backfill=history_to_send(context.target, topic, settings), stop=stop
-        )
+    def traffic(self, settings: DemoSettings) -> Generator:
+        """Return live readings."""
+        return generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
 
     def flows(self) -> Sequence[Flow]:
         """Return the flow of device metrics and the flow of silent devices."""
@@ -146,10 +131,6 @@ class IotDemo:
         length = timedelta(milliseconds=Duration.parse(self.settings.window).ms)
         rows = gold.where(F.col("window_start") == F.lit(newest - length)).collect()
         return [status_line(newest - length, [row.asDict() for row in rows])] if rows else ()
-
-    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each flow without offsets: once it has read something, the model can replay it."""
-        return {flow.name: {} for flow in self.flows()}
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every sink with the model, and report the skew."""

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from threading import Event
 from typing import TYPE_CHECKING, cast
 
 from headrace.clients.kafka import read_topic
 from headrace.clients.positions import Partition
 from headrace.clients.storage import file_store
-from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.feeder import SendResult, generate
+from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgers,
     ModelVerdict,
     batch_ranges,
     compare_ledgers,
-    history_to_send,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
@@ -135,30 +133,19 @@ def _rows(frame: DataFrame | None) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class MedallionDemo:
+class MedallionDemo(RecordsDemo):
     """The medallion with its usual rules, and shorter triggers than the usual five minutes."""
 
     title: str = "Medallion: bronze as it came, silver by rules, gold per day"
-    parts: tuple[str, ...] = ("kafka",)
-    has_page: bool = False
-    spark: Mapping[str, str] = field(default_factory=dict)
     settings: pattern.MedallionSettings = field(
         default_factory=lambda: pattern.MedallionSettings(
             bronze_trigger=Every("5 seconds"), silver_trigger=Every("10 seconds"), gold_trigger=Every("15 seconds")
         )
     )
 
-    def prepare(self, context: DemoContext) -> None:
-        """Create the topic, with two partitions: one per core of a small machine."""
-        create_topics(context.target.kafka, {self.settings.topic: 2})
-
-    def feed(self, context: DemoContext, stop: Event) -> SendResult:
-        """Send the recent past immediately, then live orders, some of them late, repeated or malformed."""
-        settings = context.settings
-        traffic = generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
-        return generate(
-            traffic, context.target, backfill=history_to_send(context.target, traffic.topic, settings), stop=stop
-        )
+    def traffic(self, settings: DemoSettings) -> Generator:
+        """Return live orders."""
+        return generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
 
     def flows(self) -> Sequence[Flow]:
         """Return bronze, silver and gold."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.clients.positions import Partition
-from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
-from headrace.demos.feeder import SendResult, generate
+from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgers,
     ModelVerdict,
     batch_ranges,
     compare_ledgers,
-    history_to_send,
     read_records,
 )
-from headrace.demos.protocol import DemoContext
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
@@ -88,40 +85,22 @@ class _Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RidesDemo:
+class RidesDemo(RecordsDemo):
     """Ride analytics with its usual settings, and a shorter trigger than the drivers' usual five minutes."""
 
     title: str = "Ride analytics: cities live, surge alerts, driver metrics"
-    parts: tuple[str, ...] = ("kafka",)
     has_page: bool = True
-    spark: Mapping[str, str] = field(default_factory=dict)
     settings: pattern.RideSettings = field(
         default_factory=lambda: pattern.RideSettings(driver_trigger=Every("30 seconds"))
     )
 
-    def prepare(self, context: DemoContext) -> None:
-        """Create the four topics of the pattern, two partitions each: one per core of a small machine."""
-        create_topics(context.target.kafka, dict.fromkeys(self.settings.topics, 2))
-
-    def feed(self, context: DemoContext, stop: Event) -> SendResult:
-        """Send the recent past immediately, then live ride traffic, some records late, repeated or malformed."""
-        settings = context.settings
-        traffic = generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
-        return generate(
-            traffic, context.target, backfill=history_to_send(context.target, traffic.topic, settings), stop=stop
-        )
+    def traffic(self, settings: DemoSettings) -> Generator:
+        """Return live ride traffic."""
+        return generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
 
     def flows(self) -> Sequence[Flow]:
         """Return city rides, surge and driver metrics."""
         return pattern.flows(self.settings)
-
-    def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
-        """Return nothing: the page shows the progress."""
-        return ()
-
-    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each flow without offsets: once it has read something, the model can replay it."""
-        return {flow.name: {} for flow in self.flows()}
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every sink with the model."""

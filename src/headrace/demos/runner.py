@@ -15,22 +15,25 @@ The data stays. The next run continues on the same checkpoints.
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import pkgutil
 import shutil
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from headrace import demos, patterns
 from headrace.demos.feeder import SendResult
-from headrace.demos.page import serve_page
 from headrace.demos.protocol import Demo, DemoContext, DemoSettings, DemoVerdict
 from headrace.demos.wait import OffsetWaiter
-from headrace.errors import ConfigError, HeadraceError, did_you_mean
+from headrace.errors import ConfigError, HeadraceError, StackError, did_you_mean
 from headrace.flow.target import KafkaConnect, Target
 from headrace.operate.run import Application, FlowFigures, open_application
 from headrace.runtime.error_mapping import map_error
@@ -48,6 +51,8 @@ _STATUS_SECONDS = 10.0
 # How long flows may go without a commit while the demo waits for them at the end: a busy machine takes minutes for a
 # batch. The comparison reports what they lack then.
 _MAX_SECONDS_WITHOUT_COMMIT = 600.0
+# An idle server exits in well under a second; open event streams are closed by then too.
+_PAGE_GRACE_SECONDS = 5.0
 
 
 @dataclass
@@ -138,7 +143,7 @@ def run_demo(name: str, settings: DemoSettings, callbacks: DemoCallbacks, stop: 
         cleanup.callback(feed.stop)
         page = None
         if demo.has_page:
-            page = cleanup.enter_context(serve_page(running.bootstrap, port=settings.port, log=folder / "page.log"))
+            page = cleanup.enter_context(_serve_page(running.bootstrap, port=settings.port, log=folder / "page.log"))
             callbacks.page(page)
         log = folder / "spark.log"
         application, spark = open_application(demo.flows(), context.target, log=log, on_step=callbacks.step)
@@ -173,6 +178,41 @@ def _target(folder: Path, running: RunningParts, stack: LocalStack, spark: Mappi
         # A model replays every batch since the first, so Spark must not delete entries of the offset log.
         spark={"spark.sql.streaming.minBatchesToRetain": "1000000", **spark},
     )
+
+
+@contextmanager
+def _serve_page(bootstrap: str, *, port: int, log: Path) -> Iterator[str]:
+    """Serve the live page while the block runs, in a process of its own, and yield its address."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "headrace.serve", "--bootstrap", bootstrap, "--port", str(port)]
+    with log.open("ab") as errors:
+        # A separate session: Ctrl-C in the terminal stops the flows first and the page last.
+        server = subprocess.Popen(  # noqa: S603 - our own module, no external input
+            [*command, "--parent-pid", str(os.getpid())],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        assert server.stdout is not None  # noqa: S101 - requested above
+        line = server.stdout.readline()
+        if not line:
+            raise StackError(
+                "The live page does not start.",
+                why=f"Its server ended with code {server.wait()}; {log} has its last words.",
+                state="The data is not touched.",
+                remedy="Run `headrace doctor`. The extra `serve` has to be installed: pip install 'headrace[serve]'.",
+                code="HR-420",
+            )
+        yield str(json.loads(line)["url"])
+    finally:
+        server.terminate()
+        try:
+            server.wait(_PAGE_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 class _Feed:

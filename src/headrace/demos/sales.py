@@ -8,23 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
-from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.storage import file_store
-from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
-from headrace.demos.feeder import SendResult, generate
+from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgers,
     ModelVerdict,
     batch_ranges,
     compare_ledgers,
-    history_to_send,
     read_records,
 )
-from headrace.demos.protocol import DemoContext
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import PARTITIONS, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
@@ -44,8 +42,6 @@ _LATE_SHARE = 0.04
 # A sale is late by the watermark of the batch before, so from the third batch on. With this bound the history that a
 # demo sends first is about seven batches instead of one.
 _MAX_BATCH_RECORDS = 30_000
-# One per core of a small machine.
-_PARTITIONS = 2
 _GOLD = ("grain", "window_start", "window_end", "category", "revenue", "orders", "unique_users")
 
 
@@ -193,29 +189,17 @@ def sketch_errors(expected: Iterable[model.GoldRow], rows: Iterable[Row]) -> dic
 
 
 @dataclass(frozen=True)
-class SalesDemo:
+class SalesDemo(RecordsDemo):
     """Real-time aggregates with their usual settings, and batches small enough to watch."""
 
     title: str = "Real-time aggregates: sales by 5 minutes, hour and day that add up, and rolling revenue"
-    parts: tuple[str, ...] = ("kafka",)
-    has_page: bool = False
-    spark: Mapping[str, str] = field(default_factory=dict)
     settings: pattern.SalesSettings = field(
         default_factory=lambda: pattern.SalesSettings(trigger=Every("5 seconds"), max_offsets=_MAX_BATCH_RECORDS)
     )
 
-    def prepare(self, context: DemoContext) -> None:
-        """Create the topic."""
-        create_topics(context.target.kafka, {self.settings.topic: _PARTITIONS})
-
-    def feed(self, context: DemoContext, stop: Event) -> SendResult:
-        """Send the recent past immediately, then live sales, some of them late, repeated or malformed."""
-        settings = context.settings
-        traffic = generator(rate=settings.rate, late=_LATE_SHARE, duplicates=0.01, malformed=0.005, seed=settings.seed)
-        topic = self.settings.topic
-        return generate(
-            traffic, context.target, topic=topic, backfill=history_to_send(context.target, topic, settings), stop=stop
-        )
+    def traffic(self, settings: DemoSettings) -> Generator:
+        """Return live sales."""
+        return generator(rate=settings.rate, late=_LATE_SHARE, duplicates=0.01, malformed=0.005, seed=settings.seed)
 
     def flows(self) -> Sequence[Flow]:
         """Return category sales and rolling revenue."""
@@ -234,7 +218,7 @@ class SalesDemo:
 
     def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
         """Return the end of the topic: a demo that ends within its first batches has no late sale to show."""
-        ends = end_offsets(context.target, [(self.settings.topic, number) for number in range(_PARTITIONS)])
+        ends = end_offsets(context.target, [(self.settings.topic, number) for number in range(PARTITIONS)])
         return {flow.name: ends for flow in self.flows()}
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:

@@ -133,7 +133,7 @@ class Watermark:
                 why="Every gap between two rows would count as idle and move event time to the clock.",
                 state="Nothing was started.",
                 remedy="Set idle_timeout to more than the usual gap between two rows, such as '5 minutes'.",
-                code="HR-227",
+                code="HR-225",
             )
 
     @property
@@ -185,7 +185,7 @@ class RocksDB:
                 why=f"It needs {_MIN_MEMORY} at least; with less every read goes to the disk.",
                 state="Nothing was started.",
                 remedy="Set memory to more, such as '512 MB', or leave it out.",
-                code="HR-227",
+                code="HR-226",
             )
 
 

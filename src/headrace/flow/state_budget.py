@@ -35,7 +35,7 @@ class StateBudget:
                 why="It needs a number of rows above zero, a size, or both.",
                 state="Nothing was started.",
                 remedy="Write it like StateBudget(rows=5_000_000) or StateBudget(bytes='2 GB').",
-                code="HR-227",
+                code="HR-224",
             )
 
     @property

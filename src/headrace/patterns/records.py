@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import TypeVar, cast
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -45,6 +46,26 @@ class InvalidRecord:
     partition: int
     offset: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A valid record: where it lies, and its event time. Times finer than a microsecond are cut off, as in Spark.
+
+    A pattern adds the fields of the payload that its flows need, under their names.
+    """
+
+    partition: int
+    offset: int
+    event_time_us: int
+
+    @property
+    def event_time_ms(self) -> int:
+        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
+        return self.event_time_us // 1000
+
+
+E = TypeVar("E", bound=Event)
 
 
 def text(value: object) -> str | None:
@@ -139,6 +160,15 @@ class RecordSchema:
             field.name: None if fields.get(field.name) is None else field.read(fields[field.name])
             for field in self.fields
         }
+
+    def read(self, record: ConsumedRecord, event: type[E]) -> E | InvalidRecord:
+        """Return a record as an event of this class, or that it is bad for the first reason that holds."""
+        values = self.judge(record)
+        if isinstance(values, InvalidRecord):
+            return values
+        event_time_us = cast("int", values[str(self.time)])
+        payload = {field.name: values[field.name] for field in fields(event) if field.name in values}
+        return event(record.partition, record.offset, event_time_us, **payload)
 
     def _reason(self, record: ConsumedRecord, values: Fields | None) -> str | None:
         if record.value is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from itertools import count, cycle
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from headrace.errors import ConfigError
+from headrace.patterns.records import MINUTE_MS
 
 _REMEMBERED = 512  # records that a duplicate is drawn from
 _OVERSIZED_BYTES = 5 * 1024 * 1024
@@ -197,6 +199,34 @@ def _broken(event: GeneratedEvent, now: int, kind: str, how: Corruption) -> Gene
 def _oversized(event: GeneratedEvent, now: int) -> GeneratedRecord:
     value = f'{event.text[:-1]},"note":"{"x" * _OVERSIZED_BYTES}"}}'
     return GeneratedRecord(event.key, value.encode(), None, now, "oversized", event.topic)
+
+
+class DelayedSimulation(ABC):
+    """A stream whose events lie seconds behind their arrival, now and then minutes; late ones up to an hour.
+
+    It goes from its first moment on, makes one event at a time, and never goes back.
+    """
+
+    def __init__(self, settings: Traffic, start_ms: int) -> None:
+        rng = settings.luck(start_ms)
+        self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
+        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+
+    @abstractmethod
+    def event_at(self, event_ms: int) -> GeneratedEvent:
+        """Return an event of this time."""
+
+    def event(self, now: int) -> GeneratedEvent:
+        """Return the next event that arrives in time."""
+        return self.event_at(now - self._delays[self._bits(12)])
+
+    def late(self, now: int) -> GeneratedEvent:
+        """Return an event that arrives 20 to 60 minutes behind its time."""
+        return self.event_at(now - int((20 + 40 * self.random()) * MINUTE_MS))
+
+    def alone(self, now: int) -> GeneratedEvent:
+        """Return an event of this moment."""
+        return self.event_at(now)
 
 
 def network_delay_ms(rng: random.Random) -> int:

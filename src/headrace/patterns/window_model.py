@@ -19,31 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from headrace.patterns.records import ConsumedRecord, InvalidRecord
+from headrace.patterns.records import ConsumedRecord, E, InvalidRecord
 
 BatchOffsets = Mapping[int, tuple[int, int]]
 """Partition -> (first offset, offset after the last). Empty is Spark's batch without data."""
 
 
-class Event(Protocol):
-    """A record that a flow may count."""
-
-    @property
-    def partition(self) -> int:
-        """Where it lies."""
-
-    @property
-    def offset(self) -> int:
-        """Where it lies in the partition."""
-
-    @property
-    def event_time_ms(self) -> int:
-        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
-
-
-E = TypeVar("E", bound=Event)
 Row = TypeVar("Row")
 
 

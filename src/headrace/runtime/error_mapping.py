@@ -163,7 +163,7 @@ _ERROR_MAPPINGS = (
     _ErrorMapping(
         ("Python worker exited unexpectedly",),
         PartUnavailable,
-        "HR-603",
+        "HR-618",
         "A Python worker died.",
         "Nothing: the flow then continues automatically. If it repeats, give the machine more memory, or "
         "look for native code in the transform that crashes.",

@@ -4,7 +4,7 @@ The server reads snapshots, never objects of the engine. Start it with `python -
 the application with `create_app` and run it where other services run.
 """
 
-from headrace.serve.app import create_app
+from headrace.serve.cities.app import create_app
 from headrace.serve.cities.board import BoardSnapshot, CityBoard, RideMetrics, SurgeReading
 from headrace.serve.cities.feed import Feed, FeedStatus, FeedTopics
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headrace.errors import HeadraceError
-from headrace.serve.app import create_app
+from headrace.serve.cities.app import create_app
 from headrace.serve.cities.board import DEFAULT_HISTORY, MAX_HISTORY, CityBoard
 from headrace.serve.cities.feed import Feed, FeedTopics
 from headrace.serve.guard import LOOPBACK_NAMES

@@ -10,18 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
-from headrace.errors import ConfigError, PartUnavailable
-from headrace.serve.live import LiveStreams
+from headrace.errors import ConfigError
 
 _PORTS_TRIED = 50  # enough for every sibling on one machine, few enough to fail at once
-_START_TIMEOUT = 10.0  # seconds: starting takes a fraction of one, on a busy machine a few
 
 
 def bind_port(host: str, port: int) -> socket.socket:
@@ -80,7 +77,7 @@ class PageServer(uvicorn.Server):
                 timeout_graceful_shutdown=2,
             )
         )
-        self._live: LiveStreams = app.state.live
+        self._close_streams: Callable[[], None] = app.state.live.close
         self._on_listen = on_listen
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -91,34 +88,10 @@ class PageServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the event streams first: uvicorn would wait for them."""
-        self._live.close()
+        self._close_streams()
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to whoever started the server: uvicorn would raise them again at the end."""
         yield
-
-
-@contextmanager
-def serve_in_background(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve `app` on a thread and yield its URL, for tests and notebooks."""
-    listener = bind_port(host, port)
-    listening = threading.Event()
-    server = PageServer(app, listening.set)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="page-server", daemon=True)
-    thread.start()
-    try:
-        if not listening.wait(_START_TIMEOUT):
-            msg = f"The page did not start within {_START_TIMEOUT:.0f} seconds."
-            raise PartUnavailable(
-                msg,
-                why="The machine is very busy, or the application failed: see the log.",
-                state="No data is affected.",
-                remedy="Try again.",
-                code="HR-680",
-            )
-        yield page_url(listener)
-    finally:
-        server.should_exit = True
-        thread.join(_START_TIMEOUT)

@@ -193,7 +193,7 @@ def _encode_entry(batch: Batch, last: LedgerEntry | None) -> str:
 
 
 def _decode_entry(text: str, place: str) -> LedgerEntry:
-    """Parse an entry; raise RecoveryError (HR-314) if the text is not one."""
+    """Parse an entry; raise RecoveryError (HR-319) if the text is not one."""
     try:
         fields = json.loads(text)
         return LedgerEntry(
@@ -209,5 +209,5 @@ def _decode_entry(text: str, place: str) -> LedgerEntry:
             why=f"It holds {text!r}.",
             state="Nothing was written.",
             remedy="Restore the ledger, or start the flow under a new name.",
-            code="HR-314",
+            code="HR-319",
         ) from error

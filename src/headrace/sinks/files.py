@@ -160,7 +160,7 @@ class FileSink:
                 why="No FileSink has written to it.",
                 state="Nothing was read.",
                 remedy="Run the flow that writes it first, or correct the path.",
-                code="HR-510",
+                code="HR-516",
             )
         empty = spark.createDataFrame([], owner.schema)
         files = committed_files(folder, spark)

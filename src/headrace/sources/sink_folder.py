@@ -57,7 +57,7 @@ def sink_read_options(spark: SparkSession, source: str, location: str, file_form
             why=f"It is partitioned by {', '.join(owner.partitions)}, and no file of it is committed.",
             state="Nothing was started and nothing was written.",
             remedy="Start the flow when the one that writes the folder has committed a batch with rows.",
-            code="HR-510",
+            code="HR-516",
         )
     return READ_OPTIONS[owner.format]
 

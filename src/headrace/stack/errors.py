@@ -10,7 +10,8 @@
 | HR-406 | the disk is full                                                  |
 | HR-407 | every port of a range is taken                                    |
 | HR-408 | a part died while starting                                        |
-| HR-409 | a part runs but does not answer, or does not stop                 |
+| HR-409 | a part runs but does not answer                                   |
+| HR-410 | a part does not stop                                              |
 | HR-411 | another command locks the local stack for too long                |
 | HR-412 | the wheel with PostgreSQL's binaries is not installed             |
 | HR-413 | a database refuses root, and privileges cannot be dropped         |
@@ -32,6 +33,9 @@ from headrace.errors import StackError, did_you_mean
 
 # Below this the broker would start, and stop at its first segments with a stack trace nobody expects.
 LEAST_FREE_BYTES = 256 * 1024 * 1024
+
+# The most jars and problems that a message names.
+_MAX_NAMED = 3
 
 
 def no_java(searched: Sequence[str], install: str) -> StackError:
@@ -139,13 +143,13 @@ def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
 
 
 def will_not_stop(part: str, pid: int) -> StackError:
-    """HR-409: not even SIGKILL ended it."""
+    """HR-410: not even SIGKILL ended it."""
     return StackError(
         f"{part} (pid {pid}) does not stop.",
         why="It ignored SIGTERM and SIGKILL: it hangs in the kernel, or belongs to another user.",
         state="Its data is kept.",
         remedy=f"Look at it with `ps -fp {pid}`, then run `headrace down` again.",
-        code="HR-409",
+        code="HR-410",
     )
 
 
@@ -227,7 +231,7 @@ def as_stack_errors(path: Path) -> Iterator[None]:
         raise not_writable(path, error) from error
 
 
-def _first(items: Sequence[str], most: int = 3) -> str:
+def _first(items: Sequence[str]) -> str:
     """Return the first items and the number of the others, to keep messages short."""
-    rest = len(items) - most
-    return "; ".join(items[:most]) + (f"; and {rest} more" if rest > 0 else "")
+    rest = len(items) - _MAX_NAMED
+    return "; ".join(items[:_MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")

@@ -78,9 +78,8 @@ class PartStatus:
 class LocalStack:
     """The parts in one home folder. Several processes may use one home folder concurrently."""
 
-    def __init__(self, home: Path, *, jars: JarCache | None = None, parts: Sequence[Part] = PARTS) -> None:
+    def __init__(self, home: Path, *, parts: Sequence[Part] = PARTS) -> None:
         self.folder = home.absolute() / "stack"
-        self._jars = jars
         self._parts = {part.name: part for part in parts}
 
     def up(
@@ -100,7 +99,7 @@ class LocalStack:
         """
         selected = [self._parts[name] for name in self._names(parts)]
         java = find_java()
-        jars = self._jars if self._jars is not None else JarCache()
+        jars = JarCache()
         jars.sync(dict.fromkeys(conf for part in selected for conf in part.confs), on_progress)
         addresses: dict[str, str] = {}
         adopted: list[str] = []

@@ -18,7 +18,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def read_record(path: Path) -> Process | None:
         return None
 
 
-def start(command: Sequence[str], *, log: Path, record: Path, env: Mapping[str, str] | None = None) -> Process:
+def start(command: Sequence[str], *, log: Path, record: Path) -> Process:
     """Start a process in its own session, append its output to `log`, and write its record.
 
     Raises `OSError` when the command cannot be run. The child inherits no descriptor but its log.
@@ -98,7 +98,6 @@ def start(command: Sequence[str], *, log: Path, record: Path, env: Mapping[str, 
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, **(env or {})},
         )
     _children[child.pid] = child
     try:

@@ -8,7 +8,8 @@ position, because the connector then continues after the gap.
 |--------------------------------------------------------------------------|-------------------|
 | Kafka Connect does not answer                                            | HR-613, transient |
 | the connector failed of something that passes; it was started again      | HR-614, transient |
-| the connector failed for good, or is gone                                | HR-523            |
+| the connector failed for good                                            | HR-523            |
+| the connector does not exist                                             | HR-529            |
 | Postgres: the slot is gone, lost, or ahead of what was captured          | HR-522            |
 | binlog: the file of the saved position was removed, or ends before it    | HR-522            |
 """
@@ -159,7 +160,7 @@ def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, obj
 
 
 def require_running(capture: Capture, connect: ConnectClient) -> None:
-    """Raise HR-523 or HR-614 where the connector does not run."""
+    """Raise HR-523, HR-529 or HR-614 where the connector does not run."""
     status = connect.status(capture.connector)
     if status is None:
         raise DataError(
@@ -167,7 +168,7 @@ def require_running(capture: Capture, connect: ConnectClient) -> None:
             why="Kafka Connect has no connector of this name: it, or the topics of Kafka Connect, were deleted.",
             state="Everything that reached the topics is kept. Nothing more is captured.",
             remedy="Start the capture again. It resumes if Kafka Connect still has its position.",
-            code="HR-523",
+            code="HR-529",
         )
     if status.state == "FAILED":
         raise failed_connector_error(capture, status, connect)

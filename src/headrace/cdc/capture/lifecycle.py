@@ -77,7 +77,7 @@ def connect_worker(target: Target, database: str) -> ConnectWorker:
 def start_capture(capture: Capture, database: Database, worker: ConnectWorker) -> tuple[SourceTable, ...]:
     """Start a capture, and return its tables.
 
-    1. Read the tables, and refuse what could not be captured whole (HR-520, HR-521, HR-524).
+    1. Read the tables, and refuse what could not be captured whole (HR-520, HR-521, HR-524, HR-528).
     2. Refuse a snapshot into topics that an earlier capture wrote (HR-527).
     3. Look at a capture that was begun before: a gap in the log stops here (HR-522).
     4. Postgres: make the publication.
@@ -173,7 +173,7 @@ def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: fl
         why=f"Kafka Connect took it, and after {START_SECONDS:.0f} s it does not run.",
         state="Nothing was lost: the source keeps its log.",
         remedy="Look at the log of Kafka Connect; `headrace ps` names the local one.",
-        code="HR-614",
+        code="HR-619",
     )
 
 
@@ -203,7 +203,7 @@ def _secret(capture: Capture, folder: Path) -> Path:
 
 
 def _require_log(capture: Capture, database: Database) -> None:
-    """Raise unless the source writes a log of all that is to be captured. Raises HR-521 or HR-524."""
+    """Raise unless the source writes a log of all that is to be captured. Raises HR-521, HR-524 or HR-528."""
     if family(database) == "mysql":
         _require_binlog(database)
         return
@@ -230,7 +230,7 @@ def _require_binlog(database: Database) -> None:
 
 
 def require_binlog_position(database: Database) -> None:
-    """Raise HR-521 for a MariaDB that has never written to its binlog: the connector fails at one without a place."""
+    """Raise HR-528 for a MariaDB that has never written to its binlog: the connector fails at one without a place."""
     with mysql.session(database) as cursor:
         cursor.execute("SELECT @@gtid_current_pos")
         row = cursor.fetchone()
@@ -240,7 +240,7 @@ def require_binlog_position(database: Database) -> None:
             why="Its `gtid_current_pos` is empty, and the connector needs a log position to start at.",
             state="Nothing was captured, and the source was not changed.",
             remedy="Create the first table, or change a row, and start the capture again.",
-            code="HR-521",
+            code="HR-528",
         )
 
 

@@ -31,7 +31,7 @@ def written_topics(capture: Capture, target: Target) -> tuple[str, ...]:
 def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
     """Delete every topic of a capture, and return their names when they are gone. May be repeated.
 
-    Raises HR-601 when the broker does not answer, HR-503 when it refuses.
+    Raises HR-601 when the broker does not answer, HR-507 when it refuses.
     """
     client, metadata = connect_admin(target.kafka)
     mine = sorted(
@@ -76,5 +76,5 @@ def _undeleted(topic: str, why: str) -> DataError:
         why=why,
         state="Connector, position, slot and publication are deleted. Topics may be left.",
         remedy="Grant the right to delete topics, or have them deleted, and run the command again.",
-        code="HR-503",
+        code="HR-507",
     )

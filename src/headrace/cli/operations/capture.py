@@ -11,7 +11,7 @@ import typer
 from headrace.cdc.capture.declaration import Capture, captures
 from headrace.cdc.capture.health import check_capture
 from headrace.cdc.capture.lifecycle import ConnectWorker, connect_worker, count_messages, delete_capture, start_capture
-from headrace.cli.output import ANSWER_IS_NO, OK, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.output import ANSWER_IS_NO, OK, JsonOption, YesOption, emit, err, out, require_yes
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.postgres import database_of
@@ -95,9 +95,7 @@ def delete_command(
     """Delete connectors, positions, slots and publications. Tables are kept, and so are topics without --topics."""
     run_target, capture_workers = _find_captures(project, target, flows, connect, None)
     names = ", ".join(capture.prefix for capture, _ in capture_workers)
-    if json and not yes:
-        emit({"ok": False, "error": "`capture delete --json` deletes captures and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
+    require_yes("`capture delete --json` deletes captures", yes=yes, json=json)
     if not yes:
         rest = "Their topics are deleted, tables are kept." if topics else "Topics and tables are kept."
         err.print(f"This deletes the captures {names}: later changes will not be captured. {rest}", markup=False)

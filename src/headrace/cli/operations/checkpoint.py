@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from headrace.cli.home import local_broker
 from headrace.cli.operations.checkpoint_tables import print_checkpoint, print_verification
-from headrace.cli.output import ANSWER_IS_NO, TERMINAL, USAGE, JsonOption, YesOption, emit, err, out
-from headrace.cli.project import HERE, ProjectOption, TargetOption
-from headrace.cli.session import start_session
+from headrace.cli.output import TERMINAL, JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.project import HERE, ProjectOption, TargetOption, load_target
+from headrace.cli.session import LazySession
 from headrace.clients.storage import file_store, is_local
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
@@ -35,9 +33,6 @@ from headrace.operate.checkpoint.verify import verify
 from headrace.project.project import Project
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 checkpoint_app = typer.Typer(help="Show, verify, back up and restore the progress of a flow.", no_args_is_help=True)
 
 FlowArgument = Annotated[
@@ -55,10 +50,10 @@ def show_command(
     json: JsonOption = False,
 ) -> None:
     """Show the progress of a flow, what the next start reads, its watermark, its state, and who runs it."""
-    with _open_checkpoint(flow, project, target, json=json, with_spark=state) as context:
+    with _open_checkpoint(flow, project, target, json=json) as context:
         anatomy = show(context.checkpoint, context.target, context.flow)
-        if context.spark is not None and state and anatomy.state:
-            anatomy = replace(anatomy, state=count_rows(context.spark, context.checkpoint, anatomy.state))
+        if state and anatomy.state:
+            anatomy = replace(anatomy, state=count_rows(context.session(), context.checkpoint, anatomy.state))
     if json:
         emit({"ok": True, **anatomy.as_dict()})
     else:
@@ -115,9 +110,7 @@ def restore_command(
     json: JsonOption = False,
 ) -> None:
     """Replace a flow's checkpoint by a backup. The current checkpoint is moved and kept. Asks first."""
-    if json and not yes:
-        emit({"ok": False, "error": "`checkpoint restore --json` replaces a checkpoint and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
+    require_yes("`checkpoint restore --json` replaces a checkpoint", yes=yes, json=json)
     with _open_checkpoint(flow, project, target, json=json) as context:
         plan = plan_restore(context.checkpoint, source.absolute(), context.flow)
         if context.flow is not None and has_tracking_sink(context.flow):
@@ -141,37 +134,24 @@ def _confirm_restore(plan: RestorePlan) -> None:
     """Print what a restore does and ask for confirmation."""
     for line in plan.lines:
         err.print(line, markup=False)
-    if not typer.confirm("Restore it?", default=False, err=True):
-        err.print("Nothing was changed.")
-        raise typer.Exit(ANSWER_IS_NO)
+    confirm("Restore it?")
 
 
 @dataclass
 class _CheckpointContext:
-    """A checkpoint, its target, and the flow if the project declares it. Spark is started on first use."""
+    """A checkpoint, its target, and the flow if the project declares it."""
 
     project: Project
     target: Target
     checkpoint: Checkpoint
     flow: Flow | None
-    spark: SparkSession | None
-    stack: ExitStack
-    json: bool
-
-    def session(self) -> SparkSession:
-        if self.spark is None:
-            self.spark = start_session("checkpoint", self.project, self.target, self.stack, json=self.json)
-        return self.spark
+    session: LazySession
 
 
 @contextmanager
-def _open_checkpoint(
-    name: str, folder: Path, target: str | None, *, json: bool, with_spark: bool = False
-) -> Iterator[_CheckpointContext]:
+def _open_checkpoint(name: str, folder: Path, target: str | None, *, json: bool) -> Iterator[_CheckpointContext]:
     """Open the checkpoint of a flow by name. Starts Spark if the checkpoint is not on a local disk."""
-    project = Project.open(folder)
-    home = Path(os.environ.get("HEADRACE_HOME") or project.home)
-    run_target = project.target(target, lambda: local_broker(home))
+    project, run_target = load_target(folder, target)
     try:
         flows = {flow.name: flow for flow in project.flows()}
     except ConfigError as error:
@@ -179,9 +159,7 @@ def _open_checkpoint(
         err.print(f"{error.code} {error.what} The checkpoint is read without the flow's declaration.", markup=False)
         flows = {}
     with ExitStack() as stack:
-        spark = None
-        if with_spark or not is_local(run_target.checkpoints):
-            spark = start_session("checkpoint", project, run_target, stack, json=json)
-        files = file_store(run_target.checkpoints, spark)
+        session = LazySession("checkpoint", project, run_target, stack, json=json)
+        files = file_store(run_target.checkpoints, None if is_local(run_target.checkpoints) else session())
         checkpoint = find_checkpoint(name, run_target, files, list(flows))
-        yield _CheckpointContext(project, run_target, checkpoint, flows.get(name), spark, stack, json)
+        yield _CheckpointContext(project, run_target, checkpoint, flows.get(name), session)

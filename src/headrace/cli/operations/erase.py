@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, confirm, emit, err, out, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import start_session
 from headrace.operate.erase import report as erase_report
@@ -47,21 +47,16 @@ def erase_command(  # noqa: PLR0913 - the options of the command line
     if verify is not None:
         _verify(verify, key or [], json=json)
         return
-    usage_error = (
-        "`erase` needs --table and --key."
-        if not table or not key
-        else "`erase --json` changes tables and cannot ask: add --yes."
-        if json and not yes
-        else ""
-    )
-    if usage_error:
+    if not table or not key:
+        usage_error = "`erase` needs --table and --key."
         if json:
             emit({"ok": False, "error": usage_error})
         else:
             err.print(usage_error, markup=False)
         raise typer.Exit(USAGE)
+    require_yes("`erase --json` changes tables", yes=yes, json=json)
     loaded, run_target, flows = load_project(project, target, None)
-    request = ErasureRequest(table, tuple(key or ()), tuple(column or ()), tuple(not_personal or ()), keep_tombstones)
+    request = ErasureRequest(table, tuple(key), tuple(column or ()), tuple(not_personal or ()), keep_tombstones)
     started_at = datetime.now(UTC)
     with ExitStack() as stack:
         spark = start_session("erase", loaded, run_target, stack, json=json)
@@ -88,9 +83,8 @@ def _confirm(plan: ErasePlan, *, yes: bool, json: bool) -> None:
         return
     for line in plan.lines():
         err.print(line, markup=False)
-    if plan.due and not yes and not typer.confirm("Erase it? This cannot be undone.", default=False, err=True):
-        err.print("Nothing was changed.")
-        raise typer.Exit(ANSWER_IS_NO)
+    if plan.due and not yes:
+        confirm("Erase it? This cannot be undone.")
 
 
 def _print_result(finished: ErasePlan, path: Path) -> None:

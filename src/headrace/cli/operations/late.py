@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.clients.storage import file_store, is_local
@@ -34,9 +34,8 @@ def late_command(
     json: JsonOption = False,
 ) -> None:
     """Show how many rows were late, by how much, for which windows, and which delay would have included them."""
-    if repair and json and not yes:
-        emit({"ok": False, "error": "`late --repair --json` changes a table and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
+    if repair:
+        require_yes("`late --repair --json` changes a table", yes=yes, json=json)
     loaded, run_target, (selected,) = load_project(project, target, [flow])
     with ExitStack() as stack:
         spark = LazySession("late", loaded, run_target, stack, json=json)
@@ -66,9 +65,8 @@ def _confirm(plan: RepairPlan, *, yes: bool, json: bool) -> None:
     for change in plan.examples:
         err.print(f"  before {change.before or 'nothing'}", markup=False)
         err.print(f"  after  {change.after or 'nothing'}", markup=False)
-    if plan.windows and not yes and not typer.confirm("Repair it?", default=False, err=True):
-        err.print("Nothing was changed.")
-        raise typer.Exit(ANSWER_IS_NO)
+    if plan.windows and not yes:
+        confirm("Repair it?")
 
 
 def _print_repair(plan: RepairPlan, *, json: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.output import JsonOption, YesOption, confirm, emit, err, out, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.operate.quarantine.listing import QuarantineList, list_quarantine
@@ -39,14 +39,9 @@ def quarantine_command(  # noqa: PLR0913 - an option each
     json: JsonOption = False,
 ) -> None:
     """Show the invalid rows of a flow by reason, and the newest of them. --redrive sends them again after a fix."""
-    if redrive and json and not yes and not dry_run:
-        emit(
-            {
-                "ok": False,
-                "error": "`quarantine --redrive --json` sends records and cannot ask: add --yes or --dry-run.",
-            }
-        )
-        raise typer.Exit(USAGE)
+    if redrive:
+        command = "`quarantine --redrive --json` sends records"
+        require_yes(command, yes=yes or dry_run, json=json, options="--yes or --dry-run")
     loaded, run_target, (selected,) = load_project(project, target, [flow])
     with ExitStack() as stack:
         spark = LazySession("quarantine", loaded, run_target, stack, json=json)
@@ -60,11 +55,9 @@ def quarantine_command(  # noqa: PLR0913 - an option each
         with open_redrive(spark(), run_target, selected) as redrive_run:
             plan = redrive_run.plan(reason, to)
             _print_plan(plan, json=json)
-            if dry_run:
-                sent = 0
-            else:
-                _confirm(plan, yes=yes)
-                sent = redrive_run.apply(plan)
+            if (plan.rows or plan.unfinished) and not yes and not dry_run:
+                confirm("Send them?", "Nothing was sent.")
+            sent = 0 if dry_run else redrive_run.apply(plan)
     if json:
         emit({"ok": True, "sent": sent, **plan.as_dict()})
     elif not dry_run:
@@ -75,13 +68,6 @@ def _print_plan(plan: RedrivePlan, *, json: bool) -> None:
     if not json:
         for line in plan.lines():
             err.print(line, markup=False)
-
-
-def _confirm(plan: RedrivePlan, *, yes: bool) -> None:
-    """Ask for confirmation if there is anything to send."""
-    if (plan.rows or plan.unfinished) and not yes and not typer.confirm("Send them?", default=False, err=True):
-        err.print("Nothing was sent.")
-        raise typer.Exit(ANSWER_IS_NO)
 
 
 def _print_listing(listing: QuarantineList) -> None:

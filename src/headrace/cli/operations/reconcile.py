@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from datetime import date
-from itertools import groupby, islice
 from typing import Annotated
 
 import typer
@@ -13,20 +10,19 @@ import typer
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.reconcile.compare import TableComparison, compare, repair
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, emit, err, out
+from headrace.cli.operations.reconcile_orders import reconcile_orders
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, emit, err, out, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import start_session
 from headrace.clients.postgres import database_of
-from headrace.demos.orders.reconcile import JoinPlan, is_join, open_reconciliation
 from headrace.flow.duration import Duration
 from headrace.runtime.checkpoint.folder_lock import lock_folder
 
 reconcile_app = typer.Typer(help="Compare tables with their source data, and repair them.", no_args_is_help=True)
+reconcile_app.command("orders")(reconcile_orders)
 
 # The most rows that are printed per table; `--json` has all.
 _FEW = 10
-# For a join: the most rows that are printed per cause, and of unmatched orders and payments.
-_SOME = 3
 
 
 @reconcile_app.command("cdc")
@@ -47,9 +43,8 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
     json: JsonOption = False,
 ) -> None:
     """Compare mirrors with their source, row by row, at a fixed log position, and list the rows that differ."""
-    if repair_them and json and not yes:
-        emit({"ok": False, "error": "`reconcile cdc --repair --json` changes tables and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
+    if repair_them:
+        require_yes("`reconcile cdc --repair --json` changes tables", yes=yes, json=json)
     patience = Duration.parse(wait).seconds
     loaded, run_target, _ = load_project(project, target, [])
     source = database_of(run_target, database)
@@ -79,76 +74,6 @@ def reconcile_cdc(  # noqa: PLR0913 - the options of the command line
         out.print(f"No table of {database} matches.", markup=False)
     if not equal:
         raise typer.Exit(ANSWER_IS_NO)
-
-
-@reconcile_app.command("orders")
-def reconcile_orders(
-    flows: Annotated[
-        list[str] | None, typer.Argument(metavar="[FLOW]...", help="The joins, by name. Default: all of the project.")
-    ] = None,
-    *,
-    day: Annotated[
-        str | None, typer.Option(metavar="DATE", help="The day, UTC, as 2026-11-16. Default: the last complete day.")
-    ] = None,
-    repair_them: Annotated[
-        bool, typer.Option("--repair", help="Replace the rows of the day by the batch result. Asks first.")
-    ] = False,
-    project: ProjectOption = HERE,
-    target: TargetOption = None,
-    yes: YesOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Recompute a day of orders and payments as a batch, and show what the stream missed, by cause."""
-    if repair_them and json and not yes:
-        emit({"ok": False, "error": "`reconcile orders --repair --json` changes tables and cannot ask: add --yes."})
-        raise typer.Exit(USAGE)
-    selected_day = _date(day)
-    loaded, run_target, selected_flows = load_project(project, target, flows or [])
-    joins = selected_flows if flows else [flow for flow in selected_flows if is_join(flow)]
-    plans, repaired = [], set[str]()
-    with ExitStack() as stack:
-        spark = start_session("reconcile", loaded, run_target, stack, json=json)
-        for flow in joins:
-            with open_reconciliation(spark, run_target, flow) as reconciliation:
-                plan = reconciliation.plan(selected_day)
-                if not json:
-                    _print_join(plan)
-                if repair_them and plan.changes and (yes or typer.confirm("Repair it?", default=False, err=True)):
-                    reconciliation.apply(plan)
-                    repaired.add(plan.flow)
-                    if not json:
-                        out.print(f"  Repaired: {plan.changes:,} row(s) of the table.", markup=False)
-                plans.append(plan)
-    is_clean = bool(plans) and all(not plan.changes or plan.flow in repaired for plan in plans)
-    if json:
-        emit({"ok": is_clean, "flows": [{**plan.as_dict(), "repaired": plan.flow in repaired} for plan in plans]})
-    elif not plans:
-        out.print("No flow of the project joins orders and payments.")
-    if not is_clean:
-        raise typer.Exit(ANSWER_IS_NO)
-
-
-def _date(text: str | None) -> date | None:
-    try:
-        return None if text is None else date.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"'{text}' is not a date. Write it like 2026-11-16.", param_hint="--day") from None
-
-
-def _print_join(plan: JoinPlan) -> None:
-    for line in plan.lines():
-        out.print(line, markup=False)
-    for _cause, rows in groupby(plan.examples, key=lambda row: row["cause"]):
-        for row in islice(rows, _SOME):
-            out.print(f"  {row['change']} ({row['cause']}): {_row(row)}", markup=False)
-    for missing, rows in groupby(plan.alone, key=lambda row: "order" if row["order_time"] is None else "payment"):
-        for row in islice(rows, _SOME):
-            out.print(f"  no {missing}: {_row(row)}", markup=False)
-
-
-def _row(row: Mapping[str, object]) -> str:
-    named = {name: value for name, value in row.items() if name not in ("cause", "change", "times")}
-    return ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
 
 
 def _confirm(comparison: TableComparison, *, yes: bool) -> bool:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from threading import Event
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.clients.positions import Partition
 from headrace.clients.storage import file_store
-from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.feeder import SendResult, generate
+from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgersByInput,
     ModelVerdict,
     batch_ranges,
     compare_ledgers,
-    history_to_send,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
+from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
@@ -88,32 +85,23 @@ def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool
 
 
 @dataclass(frozen=True)
-class OrdersDemo:
+class OrdersDemo(RecordsDemo):
     """Orders and payments with their usual settings."""
 
     title: str = "Orders and payments: four joins of two streams within an hour"
-    parts: tuple[str, ...] = ("kafka",)
-    has_page: bool = False
-    spark: Mapping[str, str] = field(default_factory=dict)
     # Delay and bound add up to an hour and a half: with a shorter history no minute is final.
     backfill: timedelta = timedelta(hours=3)
     settings: pattern.OrderSettings = field(default_factory=pattern.OrderSettings)
 
-    def prepare(self, context: DemoContext) -> None:
-        """Create the two topics, two partitions each: one per core of a small machine."""
-        create_topics(context.target.kafka, dict.fromkeys(self.settings.topics, 2))
-
-    def feed(self, context: DemoContext, stop: Event) -> SendResult:
-        """Send the recent past immediately, then live orders and payments, some late, repeated or malformed."""
-        settings = context.settings
+    def traffic(self, settings: DemoSettings) -> Generator:
+        """Return live orders and payments."""
         traffic = OrderTraffic(
             settings.rate,
             seed=settings.seed,
             orders_topic=self.settings.orders_topic,
             payments_topic=self.settings.payments_topic,
         )
-        backfill = history_to_send(context.target, self.settings.orders_topic, settings)
-        return generate(OrderGenerator(traffic), context.target, backfill=backfill, stop=stop)
+        return OrderGenerator(traffic)
 
     def flows(self) -> Sequence[Flow]:
         """Return the four joins."""
@@ -123,10 +111,6 @@ class OrdersDemo:
         """Return the hit rate of the last final minutes."""
         rates = hit_rates(spark, context.target, self.settings)[-_MINUTES:]
         return [f"{row['minute']}  {row['paid']:>5} of {row['orders']:>5} orders paid" for row in rates]
-
-    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each flow without offsets: once it has read something, the model can replay it."""
-        return {flow.name: {} for flow in self.flows()}
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every table with the model."""

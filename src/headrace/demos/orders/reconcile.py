@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 _STEP = "reconcile"
 # The maximum number of rows that a plan lists, per cause and per unmatched side. The counts cover all rows.
 _EXAMPLES = 20
+# The maximum number that is printed of them.
+_MAX_ROWS_PRINTED = 3
 _COLUMNS = ("order_id", "user_id", "order_time", "amount", "pay_time")
 
 
@@ -106,6 +109,17 @@ class JoinPlan:
             yield f"  {cause}: {added:,} row(s) are missing, {removed:,} too many."
         for what, count in self.never_came.items():
             yield f"  never came: {count:,} {what}."
+        for _cause, rows in groupby(self.examples, key=lambda row: row["cause"]):
+            for row in islice(rows, _MAX_ROWS_PRINTED):
+                yield f"  {row['change']} ({row['cause']}): {_describe(row)}"
+        for missing, rows in groupby(self.alone, key=lambda row: "order" if row["order_time"] is None else "payment"):
+            for row in islice(rows, _MAX_ROWS_PRINTED):
+                yield f"  no {missing}: {_describe(row)}"
+
+
+def _describe(row: Mapping[str, object]) -> str:
+    values = {name: value for name, value in row.items() if name not in ("cause", "change", "times")}
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 class JoinReconciliation:

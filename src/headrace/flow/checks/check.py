@@ -94,14 +94,9 @@ def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: list(Severity).index(finding.severity))
 
 
-def require_no_errors(
-    flows: Sequence[Flow], plans: Mapping[str, QueryPlan | UnknownPlan] | None = None
-) -> list[Finding]:
-    """Return the findings, or raise when one of them is an error.
-
-    Called twice per start: before Spark starts, and for each flow with its plan before its query.
-    """
-    return raise_on_errors(check(flows, plans=plans))
+def require_no_errors(flows: Sequence[Flow]) -> list[Finding]:
+    """Return the findings, or raise when one of them is an error. Called once per run, before Spark starts."""
+    return raise_on_errors(check(flows))
 
 
 def raise_on_errors(findings: list[Finding]) -> list[Finding]:

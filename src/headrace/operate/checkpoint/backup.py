@@ -151,7 +151,7 @@ def _staged_folder(final: Path) -> Iterator[Path]:
                 why=f"{os.strerror(error.errno or 0)}.",
                 state="The checkpoint is untouched. Nothing of the backup is left.",
                 remedy="Make room or make the folder writable, or name another one with --to.",
-                code="HR-324",
+                code="HR-328",
             ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)

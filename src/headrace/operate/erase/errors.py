@@ -99,7 +99,7 @@ def no_checkpoint(location: str, end: int) -> DataError:
         why=f"Delta has not made a checkpoint of version {end}: without one the older entries are still needed.",
         state="The rows and the files of the past are gone. The log still holds what it held.",
         remedy="Run the same command again; look at Spark's log for why the checkpoint failed.",
-        code="HR-535",
+        code="HR-536",
     )
 
 

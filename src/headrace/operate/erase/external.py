@@ -16,7 +16,7 @@ from headrace.cdc.reconcile.source_row import row_exists
 from headrace.clients.kafka import list_topics
 from headrace.clients.postgres import database_of
 from headrace.clients.storage import file_store
-from headrace.clients.topic_retention import topic_retention
+from headrace.clients.topics import topic_retention
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import WritesFolder, WritesTopic, leaf_sinks

@@ -30,13 +30,13 @@ from typing import ClassVar
 from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Corruption,
+    DelayedSimulation,
     GeneratedEvent,
     GeneratedRecord,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
     iso,
-    network_delay_ms,
     with_,
     without,
 )
@@ -156,26 +156,12 @@ class ProductGenerator:
         return GeneratedRecord(product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic)
 
 
-class _Simulation:
-    """One stream, from its first moment on: makes one record at a time, never goes back."""
+class _Simulation(DelayedSimulation):
+    """One stream of purchases."""
 
     kind = "purchase"
 
-    def __init__(self, settings: PurchaseTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
-        self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
-
-    def event(self, now: int) -> GeneratedEvent:
-        return self._purchase(now - self._delays[self._bits(12)])
-
-    def late(self, now: int) -> GeneratedEvent:
-        return self._purchase(now - int((20 + 40 * self.random()) * MINUTE_MS))
-
-    def alone(self, now: int) -> GeneratedEvent:
-        return self._purchase(now)
-
-    def _purchase(self, event_ms: int) -> GeneratedEvent:
+    def event_at(self, event_ms: int) -> GeneratedEvent:
         draw = self.random
         # The square crowds the draws at the newest products.
         product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))

@@ -17,6 +17,7 @@ from typing import cast
 
 from headrace.patterns.records import (
     ConsumedRecord,
+    Event,
     Field,
     InvalidRecord,
     RecordSchema,
@@ -50,14 +51,13 @@ PRODUCT = RecordSchema(
 
 
 @dataclass(frozen=True, slots=True)
-class Purchase:
-    """A valid record of a purchase."""
+class Purchase(Event):
+    """A purchase."""
 
     purchase_id: str
     product_id: str
     user_id: str
     quantity: int
-    ts_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +140,7 @@ def replay(
 
 def judge(record: ConsumedRecord) -> Purchase | InvalidRecord:
     """Say what a record is: a purchase, or bad for the first reason that holds."""
-    values = PURCHASE.judge(record)
-    if isinstance(values, InvalidRecord):
-        return values
-    return Purchase(
-        str(values["purchase_id"]),
-        str(values["product_id"]),
-        str(values["user_id"]),
-        cast("int", values["quantity"]),
-        cast("int", values["ts"]),
-    )
+    return PURCHASE.read(record, Purchase)
 
 
 def newest_products(records: Iterable[ConsumedRecord]) -> dict[str, Product]:
@@ -169,7 +160,7 @@ def newest_products(records: Iterable[ConsumedRecord]) -> dict[str, Product]:
 
 
 def _find(products: Iterable[Product], purchase: Purchase) -> Product | None:
-    return next((product for product in products if product.is_valid_at(purchase.ts_us)), None)
+    return next((product for product in products if product.is_valid_at(purchase.event_time_us)), None)
 
 
 def _row(purchase: Purchase, product: Product | None, version: int) -> EnrichedPurchase:
@@ -178,7 +169,7 @@ def _row(purchase: Purchase, product: Product | None, version: int) -> EnrichedP
         purchase.product_id,
         purchase.user_id,
         purchase.quantity,
-        purchase.ts_us // 1000,
+        purchase.event_time_us // 1000,
         name=None if product is None else product.name,
         category=None if product is None else product.category,
         price=None if product is None else product.price,

@@ -7,16 +7,16 @@ the batches, the watermark and what is late for a window are those of every flow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
-from typing import cast
 
 from headrace.patterns.records import (
     HOUR_MS,
     MINUTE_MS,
     ConsumedRecord,
+    Event,
     Field,
     InvalidRecord,
     RecordSchema,
@@ -42,35 +42,17 @@ READING = RecordSchema(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A valid record."""
+class Reading(Event):
+    """A reading."""
 
-    partition: int
-    offset: int
     device_id: str
     temperature: Decimal
     humidity: Decimal
-    ts_us: int
-
-    @property
-    def event_time_ms(self) -> int:
-        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
-        return self.ts_us // 1000
 
 
 def judge(record: ConsumedRecord) -> Reading | InvalidRecord:
     """Say what a record is: a reading, or bad for the first reason that holds."""
-    values = READING.judge(record)
-    if isinstance(values, InvalidRecord):
-        return values
-    return Reading(
-        record.partition,
-        record.offset,
-        device_id=str(values["device_id"]),
-        temperature=cast("Decimal", values["temperature"]),
-        humidity=cast("Decimal", values["humidity"]),
-        ts_us=cast("int", values["ts"]),
-    )
+    return READING.read(record, Reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +149,6 @@ def silences(
     silence_ms: int = 15 * MINUTE_MS,
     forget_ms: int = 30 * DAY_MS,
     delay_ms: int = 2 * MINUTE_MS,
-    judge: Callable[[ConsumedRecord], Reading | InvalidRecord] = judge,
 ) -> Silences:
     """Run the flow over its batches. W[N] is the watermark in force, as in `window_model`.
 
@@ -185,7 +166,7 @@ def silences(
         judged = [judge(record) for record in batch_records(log, batch)]
         result.bad.extend(reading for reading in judged if isinstance(reading, InvalidRecord))
         readings = [reading for reading in judged if not isinstance(reading, InvalidRecord)]
-        in_time = [reading for reading in readings if reading.ts_us > watermark_before * 1000]
+        in_time = [reading for reading in readings if reading.event_time_us > watermark_before * 1000]
         result.late.append(len(readings) - len(in_time))
         for reading in in_time:
             readings_of.setdefault(reading.device_id, []).append(reading.event_time_ms)

@@ -105,6 +105,11 @@ class MedallionSettings:
     silver_policy: TablePolicy | None = field(default_factory=_keep_everything)
     gold_policy: TablePolicy | None = field(default_factory=TablePolicy)
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that the flows read."""
+        return (self.topic,)
+
 
 def to_bronze(records: DataFrame) -> DataFrame:
     """Keep a record whole: its bytes, its headers and where it lay. The time of the batch is that of its offset log."""

@@ -16,12 +16,12 @@ from typing import ClassVar
 
 from headrace.patterns.traffic import (
     Corruption,
+    DelayedSimulation,
     GeneratedEvent,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
     iso,
-    network_delay_ms,
     with_,
     without,
 )
@@ -37,26 +37,15 @@ class WebOrderTraffic(Traffic):
     pattern: ClassVar[str] = "medallion"
 
 
-class _Simulation:
-    """One stream, from its first moment on: makes one record at a time, never goes back."""
+class _Simulation(DelayedSimulation):
+    """One stream of orders."""
 
     kind = "order"
 
-    def __init__(self, settings: WebOrderTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
-        self.random, self._bits = rng.random, rng.getrandbits
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
-
-    def event(self, now: int) -> GeneratedEvent:
-        return self._event(now - self._delays[self._bits(12)])
-
     def late(self, now: int) -> GeneratedEvent:
-        return self._event(now - int((1 + 2 * self.random()) * _DAY_MS))
+        return self.event_at(now - int((1 + 2 * self.random()) * _DAY_MS))
 
-    def alone(self, now: int) -> GeneratedEvent:
-        return self._event(now)
-
-    def _event(self, ordered_at: int) -> GeneratedEvent:
+    def event_at(self, ordered_at: int) -> GeneratedEvent:
         draw = self.random
         customer, items = f"c-{self._bits(16):05d}", 1 + int(8 * draw() * draw())
         amount = round(items * (2 + 40 * draw() ** 3), 2)

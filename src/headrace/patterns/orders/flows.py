@@ -141,7 +141,7 @@ def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> Dat
     )
 
 
-def hit_rate(rows: DataFrame, every: str = "1 minute") -> DataFrame:
+def hit_rate(rows: DataFrame) -> DataFrame:
     """Return the share of orders that found their payment, by the minute of the order.
 
     Of the rows of a left or full join. The last minutes of a stream are not judged yet: an order counts as unpaid when
@@ -150,7 +150,7 @@ def hit_rate(rows: DataFrame, every: str = "1 minute") -> DataFrame:
     orders = rows.where(F.col("order_time").isNotNull())
     paid = F.count_distinct(F.when(F.col("pay_time").isNotNull(), F.col("order_id")))
     return (
-        orders.groupBy(tumbling("order_time", every))
+        orders.groupBy(tumbling("order_time", "1 minute"))
         .agg(F.count_distinct("order_id").alias("orders"), paid.alias("paid"))
         .select(*window_bounds(), "orders", "paid", F.round(F.col("paid") / F.col("orders"), 4).alias("hit_rate"))
     )

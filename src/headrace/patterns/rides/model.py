@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
-from typing import cast
 
 from headrace.patterns.records import (
     MINUTE_MS,
     ConsumedRecord,
+    Event,
     Field,
     InvalidRecord,
     RecordSchema,
@@ -45,41 +45,20 @@ RIDE = RecordSchema(
 
 
 @dataclass(frozen=True, slots=True)
-class Ride:
-    """A valid record. Times finer than a microsecond are cut off, as in Spark."""
+class Ride(Event):
+    """A ride."""
 
-    partition: int
-    offset: int
     ride_id: str
     driver_id: str
     rider_id: str
     city: str
     fare_amount: Decimal | None
     status: str
-    event_time_us: int
-
-    @property
-    def event_time_ms(self) -> int:
-        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
-        return self.event_time_us // 1000
 
 
 def judge(record: ConsumedRecord) -> Ride | InvalidRecord:
     """Say what a record is: a ride, or bad for the first reason that holds."""
-    values = RIDE.judge(record)
-    if isinstance(values, InvalidRecord):
-        return values
-    return Ride(
-        record.partition,
-        record.offset,
-        ride_id=str(values["ride_id"]),
-        driver_id=str(values["driver_id"]),
-        rider_id=str(values["rider_id"]),
-        city=str(values["city"]),
-        fare_amount=cast("Decimal | None", values["fare_amount"]),
-        status=str(values["status"]),
-        event_time_us=cast("int", values["event_time"]),
-    )
+    return RIDE.read(record, Ride)
 
 
 @dataclass(frozen=True, slots=True)

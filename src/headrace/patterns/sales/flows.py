@@ -82,6 +82,11 @@ class SalesSettings:
     policy: TablePolicy | None = field(default_factory=TablePolicy)
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that the flows read."""
+        return (self.topic,)
+
+    @property
     def grains(self) -> tuple[str, ...]:
         """The lengths of all windows of the gold table, shortest first."""
         return self.window, *self.roll_ups

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from headrace.patterns.records import MINUTE_MS
 from headrace.patterns.traffic import (
     Corruption,
+    DelayedSimulation,
     GeneratedEvent,
     Traffic,
     TrafficGenerator,
     broken_anywhere,
     iso,
-    network_delay_ms,
     with_,
     without,
 )
@@ -64,27 +63,16 @@ class SalesTraffic(Traffic):
     pattern: ClassVar[str] = "sales"
 
 
-class _Simulation:
-    """One stream, from its first moment on: makes one record at a time, never goes back."""
+class _Simulation(DelayedSimulation):
+    """One stream of sales."""
 
     kind = "sale"
 
     def __init__(self, settings: SalesTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
-        self.random, self._bits = rng.random, rng.getrandbits
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        super().__init__(settings, start_ms)
         self._weights = list(accumulate(category.size for category in CATEGORIES))
 
-    def event(self, now: int) -> GeneratedEvent:
-        return self._sale(now - self._delays[self._bits(12)])
-
-    def late(self, now: int) -> GeneratedEvent:
-        return self._sale(now - int((20 + 40 * self.random()) * MINUTE_MS))
-
-    def alone(self, now: int) -> GeneratedEvent:
-        return self._sale(now)
-
-    def _sale(self, event_ms: int) -> GeneratedEvent:
+    def event_at(self, event_ms: int) -> GeneratedEvent:
         draw, weights = self.random, self._weights
         # The bound keeps a draw that rounds up to the sum within the list.
         category = CATEGORIES[bisect(weights, draw() * weights[-1], 0, len(weights) - 1)]

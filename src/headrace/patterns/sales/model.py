@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import cast
 
 from headrace.patterns.records import (
     MINUTE_MS,
     ConsumedRecord,
+    Event,
     Field,
     InvalidRecord,
     RecordSchema,
@@ -36,35 +36,17 @@ SALE = RecordSchema(
 
 
 @dataclass(frozen=True, slots=True)
-class Sale:
-    """A valid record."""
+class Sale(Event):
+    """A sale."""
 
-    partition: int
-    offset: int
     category: str
     amount: Decimal
     user_id: str
-    ts_us: int
-
-    @property
-    def event_time_ms(self) -> int:
-        """The event time in whole milliseconds, rounded down, as the watermark sees it."""
-        return self.ts_us // 1000
 
 
 def judge(record: ConsumedRecord) -> Sale | InvalidRecord:
     """Say what a record is: a sale, or bad for the first reason that holds."""
-    values = SALE.judge(record)
-    if isinstance(values, InvalidRecord):
-        return values
-    return Sale(
-        record.partition,
-        record.offset,
-        category=str(values["category"]),
-        amount=cast("Decimal", values["amount"]),
-        user_id=str(values["user_id"]),
-        ts_us=cast("int", values["ts"]),
-    )
+    return SALE.read(record, Sale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def acquire_lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterato
             why=f"A lock of the operating system needs a local folder, and the checkpoint is {checkpoint.folder}.",
             state="Nothing was started and nothing was written.",
             remedy="Remove `lease.kind` from the target in headrace.yml, or set it to record.",
-            code="HR-102",
+            code="HR-109",
         )
     with ExitStack() as stack:
         try:

@@ -138,7 +138,7 @@ class TopicIdentities:
                 "the sinks, and the new topic has other rows at the same offsets.",
                 state="Nothing was started and nothing was written.",
                 remedy="Start the flow under a new name: it reads the new topic from its start.",
-                code="HR-312",
+                code="HR-318",
             )
         planned = self._checkpoint.planned_batches()
         batch = unfinished if unfinished is not None else (planned[-1] + 1 if planned else 0)

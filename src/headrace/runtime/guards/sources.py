@@ -63,7 +63,7 @@ class SourceGuard(Guard):
         self._identities: TopicIdentities
 
     def before_start(self, session: SparkSession) -> None:
-        """Compare the ids of all topics with those of the checkpoint. Raises HR-311, HR-312 or HR-506."""
+        """Compare the ids of all topics with those of the checkpoint. Raises HR-311, HR-312, HR-318 or HR-506."""
         if self._sources:
             self._watches = {name: source.watch(self._target) for name, source in self._sources.items()}
             self._identities = TopicIdentities(self._checkpoint, self._sources)

@@ -115,13 +115,13 @@ def producer_fenced(batch: Batch, problem: KafkaError) -> RecoveryError:
 
 
 def invalid_slot_count(topic: str, slots: int) -> RecoveryError:
-    """Return HR-340: `slots` is less than 1."""
+    """Return HR-346: `slots` is less than 1."""
     return RecoveryError(
         f"The sink for topic '{topic}' cannot write in {slots} slots.",
         why="A batch is written in at least one transaction.",
         state="Nothing was started.",
         remedy="Set `slots=` to 1 or more, or leave it out.",
-        code="HR-340",
+        code="HR-346",
     )
 
 

@@ -269,7 +269,7 @@ class Timers:
                 why="Without a clock no timer can fire.",
                 state="The batch was not written; the flow is where it was.",
                 remedy="Set `clock = EventTime(COLUMN)` or `clock = ProcessingTime()` in the class.",
-                code="HR-235",
+                code="HR-236",
             )
 
 
@@ -286,7 +286,7 @@ def to_millis(when: datetime) -> int:
             why="A time without a zone is a different moment on every machine.",
             state="The batch was not written; the flow is where it was.",
             remedy="Use times with a zone, as rows have them.",
-            code="HR-235",
+            code="HR-237",
         )
     return -((_EPOCH - when) // _MILLISECOND)
 

@@ -11,13 +11,13 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from headrace.serve import page
 from headrace.serve.assets import Assets
-from headrace.serve.cities import routes as cities
+from headrace.serve.cities import routes
 from headrace.serve.cities.board import CityBoard
 from headrace.serve.cities.feed import FeedStatus
+from headrace.serve.cities.live import LiveStreams, StreamIntervals
 from headrace.serve.guard import LOOPBACK_NAMES, SecurityMiddleware
-from headrace.serve.live import LiveStreams, StreamIntervals
-from headrace.serve.routes import events, health, page
 
 _DESCRIPTION = """\
 What the ride analytics flows publish, city by city, in windows of five minutes.
@@ -55,9 +55,7 @@ def create_app(
     app.state.feed_status = feed_status
     app.state.live = LiveStreams(board, feed_status, pace or StreamIntervals())
     app.state.assets = Assets()
-    app.include_router(cities.router, prefix="/api/v1")
-    app.include_router(events.router, prefix="/api/v1")
-    app.include_router(health.router, prefix="/api/v1")
+    app.include_router(routes.router, prefix="/api/v1")
     app.include_router(page.router)
     app.add_middleware(SecurityMiddleware, allowed_hosts=tuple(allowed_hosts))
     return app

@@ -1,4 +1,4 @@
-"""The page itself, its files, and the reference of the API."""
+"""The routes of the page: its files, and the reference of the API."""
 
 from __future__ import annotations
 

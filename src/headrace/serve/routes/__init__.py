@@ -1,1 +1,0 @@
-"""Routes of the server, one module per subject. Each module defines one `router`."""
