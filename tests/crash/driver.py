@@ -29,7 +29,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.secret import Secret
-from headrace.flow.sink import Batch, CommittedBatches, Sink, TracksBatches
+from headrace.flow.sink import Batch, Sink, WrapsSinks
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
@@ -106,7 +106,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(WrapsSinks):
     """A sink that stops at points, by number of the batch, and is otherwise the sink that it holds."""
 
     sink: Sink
@@ -131,9 +131,8 @@ class Probe:
     def prepare(self, spark: SparkSession, target: Target) -> None:
         self.sink.prepare(spark, target)
 
-    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
-        assert isinstance(self.sink, TracksBatches)
-        return self.sink.committed_batches(spark, flow, step, target)
+    def wrapped_sinks(self, step: str) -> tuple[tuple[str, Sink]]:
+        return ((step, self.sink),)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         point = self.points.get(batch.id)

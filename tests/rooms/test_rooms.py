@@ -87,6 +87,11 @@ def test_imports_follow_the_contracts_of_the_packages() -> None:
     assert re.search(r"Contracts: [1-9]\d* kept, 0 broken", run.stdout), run.stdout
 
 
+def test_no_class_is_recognized_by_the_names_of_its_methods() -> None:
+    # A capability is inherited. A runtime-checkable protocol also matches a class that has such a name by chance.
+    assert places_that_mention("runtime_checkable") == []
+
+
 def test_streams_are_read_in_sources_only() -> None:
     modules = places_that_mention("readStream")
     assert modules

@@ -341,7 +341,10 @@ def seen(
         )
         into = [*taken.values(), *refused.values()]
         topics = [
-            leaf.topic for sink, _case in into for _step, leaf in leaf_sinks(sink) if isinstance(leaf, WritesTopic)
+            leaf.written_topic()
+            for sink, _case in into
+            for _step, leaf in leaf_sinks(sink)
+            if isinstance(leaf, WritesTopic)
         ]
         create_topics(target.kafka, dict.fromkeys(topics, 1))
         stage.play(mode, into)

@@ -12,7 +12,7 @@ from headrace.clients import topic_watch
 from headrace.clients.storage import LocalFileStore
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import DataError, RecoveryError
-from headrace.flow.source import MissingOffsets, SourceWatch
+from headrace.flow.source import CanLoseRows, MissingOffsets, SourceWatch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
@@ -58,7 +58,7 @@ def test_a_range_is_narrowed_to_what_is_there() -> None:
 
 
 @dataclass(frozen=True)
-class Orders:
+class Orders(CanLoseRows):
     """Stands for a watched source."""
 
     name: str = "kafka:orders"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from headrace.clients.storage import file_store
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches
+from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
 from headrace.sinks.batch.ledger import LedgerEntry, next_entry
 from headrace.sinks.batch.persist import persisted
@@ -103,7 +103,7 @@ class CustomSink(_Custom):
 
 
 @dataclass(frozen=True)
-class CustomExactlyOnceSink(_Custom):
+class CustomExactlyOnceSink(_Custom, TracksBatches):
     """Write each batch in a transaction of your own store that also records the batch.
 
     `begin(target)` opens a `Transaction`. It is called once per attempt, on the driver.

@@ -24,7 +24,7 @@ from headrace.demos.model_inputs import (
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
+from headrace.demos.protocol import DemoContext, HasBackfill
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
@@ -88,7 +88,7 @@ def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool
 
 
 @dataclass(frozen=True)
-class OrdersDemo:
+class OrdersDemo(HasBackfill):
     """Orders and payments with their usual settings."""
 
     title: str = "Orders and payments: four joins of two streams within an hour"

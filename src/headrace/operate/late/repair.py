@@ -46,6 +46,7 @@ from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.fan_out import FanOut
 from headrace.spark_plan.windows import NotAWindowedAggregation, WindowResults
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Repair:
     @property
     def _table(self) -> DeltaAppend | DeltaUpsert:
         """The only Delta sink of the flow, directly or within a fan-out; `Filtered` sinks do not count."""
-        sinks: Sequence[Sink] = getattr(self._flow.sink, "sinks", (self._flow.sink,))
+        sinks: Sequence[Sink] = self._flow.sink.sinks if isinstance(self._flow.sink, FanOut) else (self._flow.sink,)
         tables = [sink for sink in sinks if isinstance(sink, DeltaAppend | DeltaUpsert)]
         if len(tables) != 1:
             raise errors.other_sink(self._flow)
@@ -179,7 +180,7 @@ class Repair:
     def _with_differences(self, plan: RepairPlan, before: DataFrame, keys: Sequence[str]) -> RepairPlan:
         """Return the plan with the differences between the table and the result."""
         assert self._rows is not None  # noqa: S101 - set by `plan`
-        sequence = getattr(self._table, "sequence", None)
+        sequence = self._table.sequence if isinstance(self._table, DeltaUpsert) else None
         columns = [F.col(f"`{name}`") for name in self._rows.columns]
         before_rows, after_rows = (
             rows.select(
