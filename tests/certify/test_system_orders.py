@@ -58,7 +58,7 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
         reached = newest(target, settings, model.JOINS[how].delay_ms)
         assert {name: row.timestamp() * 1000 // 1 for name, row in figure.watermarks.items()} == reached
         # The one in force at the end is that of the topic that is further behind.
-        assert figure.held_back_by == min(reached, key=reached.__getitem__)
+        assert figure.slowest_input == min(reached, key=reached.__getitem__)
         assert outcome.watermarks[-1] == min(reached.values())
 
     # Of the minutes that are judged: the orders that are paid within the hour, but for payments that came too late.

@@ -183,32 +183,6 @@ DIALECT_NAMES = (
     *("beats", "heart", "pulse", "house", "keep"),
 )
 
-# What is left to rename, as "module: identifier". Must be exactly what is found, so that it only shrinks.
-DIALECT_LEFT: tuple[str, ...] = (
-    "cdc/apply/history.py: gone_at",
-    "cdc/apply/key_changes.py: _FOUND",
-    "cdc/apply/schema_evolution.py: _WHOLE",
-    "cdc/capture/watch.py: _held_back",
-    "cdc/decode/types.py: _whole_number",
-    "cli/flow_events.py: held_back_by",
-    "cli/local/doctor.py: found",
-    "cli/operations/checkpoint_tables.py: found",
-    "demos/orders/reconcile.py: held_lease",
-    "operate/checkpoint/backup.py: held_lease",
-    "operate/doctor.py: found",
-    "operate/erase/plan.py: found",
-    "operate/erase/scan.py: found",
-    "operate/late/repair.py: held_lease",
-    "operate/run.py: held_back_by",
-    "patterns/cdc/generator.py: _gone",
-    "patterns/orders/model.py: told_orders",
-    "patterns/orders/model.py: told_payments",
-    "runtime/checkpoint/integrity.py: found",
-)
-
-# Public classes that still share their name with another one. Must be exactly what is found, so that it only shrinks.
-SHARED_CLASS_NAMES_LEFT: tuple[str, ...] = ("CaptureWatch",)
-
 
 def identifiers(tree: ast.Module) -> Iterator[str]:
     """Yield every identifier that code defines or uses: names, attributes, parameters, functions, classes, imports."""
@@ -250,7 +224,7 @@ def test_a_word_of_the_dialect_is_recognized_as_a_part_of_a_name(identifier: str
 def test_identifiers_are_plain_technical_english() -> None:
     remaining = {f"{where}: {name}" for where, tree in trees() for name in identifiers(tree) if is_dialect(name)}
     remaining |= {f"{where}: (module)" for where, _ in trees() if any(map(is_dialect, re.split(r"[/.]", where)))}
-    assert sorted(remaining) == list(DIALECT_LEFT)
+    assert sorted(remaining) == []
 
 
 def test_no_two_public_classes_share_a_name() -> None:
@@ -260,7 +234,7 @@ def test_no_two_public_classes_share_a_name() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert sorted(name for name, count in classes.items() if count > 1) == list(SHARED_CLASS_NAMES_LEFT)
+    assert sorted(name for name, count in classes.items() if count > 1) == []
 
 
 # ---- the public surface ----

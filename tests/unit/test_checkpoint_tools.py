@@ -72,7 +72,7 @@ class Made:
             self.put(f"state/0/0/{name}", b"LZ4Block")
 
     def damages(self) -> list[tuple[str, str]]:
-        return [(flaw.path, flaw.found) for flaw in verify(self.checkpoint).damages]
+        return [(flaw.path, flaw.problem) for flaw in verify(self.checkpoint).damages]
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_a_partition_that_is_gone_is_missed(stored: Made) -> None:
 def test_what_a_killed_driver_left_half_written_is_no_damage(stored: Made) -> None:
     stored.put("commits/.3.6a1f.tmp", "")
     [flaw] = verify(stored.checkpoint).flaws
-    assert (flaw.level, flaw.found) == ("note", "was never completed")
+    assert (flaw.level, flaw.problem) == ("note", "was never completed")
 
 
 # ---- find ----

@@ -89,7 +89,7 @@ class Machine:
         """Return level, value and remedy of each finding, from the JSON output."""
         actual, output = self.run("--json")
         assert actual == exit_code
-        return {row["name"]: (row["level"], row["found"], row["remedy"]) for row in json.loads(output)["findings"]}
+        return {row["name"]: (row["level"], row["detail"], row["remedy"]) for row in json.loads(output)["findings"]}
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_the_json_output_is_one_object_with_every_check(machine: Machine) -> Non
     assert answer.keys() == {"ok", "findings"}
     assert answer["ok"] is True
     assert [row["name"] for row in answer["findings"]] == NAMES
-    assert {tuple(row) for row in answer["findings"]} == {("name", "level", "found", "remedy")}
+    assert {tuple(row) for row in answer["findings"]} == {("name", "level", "detail", "remedy")}
     assert {(row["level"], row["remedy"]) for row in answer["findings"]} == {("ok", "")}
 
 

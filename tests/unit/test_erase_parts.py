@@ -169,7 +169,7 @@ def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Pa
 
     found = find_traces(LocalFileStore(), str(tmp_path), paths, signs)
 
-    assert found == Traces(files=9, rows=3, found=2, log=3, closed=1)
+    assert found == Traces(files=9, rows=3, matching_files=2, log=3, closed=1)
     assert set(subject_texts(LocalFileStore(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
 
 
@@ -291,14 +291,14 @@ def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: in
     [
         ("table", True, Traces(files=3), "clean"),
         ("table", True, Traces(files=3, log=1), "left"),
-        ("tombstones", False, Traces(files=3, rows=1, found=1), "kept"),
+        ("tombstones", False, Traces(files=3, rows=1, matching_files=1), "kept"),
         ("checkpoint", False, Traces(files=3, closed=2), "unproven"),
     ],
 )
 def test_a_place_is_clean_when_nothing_was_found_and_everything_was_looked_into(
     kind: str, erased: bool, after: Traces, outcome: str
 ):
-    place = ScannedPlace("there", kind, erased, Traces(files=3, rows=1, found=1), after=after)
+    place = ScannedPlace("there", kind, erased, Traces(files=3, rows=1, matching_files=1), after=after)
 
     assert place.outcome == outcome
     assert bool(place.remedy) == (outcome != "clean")

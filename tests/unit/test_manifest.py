@@ -53,11 +53,11 @@ def at(found: Checkpoint, path: str) -> Path:
 
 
 def damage(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.found) for flaw in find_log_flaws(found) if flaw.level == "damage"]
+    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(found) if flaw.level == "damage"]
 
 
 def notes(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.found) for flaw in find_log_flaws(found) if flaw.level == "note"]
+    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(found) if flaw.level == "note"]
 
 
 def test_each_batch_notes_the_sums_of_its_own_files_as_sha256sum_does(noted: Checkpoint) -> None:

@@ -234,7 +234,7 @@ def test_an_input_without_a_row_in_the_run_is_the_one_that_holds_the_others_back
     one = FlowFigures(delays=minutes, watermarks={"orders": noon})
     single = FlowFigures(delays={"orders": minutes["orders"]}, watermarks={"orders": noon})
     figures = {"a": both, "b": one, "c": single, "d": FlowFigures(delays=minutes)}
-    held = {name: each.held_back_by for name, each in figures.items()}
+    held = {name: each.slowest_input for name, each in figures.items()}
     assert held == {"a": "payments", "b": "payments", "c": None, "d": None}
     assert list(watermark_lines(figures)) == [
         "a: watermarks of orders 2026-11-16 12:00:00, payments 2026-11-16 11:59:59 (slowest); 7 rows left the state.",

@@ -39,14 +39,14 @@ DroppedColumns = Literal["keep", "drop"]
 # A column, or one within a struct.
 Path = tuple[str, ...]
 
-_DROPPED = "headrace.gone"
+_DROPPED = "headrace.dropped"
 # Columns that are the table's own.
 _OWN = "_headrace_"
 _MAPPING = "delta.columnMapping.mode"
 _WIDENING = "delta.enableTypeWidening"
 
 _DIGITS = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _IN_DOUBLE = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
 
 
@@ -123,12 +123,12 @@ def _widening(into: TableWrite, location: str, path: Path, before: T.DataType, a
 
 def _is_wider(before: T.DataType, after: T.DataType) -> bool:
     """Return whether every value of one type is one of the other, and Delta reads files of the one as the other."""
-    if isinstance(before, _WHOLE) and isinstance(after, _WHOLE):
-        return _WHOLE.index(type(before)) < _WHOLE.index(type(after))
+    if isinstance(before, _INTEGERS) and isinstance(after, _INTEGERS):
+        return _INTEGERS.index(type(before)) < _INTEGERS.index(type(after))
     if isinstance(after, T.DecimalType):
         if isinstance(before, T.DecimalType):
             precision, scale = before.precision, before.scale
-        elif isinstance(before, _WHOLE):
+        elif isinstance(before, _INTEGERS):
             precision, scale = _DIGITS[type(before)], 0
         else:
             return False

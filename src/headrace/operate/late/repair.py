@@ -63,9 +63,9 @@ class Repair:
     """A repair that holds the lease. Created by `open_repair`; call `plan` once, then optionally `apply`."""
 
     def __init__(
-        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, held_lease: ActiveLease
+        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, active_lease: ActiveLease
     ) -> None:
-        self._target, self._flow, self._checkpoint, self._holding = target, flow, checkpoint, held_lease
+        self._target, self._flow, self._checkpoint, self._lease = target, flow, checkpoint, active_lease
         self._session = flow_session(spark, flow)
         self._replayable = ReplayableRows(self._session, target, flow, checkpoint)
         self._rows: DataFrame | None = None
@@ -103,12 +103,12 @@ class Repair:
         sink, query_id = self._table, self._checkpoint.query_id()
         assert self._rows is not None  # noqa: S101 - `plan` made them
         assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
-        with self._holding.checked():
+        with self._lease.checked():
             if plan.changes:
                 last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(
                     query_id, -1
                 )
-                number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._holding.token)
+                number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._lease.token)
                 if isinstance(sink, DeltaUpsert):
                     sink.write(self._rows, number)
                 else:
@@ -228,10 +228,10 @@ def open_repair(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Rep
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
-    with acquire_lease(checkpoint, target.lease) as held_lease, lock_sink_folders(flow, target):
+    with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
         if checkpoint.committed_batches():
             FlowAudit(spark, target, flow).catch_up()
-        repair = Repair(spark, target, flow, checkpoint, held_lease)
+        repair = Repair(spark, target, flow, checkpoint, active_lease)
         try:
             yield repair
         finally:

@@ -196,20 +196,20 @@ def replay(
         new_payments = [(record, judge_payment(record)) for record in batch_records(logs[1], batch["payments"])]
         outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
         outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
-        told_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
-        told_payments = [(record, payment) for record, payment in new_payments if isinstance(payment, Payment)]
+        valid_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
+        valid_payments = [(record, payment) for record, payment in new_payments if isinstance(payment, Payment)]
 
         # 2. the watermark in force
         now = starts.watermark(None if recorded is None else recorded[number])
         outcome.watermarks.append(now)
 
         # 3. late rows apart
-        late_orders = [record for record, order in told_orders if order.order_time <= before]
-        late_payments = [record for record, payment in told_payments if payment.pay_time <= before]
+        late_orders = [record for record, order in valid_orders if order.order_time <= before]
+        late_payments = [record for record, payment in valid_payments if payment.pay_time <= before]
         for name, late in zip(INPUTS, (late_orders, late_payments), strict=True):
             outcome.late += [LateRecord(number, name, record.partition, record.offset) for record in late]
-        in_time = [order for _, order in told_orders if order.order_time > before]
-        paid_in_time = [payment for _, payment in told_payments if payment.pay_time > before]
+        in_time = [order for _, order in valid_orders if order.order_time > before]
+        paid_in_time = [payment for _, payment in valid_payments if payment.pay_time > before]
 
         # 4.-6. pairs, then what is forgotten
         forgotten_before = state.forgotten
@@ -219,8 +219,8 @@ def replay(
 
         # 7. the next watermark
         starts.saw(
-            max((order.order_time for _, order in told_orders), default=0),
-            max((payment.pay_time for _, payment in told_payments), default=0),
+            max((order.order_time for _, order in valid_orders), default=0),
+            max((payment.pay_time for _, payment in valid_payments), default=0),
         )
         before = now
     outcome.restarts = starts.restarts

@@ -40,7 +40,7 @@ class Flaw:
 
     level: Literal["damage", "note"]
     path: str
-    found: str
+    problem: str
     means: str
     remedy: str
 
@@ -61,7 +61,7 @@ def damaged_error(checkpoint: Checkpoint, damages: list[Flaw]) -> RecoveryError:
     first, others = damages[0], len(damages) - 1
     hint = f" {others} more: `headrace checkpoint verify {checkpoint.flow}` lists all." if others else ""
     return RecoveryError(
-        f"Flow '{checkpoint.flow}': the checkpoint is damaged: {checkpoint.folder}/{first.path} {first.found}.",
+        f"Flow '{checkpoint.flow}': the checkpoint is damaged: {checkpoint.folder}/{first.path} {first.problem}.",
         why=f"{first.means}{hint}",
         state="Nothing was started and nothing was changed. The sinks hold every batch that was committed.",
         remedy=first.remedy,
