@@ -182,7 +182,7 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
 
     write(0, qty="1", at="1000000")
     # Known from the first batch on.
-    (told,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{tmp_path}/shop/orders` ('headrace.told')").collect()
+    (told,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{tmp_path}/shop/orders` ('headrace.text_format')").collect()
     assert json.loads(told.value) == {"at": "microseconds"}
 
     # Another name: the first two of the statements say that it is one column.

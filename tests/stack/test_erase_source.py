@@ -52,5 +52,5 @@ def test_a_broker_says_how_long_topics_keep_records(broker: Broker):
 
     told = topic_retention(kafka, lambda name: name.startswith("erase."))
 
-    assert told["erase.days"] == "kept for 2 day(s)"
+    assert told["erase.days"] == "retained for 2 day(s)"
     assert told["erase.keys"].startswith("compacted: a record without a value")

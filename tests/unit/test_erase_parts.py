@@ -280,7 +280,11 @@ def test_an_erasure_names_a_table_and_a_key_and_a_machine_says_yes(words: list[s
 
 @pytest.mark.parametrize(
     ("policy", "retention_ms", "words"),
-    [("delete", 604800000, "kept for 7 day(s)"), ("delete", -1, "kept for ever"), ("compact", -1, "compacted: ")],
+    [
+        ("delete", 604800000, "retained for 7 day(s)"),
+        ("delete", -1, "retained forever"),
+        ("compact", -1, "compacted: "),
+    ],
 )
 def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: int, words: str):
     assert describe_retention(policy, retention_ms).startswith(words)

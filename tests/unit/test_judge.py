@@ -165,7 +165,7 @@ def test_until_done_ends_every_flow_and_keeps_continuous_processing() -> None:
 def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
     (found,) = compatibility.check_sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
     assert (found.code, found.place) == ("HRC-104", "flow 'judged', sink delta:t")
-    assert "stand beside" in found.reason
+    assert "added to the earlier" in found.reason
     assert "DeltaUpsert" in found.remedy
 
 

@@ -144,7 +144,7 @@ def test_a_compacted_log_of_a_source_may_lose_what_it_holds(noted: Checkpoint) -
 def test_a_commit_that_was_taken_away_means_that_the_batch_is_run_again(noted: Checkpoint) -> None:
     at(noted, "spark/commits/3").unlink()
     require_intact(noted)
-    assert notes(noted) == [("spark/commits/3", "was there and is gone")]
+    assert notes(noted) == [("spark/commits/3", "existed and is missing")]
     batch(Path(noted.folder).parent, 3)
     Manifest(noted).record(3)
     assert find_log_flaws(noted) == []
@@ -227,7 +227,7 @@ def test_an_offset_log_whose_last_entry_is_torn_is_planned_anew_only_when_no_sin
 
 def test_a_restore_that_was_cut_off_is_no_checkpoint_to_start_from(noted: Checkpoint) -> None:
     at(noted, "headrace/restoring.json").write_text("{}")
-    with pytest.raises(RecoveryError, match="a restore was cut off"):
+    with pytest.raises(RecoveryError, match="a restore was interrupted"):
         require_intact(noted)
 
 

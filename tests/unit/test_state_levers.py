@@ -169,7 +169,7 @@ def test_a_join_without_end_is_told_with_what_it_costs_in_an_hour() -> None:
     half = {two.name: QueryPlan((Operator(OperatorKind.OUTER_JOIN_HALF, unbounded_inputs=("b",)),))}
     warned = {each.code: each.reason for each in check([two], measured, half)}
     assert "(b 5.0 a second) the join keeps 18,000 more rows with every hour, about 1.4 MB" in warned["HRC-216"]
-    assert "One side keeps every row for ever" in warned["HRC-208"]
+    assert "One side keeps every row forever" in warned["HRC-208"]
     ended = {two.name: QueryPlan((Operator(OperatorKind.INNER_JOIN),))}
     assert "HRC-216" not in {each.code for each in check([two], measured, ended)}
     assert "HRC-216" not in {each.code for each in check([two], {}, plans)}

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.serve.live import LiveStreams
 
-_PORTS_TRIED = 50  # enough for every sibling on one machine, few enough to fail at once
+_PORTS_TRIED = 50  # enough for every sibling on one machine, few enough to fail quickly
 _START_TIMEOUT = 10.0  # seconds: starting takes a fraction of one, on a busy machine a few
 
 

@@ -194,7 +194,7 @@ def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.Data
     table = f"ALTER TABLE {_table(location)}"
     return _unsupported_change(
         into,
-        f"Column '{new[-1]}' is new and '{old[-1]}' is gone: that may be one column, renamed.",
+        f"Column '{new[-1]}' is new and '{old[-1]}' is missing: that may be one renamed column.",
         f"If it is one column: {table} {_set(_MAPPING, 'name')}; {table} RENAME COLUMN {_name(old)} TO "
         f"{quote_name(new[-1])}; If it is two: {table} ADD COLUMNS ({_name(new)} {kind.simpleString()});",
     )
@@ -203,13 +203,13 @@ def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.Data
 def _other_type(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> DataError:
     table, name, aside = f"ALTER TABLE {_table(location)}", path[-1], f"{path[-1]}_before"
     was, now = before.simpleString(), after.simpleString()
-    beside = _name((*path[:-1], aside))
+    previous = _name((*path[:-1], aside))
     steps = (
         f"{table} {_set(_MAPPING, 'name')}",
         f"{table} RENAME COLUMN {_name(path)} TO {quote_name(aside)}",
         f"{table} ADD COLUMNS ({_name(path)} {now})",
-        f"UPDATE {_table(location)} SET {_name(path)} = CAST({beside} AS {now})",  # noqa: S608 - names are quoted
-        f"{table} DROP COLUMN {beside}",
+        f"UPDATE {_table(location)} SET {_name(path)} = CAST({previous} AS {now})",  # noqa: S608 - names are quoted
+        f"{table} DROP COLUMN {previous}",
     )
     return _unsupported_change(
         into,

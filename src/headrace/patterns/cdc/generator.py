@@ -88,7 +88,7 @@ class Shop:
         """Yield the transactions, without waiting and without end. The first `OPENING` make the shop."""
         for part in range(OPENING):
             changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._customer()]
-            if part:  # the first customers have no orders at once
+            if part:  # the first customers have no orders yet
                 changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._placed()]
             yield self._done(changes)
         happenings = (

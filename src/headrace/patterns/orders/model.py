@@ -7,8 +7,8 @@ times are whole milliseconds since the epoch, UTC. A replay takes these steps fo
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. A row at or before W[N-1] is late: counted, and dropped.
 4. Each new order meets the payments that are kept, then is kept itself; each new payment meets the orders that are
-   kept, new ones among them. A row that step 5 would forget at once is not kept: what comes after it in the same batch
-   does not meet it.
+   kept, new ones among them. A row that step 5 would forget immediately is not stored: later rows of the same batch do
+   not meet it.
 5. Forget the orders that are older than W[N] by more than the bound, and the payments older than W[N]: no partner of
    theirs can come that is not late.
 6. Pairs are put out where they meet. A row that goes unmatched is put out with nulls in the batch that forgets it,

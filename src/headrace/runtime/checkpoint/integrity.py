@@ -93,7 +93,7 @@ def _unfinished_restore(checkpoint: Checkpoint) -> Iterator[Flaw]:
         yield Flaw(
             "damage",
             f"headrace/{RESTORE_MARKER}",
-            "says that a restore was cut off",
+            "shows that a restore was interrupted",
             "Parts of the backup and of the checkpoint before it may be mixed.",
             "Run the same `headrace checkpoint restore` again.",
         )
@@ -121,7 +121,7 @@ def _missing_files(checkpoint: Checkpoint, recorded: ManifestSums, present: set[
             yield Flaw(
                 "note",
                 f"spark/{path}",
-                "was there and is gone",
+                "existed and is missing",
                 "The same as a crash before the commit: the next start runs the batch again from the same offsets.",
                 "Nothing to do: exactly-once sinks skip what they hold of it.",
             )
@@ -247,8 +247,8 @@ def _repair(checkpoint: Checkpoint, path: str, last: Mapping[str, int], present:
         )
     if log == "offsets" and int(name) == last["offsets"] and f"commits/{name}" not in present:
         return (
-            f"If no sink holds rows of batch {name}, delete spark/{path} and spark/{crc}: the batch is planned anew. "
-            f"Otherwise: {_BACKUP.format(flow=checkpoint.flow)}"
+            f"If no sink holds rows of batch {name}, delete spark/{path} and spark/{crc}: the next start plans the "
+            f"batch again. Otherwise: {_BACKUP.format(flow=checkpoint.flow)}"
         )
     return _BACKUP.format(flow=checkpoint.flow)
 
