@@ -85,7 +85,7 @@ def test_a_slot_that_was_moved_past_what_is_captured_is_a_gap(pressed: psycopg.C
     assert "snapshot again" in lost.value.remedy
 
 
-def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_is_a_gap(
+def test_retained_log_is_reported_then_alarmed_and_an_invalidated_slot_is_a_gap(
     pressed: psycopg.Connection, postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     worker = Stopped(confirmed(pressed))

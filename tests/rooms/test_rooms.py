@@ -149,7 +149,7 @@ def test_no_module_is_longer_than_400_lines() -> None:
     assert {where: lines for where, lines in lengths.items() if lines > LONGEST_MODULE} == {}
 
 
-def test_no_folder_holds_more_than_15_modules() -> None:
+def test_no_folder_has_more_than_15_modules() -> None:
     folders = Counter(module_path(path.parent) for path in MODULES if path.name != "__init__.py")
     assert {folder: modules for folder, modules in folders.items() if modules > MOST_MODULES} == {}
 
@@ -379,13 +379,13 @@ def test_the_tree_of_errors_grows_in_one_module_only() -> None:
     assert parents == {"errors.py"}
 
 
-def test_the_table_of_findings_holds_exactly_the_codes_that_are_found() -> None:
+def test_the_table_of_findings_contains_exactly_the_codes_of_findings() -> None:
     in_matrix = {cell.code for row in [*matrix.MODES.values(), *matrix.TRIGGERS.values()] for cell in row if cell.code}
     assert found_in(check, compatibility) | in_matrix == documented_in(check)
 
 
 @pytest.mark.parametrize("module", [state, state_findings])
-def test_the_tables_of_findings_on_state_hold_exactly_the_codes_that_are_found(module: ModuleType) -> None:
+def test_the_tables_of_findings_on_state_contain_exactly_the_codes_of_findings(module: ModuleType) -> None:
     assert found_in(module)
     assert found_in(module) == documented_in(module)
 

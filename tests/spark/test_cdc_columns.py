@@ -84,7 +84,7 @@ def history_of(rows: DataFrame) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("stored_as", STORED_AS)
-def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_apart(
+def test_rows_from_before_and_after_a_column_change_in_one_batch_are_distinguished(
     spark: SparkSession, tmp_path: Path, stored_as: StoredAs
 ):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
@@ -263,9 +263,7 @@ def test_a_time_in_another_unit_than_its_type_has_is_ambiguous(
     assert [row[0] for row in found] == [False] * len(safe) + [True] * len(doubtful)
 
 
-def test_a_dropped_column_does_not_stand_in_the_way_of_a_new_one_and_comes_back_empty(
-    spark: SparkSession, tmp_path: Path
-):
+def test_a_dropped_column_does_not_block_a_new_one_and_comes_back_empty(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(table(id="integer", note="text"))
     sink = DeltaCdc("shop", source, decode_changes)

@@ -66,7 +66,7 @@ def apply(spark: SparkSession, folder: Path, *batches: list[Change], kind: Histo
         pytest.param(model.shuffled, 2, False, "close", id="in any order"),
     ],
 )
-def test_any_changes_cut_in_any_way_give_the_rows_of_the_source_and_all_their_versions(
+def test_any_changes_split_in_any_way_result_in_the_rows_of_the_source_and_all_their_versions(
     spark: SparkSession, tmp_path: Path, deal: Deal, count: int, large: bool, deletes: Literal["close", "mark"]
 ):
     chance = random.Random(int(large))  # noqa: S311 - a seed, so that a failure comes again

@@ -24,7 +24,7 @@ def files(folder: Path) -> set[Path]:
 
 
 @pytest.mark.spark
-def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotten(spark: SparkSession, tmp_path: Path):
+def test_maintenance_compacts_small_files_and_removes_old_files_and_tombstones(spark: SparkSession, tmp_path: Path):
     for number in range(3):
         changes = [row("c", 10 * number + 1, number, number)] + ([row("d", 10 * number + 2, 0)] if number == 1 else [])
         Mirror().apply(frame(spark, changes, 100 * number), into(tmp_path, number))

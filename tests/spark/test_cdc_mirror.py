@@ -50,7 +50,7 @@ def test_a_row_that_is_made_again_after_its_delete_is_there(spark: SparkSession,
     assert held(spark, tmp_path)[1]["pieces"] == 2
 
 
-def test_a_crash_between_tombstones_and_rows_is_made_good_by_the_next_attempt(
+def test_the_next_attempt_repairs_a_crash_between_tombstones_and_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     apply(spark, tmp_path, [row("c", 1, 1), row("c", 2, 2)])
@@ -69,7 +69,7 @@ def test_a_crash_between_tombstones_and_rows_is_made_good_by_the_next_attempt(
     assert {key: each["pieces"] for key, each in held(spark, tmp_path).items()} == {2: 7}
 
 
-def test_a_value_that_the_log_left_out_is_kept_from_the_table(spark: SparkSession, tmp_path: Path):
+def test_a_value_that_is_missing_from_the_log_is_taken_from_the_table(spark: SparkSession, tmp_path: Path):
     apply(
         spark, tmp_path, [row("c", 1, 1, 1, "long")], [row("u", 2, 1, 2, None, "note"), row("u", 3, 1, 3, None, "note")]
     )
@@ -109,7 +109,7 @@ def test_a_row_that_moves_takes_its_large_value_along_and_one_that_is_nowhere_kn
     assert sorted(held(spark, tmp_path)) == [1, 3, 5]
 
 
-def test_rows_of_a_snapshot_that_broke_off_go_when_the_next_one_is_whole(spark: SparkSession, tmp_path: Path):
+def test_rows_of_an_interrupted_snapshot_are_deleted_when_the_next_one_is_complete(spark: SparkSession, tmp_path: Path):
     # A place of a snapshot begins with a minus, so that it stands before every change.
     first = [row("r", 5, 1), row("r", 5, 2), row("c", 3, 4)]
     apply(spark, tmp_path, first, [row("r", 9, 1, 7)], [Change("t", -9, None), row("r", 9, 3)])
@@ -117,7 +117,7 @@ def test_rows_of_a_snapshot_that_broke_off_go_when_the_next_one_is_whole(spark: 
     assert {key: each["pieces"] for key, each in held(spark, tmp_path).items()} == {1: 7, 3: None, 4: None}
 
 
-def test_a_soft_delete_keeps_the_row_with_its_time_until_the_key_is_used_again(spark: SparkSession, tmp_path: Path):
+def test_a_soft_delete_retains_the_row_with_its_time_until_the_key_is_used_again(spark: SparkSession, tmp_path: Path):
     first = [row("c", 1, 1, 1, "a"), row("c", 2, 2, 2), row("c", 3, 3, 3), row("d", 4, 9)]
     late_and_again = [row("u", 3, 1, 7), row("c", 6, 2, 8), row("d", 5, 1)]
     apply(spark, tmp_path, first, [row("d", 5, 1), row("d", 5, 2)], late_and_again, mirror=Mirror("soft"))

@@ -101,7 +101,7 @@ def test_late_changes_are_compared_with_those_of_the_batch_before_and_the_table_
     assert asked == ["`id` IN (2L)"] * 2
 
 
-def test_keys_of_several_columns_and_of_texts_are_named_whatever_they_hold(spark: SparkSession, tmp_path: Path):
+def test_keys_of_several_columns_and_of_texts_are_quoted_whatever_they_contain(spark: SparkSession, tmp_path: Path):
     schema = """
     _op string, _position string, _partition int, _offset bigint, _commit_time timestamp, _transaction string,
     _key struct<`a ``b`: string, n: int>, _after struct<`a ``b`: string, n: int, value: int>, _unavailable array<string>

@@ -113,7 +113,7 @@ def test_a_ledger_that_does_not_fit_the_batch_is_refused(spark: SparkSession, ta
     assert calls.seen == [(0, [0]), (1, [1])]
 
 
-def test_a_ledger_that_is_gone_begins_anew_and_a_damaged_one_is_refused(spark: SparkSession, target: Target):
+def test_a_missing_ledger_starts_again_and_a_damaged_one_is_refused(spark: SparkSession, target: Target):
     calls = Calls()
     sink = CustomSink("calls", calls)
     sink.write(rows(spark, 7), batch(target, 7))
@@ -148,7 +148,7 @@ def test_the_rows_are_computed_once_however_often_the_function_reads_them(
     assert not made.is_cached
 
 
-def test_sinks_that_keep_their_rows_leave_those_of_a_fan_out_to_it(spark: SparkSession, target: Target):
+def test_a_sink_does_not_unpersist_the_rows_that_a_fan_out_has_persisted(spark: SparkSession, target: Target):
     """Each keeps its rows while it works; letting go of the fan-out's would have the next sink compute them again."""
     made, computed = counted(spark, 1, 2, 3)
     first, last = Calls(), Calls()
@@ -254,7 +254,7 @@ def test_a_batch_that_is_in_is_computed_all_the_same(spark: SparkSession, target
     assert orders(database) == [1]
 
 
-def test_a_store_says_which_batches_it_holds(spark: SparkSession, target: Target, database: Path):
+def test_a_store_returns_its_committed_batches(spark: SparkSession, target: Target, database: Path):
     sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
     assert isinstance(sink, TracksBatches)
     empty = sink.committed_batches(spark, "rides", "0", target)
@@ -274,7 +274,7 @@ def test_a_store_says_which_batches_it_holds(spark: SparkSession, target: Target
 # ---- memory, and nothing ----
 
 
-def test_memory_keeps_each_batch_once_in_the_order_of_batches(spark: SparkSession, target: Target):
+def test_memory_stores_each_batch_once_in_the_order_of_batches(spark: SparkSession, target: Target):
     sink = Memory()
     for number, ids in ((0, (1,)), (1, (2, 3)), (0, (4,)), (2, ())):
         sink.write(rows(spark, *ids), batch(target, number))
@@ -286,7 +286,7 @@ def test_memory_keeps_each_batch_once_in_the_order_of_batches(spark: SparkSessio
     assert sink.rows() == []
 
 
-def test_memory_holds_the_last_result_in_complete_mode_and_every_change_in_update_mode(
+def test_memory_stores_the_last_result_in_complete_mode_and_every_change_in_update_mode(
     spark: SparkSession, target: Target
 ):
     def changes(*pairs: tuple[str, int]) -> DataFrame:
@@ -303,7 +303,7 @@ def test_memory_holds_the_last_result_in_complete_mode_and_every_change_in_updat
         assert sorted(tuple(row) for row in sink.newest("city")) == newest
 
 
-def test_memory_refuses_what_it_has_no_room_for_and_keeps_what_it_has(spark: SparkSession, target: Target):
+def test_memory_refuses_a_batch_beyond_its_limit_and_retains_its_rows(spark: SparkSession, target: Target):
     sink = Memory(limit=3)
     sink.write(rows(spark, 1, 2), batch(target, 0))
     sink.write(rows(spark, 1, 2, 3), batch(target, 0))

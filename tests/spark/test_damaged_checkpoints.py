@@ -134,7 +134,7 @@ def test_a_damaged_log_is_refused_before_spark_reads_it_until_it_is_put_back(sho
     assert shop.counts() == {"Oslo": 2, "Rome": 1}
 
 
-def test_the_real_checkpoint_has_no_flaws_and_shows_where_it_stands(shop: Shop):
+def test_the_real_checkpoint_has_no_flaws_and_shows_its_progress(shop: Shop):
     found = shop.checkpoint()
 
     assert verify(found).flaws == ()
@@ -168,9 +168,7 @@ def test_every_damaged_file_of_the_state_is_named(shop: Shop, path: str, harm: s
         file.write_bytes(whole)
 
 
-def test_a_backup_is_restored_in_the_place_of_what_was_damaged_or_lost_and_the_flow_goes_on(
-    spark: SparkSession, tmp_path: Path
-):
+def test_a_backup_replaces_a_damaged_or_lost_checkpoint_and_the_flow_continues(spark: SparkSession, tmp_path: Path):
     shop, table = Shop(spark, tmp_path), tmp_path / "lake" / "counts"
     shop.order(1, 2, 3)
     shop.run()

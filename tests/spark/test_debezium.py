@@ -67,7 +67,7 @@ def decoded(spark: SparkSession, *records: Record, table: SourceTable = ITEMS) -
     return decode_changes(rows(spark, records), table).orderBy("_position", "_offset", F.desc("_op")).collect()
 
 
-def test_each_op_says_its_key_and_its_row(spark: SparkSession) -> None:
+def test_each_op_has_its_key_and_its_row(spark: SparkSession) -> None:
     row = EMPTY | {"price": "1.50", "note": "x"}
     found = decoded(
         spark,
@@ -85,7 +85,7 @@ def test_each_op_says_its_key_and_its_row(spark: SparkSession) -> None:
     assert [(each._unavailable, each._unreadable) for each in found] == [([], [])] * 5
 
 
-def test_the_last_row_of_a_snapshot_tells_that_what_is_older_is_gone(spark: SparkSession) -> None:
+def test_the_last_row_of_a_snapshot_marks_older_rows_as_deleted(spark: SparkSession) -> None:
     told = [
         record(change("r", EMPTY | {"id": number}, source=at(4) | {"snapshot": mark}), {"id": number}, number)
         for number, mark in enumerate(("first", "true", "last_in_data_collection"))
@@ -113,13 +113,13 @@ def test_a_key_comes_from_the_message_key_and_else_from_the_row(spark: SparkSess
     assert [each._unreadable for each in found] == [[]] * 4
 
 
-def test_a_change_that_tells_no_key_is_unreadable(spark: SparkSession) -> None:
+def test_a_change_without_a_key_is_unreadable(spark: SparkSession) -> None:
     (found,) = decoded(spark, record(change("d", None, None)))
 
     assert found._unreadable == ["id"]
 
 
-def test_a_key_of_several_columns_keeps_the_order_of_the_primary_key(spark: SparkSession) -> None:
+def test_a_key_of_several_columns_has_the_order_of_the_primary_key(spark: SparkSession) -> None:
     source = {"ts_ms": 1, "file": "binlog.000007", "pos": 12, "row": 3}
     (found,) = decoded(spark, record(change("c", {"b": 1, "a": "x"}, source=source), {"b": 1, "a": "x"}), table=PAIRS)
 
@@ -137,7 +137,7 @@ def test_a_table_without_a_primary_key_is_refused(spark: SparkSession) -> None:
     assert refused.value.code == "HR-245"
 
 
-def test_an_update_that_tells_another_key_before_is_a_delete_and_an_insert(spark: SparkSession) -> None:
+def test_an_update_that_changes_the_key_is_a_delete_and_an_insert(spark: SparkSession) -> None:
     old, new = EMPTY | {"id": 1, "note": "x"}, EMPTY | {"id": 2, "note": "x"}
     gone, come = decoded(spark, record(change("u", new, old), {"id": 2}, 4))
 
@@ -165,7 +165,7 @@ def test_positions_of_postgres_sort_as_numbers(spark: SparkSession) -> None:
     assert [each._position for each in found] == [f"{lsn:020d}" for lsn in sorted(lsns)]
 
 
-def test_rows_of_a_snapshot_stand_before_changes_at_lower_places_of_the_log(spark: SparkSession) -> None:
+def test_rows_of_a_snapshot_come_before_changes_at_lower_log_positions(spark: SparkSession) -> None:
     found = decoded(
         spark,
         record(change("r", EMPTY, source=at(100)), {"id": 1}, 0),
@@ -209,7 +209,7 @@ def test_an_op_that_nobody_knows_is_unreadable(spark: SparkSession) -> None:
     assert found._unreadable == ["_op"]
 
 
-def test_the_commit_time_has_microseconds_where_the_source_tells_them(spark: SparkSession) -> None:
+def test_the_commit_time_has_microseconds_if_the_source_sends_them(spark: SparkSession) -> None:
     found = decode_changes(
         rows(
             spark,
@@ -244,7 +244,7 @@ def test_a_placeholder_is_unavailable_in_each_of_its_forms(spark: SparkSession) 
     assert found._after.asDict() == EMPTY
 
 
-def test_a_column_that_an_update_lacks_keeps_its_old_value(spark: SparkSession) -> None:
+def test_a_column_that_an_update_lacks_retains_its_old_value(spark: SparkSession) -> None:
     row = {name: value for name, value in EMPTY.items() if name != "note"}
     update, insert = decoded(
         spark, record(change("u", row, source=at(1)), {"id": 1}), record(change("c", row, source=at(2)), {"id": 1})

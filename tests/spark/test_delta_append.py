@@ -64,7 +64,7 @@ def test_another_flow_and_another_step_write_their_own_batch_of_the_same_number(
     assert held(target) == [1, 1, 1]
 
 
-def test_the_batch_is_recorded_in_the_commit_that_holds_its_rows(spark: SparkSession, target: Target) -> None:
+def test_the_batch_is_recorded_in_the_commit_of_its_rows(spark: SparkSession, target: Target) -> None:
     """One commit, so that a crash leaves both or neither."""
     SINK.write(rows(spark, 1), Batch("rides", "q1", 7, target))
     log = Path(target.table(SINK.path)) / "_delta_log" / "00000000000000000000.json"

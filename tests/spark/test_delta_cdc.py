@@ -121,7 +121,7 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
         assert then.count() == 1, row.table
 
 
-def test_a_crash_between_two_tables_is_made_good_by_the_next_attempt(
+def test_the_next_attempt_repairs_a_crash_between_two_tables(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ):
     catalogue = Catalogue({"shop.items": table("items", "id"), "shop.orders": table("orders", "id")})

@@ -202,7 +202,7 @@ def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_
     ("refresh", "expected"),
     [(OnNewVersion(), [0, 1, 2]), (EachBatch(), [0, 1, 2]), (EveryInterval("5 minutes"), [0, 0, 2])],
 )
-def test_a_policy_says_which_version_a_batch_sees(
+def test_the_refresh_policy_decides_which_version_a_batch_reads(
     spark: SparkSession, target: Target, refresh: Refresh, expected: list[int]
 ):
     now = [1000.0]
@@ -242,7 +242,7 @@ def test_by_event_time_a_row_gets_what_was_valid_then(spark: SparkSession, targe
     assert [found["bolt", hour] for hour in times] == ["old"] * 3 + ["new"] * 4
 
 
-def test_of_a_history_of_changes_a_row_gets_what_the_source_held_then_and_waits_where_it_held_nothing(
+def test_a_row_is_joined_with_the_version_that_was_valid_then_and_waits_if_there_was_none(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     marked = History("mark")
@@ -329,6 +329,6 @@ def test_a_dimension_that_lacks_a_column_or_is_not_there_is_refused(spark: Spark
     assert "'name' is not there; 'price' is string and not decimal(10,2)" in message
 
 
-def test_a_column_of_the_rows_that_the_dimension_would_give_is_refused(spark: SparkSession, target: Target):
+def test_a_column_of_the_rows_that_the_dimension_also_has_is_refused(spark: SparkSession, target: Target):
     with pytest.raises(HeadraceError, match="HR-564"):
         write(sink(), bought(spark, "1 nut").withColumnRenamed("id", "name"), 0, target)

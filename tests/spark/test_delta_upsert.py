@@ -93,7 +93,7 @@ def test_the_identity_of_a_merge_is_not_left_to_the_next_write_of_the_session(sp
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
 
 
-def test_the_whole_result_replaces_the_table_once_per_batch(spark: SparkSession, target: Target):
+def test_the_complete_result_replaces_the_table_once_per_batch(spark: SparkSession, target: Target):
     OVERWRITE.write(stock(spark, ("nut", 5, 1), ("bolt", 1, 1)), Batch("stock", "q1", 0, target))
     OVERWRITE.write(stock(spark, ("nut", 6, 2)), Batch("stock", "q1", 1, target))
     OVERWRITE.write(stock(spark, ("nut", 9, 9)), Batch("stock", "q1", 1, target))

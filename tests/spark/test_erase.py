@@ -311,7 +311,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     assert not (lake.folder / "erasures").exists()
 
 
-def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves(spark: SparkSession, tmp_path: Path):
+def test_state_that_contains_the_row_is_listed_with_its_content_and_its_expiry(spark: SparkSession, tmp_path: Path):
     target = Target("dev", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     setup = Input(RateSource(1), watermark=Watermark("timestamp", "1 hour"))
     flow = Flow("totals", setup, lambda rows: rows, DeltaAppend("gold/totals"))

@@ -93,9 +93,7 @@ def test_two_sinks_of_one_table_both_write_because_their_steps_differ(spark: Spa
     assert held(spark, target, TABLE) == [1, 2, 3]
 
 
-def test_every_sink_is_told_a_step_of_its_own_also_in_a_fan_out_of_fan_outs(
-    spark: SparkSession, target: Target
-) -> None:
+def test_every_sink_gets_its_own_step_also_in_a_fan_out_of_fan_outs(spark: SparkSession, target: Target) -> None:
     recording = Recording()
     FanOut(recording, FanOut(recording, recording), recording).write(rows(spark, 1), Batch("r", "q1", 0, target))
     assert [step for step, _ in recording.seen] == ["0.0", "0.1.0", "0.1.1", "0.2"]
@@ -108,7 +106,7 @@ def test_only_passes_on_the_rows_that_meet_its_condition(spark: SparkSession, ta
     assert [sink.seen[0][1] for sink in (all_rows, some, none)] == [[1, 2, 3, 5], [3, 5], []]
 
 
-def test_a_batch_is_computed_once_for_all_sinks_and_let_go_afterwards(spark: SparkSession, target: Target) -> None:
+def test_a_batch_is_computed_once_for_all_sinks_and_unpersisted_afterwards(spark: SparkSession, target: Target) -> None:
     counted = spark.sparkContext.accumulator(0)
 
     def count(row: object) -> object:
@@ -121,7 +119,7 @@ def test_a_batch_is_computed_once_for_all_sinks_and_let_go_afterwards(spark: Spa
     assert not made.is_cached
 
 
-def test_a_batch_is_let_go_also_when_a_sink_fails(spark: SparkSession, target: Target) -> None:
+def test_a_batch_is_unpersisted_also_when_a_sink_fails(spark: SparkSession, target: Target) -> None:
     made = rows(spark, 1)
     with pytest.raises(ConnectionError):
         FanOut(Recording(failures=1)).write(made, Batch("rides", "q1", 0, target))
@@ -146,7 +144,7 @@ def test_every_sink_is_asked_and_prepared(spark: SparkSession, target: Target) -
         ((TABLE, FanOut(TABLE, Console())), Guarantee.BEST_EFFORT),
     ],
 )
-def test_the_whole_is_as_good_as_its_weakest_sink(sinks: tuple[Sink, ...], weakest: Guarantee) -> None:
+def test_a_fan_out_has_the_guarantee_of_its_weakest_sink(sinks: tuple[Sink, ...], weakest: Guarantee) -> None:
     assert FanOut(*sinks).guarantee is weakest
 
 

@@ -143,7 +143,7 @@ def test_batches_have_to_follow_each_other(spark: SparkSession, target: Target) 
     assert held(spark, target) == on_disk(target) == [1, 2]
 
 
-def test_a_folder_says_whose_batches_it_holds(spark: SparkSession, target: Target) -> None:
+def test_a_folder_returns_the_committed_batches_of_each_checkpoint(spark: SparkSession, target: Target) -> None:
     def account() -> CommittedBatches:
         return SINK.committed_batches(spark, "rides", "0", target)
 
@@ -231,7 +231,7 @@ def test_a_csv_file_is_plain_for_other_readers(spark: SparkSession, target: Targ
     assert file.read_text() == 'id,s,t\n1,"a ""b"", c",2024-05-06T12:00:00.123456Z\n2,,\n3,"",\n'
 
 
-def test_a_json_file_keeps_null_fields(spark: SparkSession, target: Target) -> None:
+def test_a_json_file_contains_null_fields(spark: SparkSession, target: Target) -> None:
     made = spark.createDataFrame([(1, None, MOMENT)], "id int, s string, t timestamp")
     FileSink("out", "json").write(made.coalesce(1), batch(target, 0))
     (file,) = Path(target.table("out")).glob("*.json")
@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_written_or_read_is_refused_before_spark_starts(
         (FileSink("out", hourly="t"), "Date int, t timestamp", "have a column Date, and hourly adds"),
     ],
 )
-def test_rows_that_a_sink_cannot_hold_are_refused_before_anything_is_written(
+def test_rows_that_a_sink_cannot_store_are_refused_before_anything_is_written(
     spark: SparkSession, target: Target, sink: FileSink, schema: str, why: str
 ) -> None:
     with pytest.raises(FlowError, match=f"HR-215.*{why}"):
@@ -288,7 +288,7 @@ def test_rows_that_a_sink_cannot_hold_are_refused_before_anything_is_written(
         (FileSink(SINK.path, partition_by=("city",)), r"has the partitions \(none\), and the batch city"),
     ],
 )
-def test_a_folder_keeps_its_format_and_its_partitions(
+def test_the_format_and_the_partitions_of_a_folder_cannot_change(
     spark: SparkSession, target: Target, sink: FileSink, why: str
 ) -> None:
     SINK.write(rows(spark, 1), batch(target, 0))
@@ -296,7 +296,7 @@ def test_a_folder_keeps_its_format_and_its_partitions(
         sink.write(rows(spark, 2), batch(target, 1))
 
 
-def test_a_folder_keeps_its_columns(spark: SparkSession, target: Target) -> None:
+def test_the_columns_of_a_folder_cannot_change(spark: SparkSession, target: Target) -> None:
     SINK.write(rows(spark, 1), batch(target, 0))
     with pytest.raises(FlowError, match=r"HR-215.*has the columns id BIGINT,city STRING, and the batch id BIGINT"):
         SINK.write(rows(spark, 2).select("id"), batch(target, 1))

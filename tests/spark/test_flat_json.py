@@ -169,7 +169,7 @@ def the_long_way(spark: SparkSession, values: Sequence[bytes], monkeypatch: pyte
     return {row["n"]: row["row"] for row in rows.select("n", _readable(whole).alias("row")).collect()}
 
 
-def test_plain_values_of_every_kind_are_read_at_once(spark: SparkSession) -> None:
+def test_plain_values_of_every_type_are_parsed_by_the_fast_parser(spark: SparkSession) -> None:
     payloads = [
         (f'{{"{name}": {value}}}' if name == "text" else f'{{"text": "t", "{name}": {value}}}').encode()
         for name, value, _ in PLAIN
@@ -235,7 +235,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 @given(values=st.lists(damaged(), min_size=150, max_size=200))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_is_read_at_once_is_good_and_the_same_the_long_way(
+def test_rows_of_the_fast_parser_are_valid_and_equal_those_of_sparks_parser(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, values: list[bytes]
 ) -> None:
     found = {n: row for n, row in enumerate(at_once(spark, values)) if row is not None}

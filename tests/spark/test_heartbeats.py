@@ -72,7 +72,7 @@ def beats(target: Target, name: str = "rows") -> list[str]:
     return sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
 
 
-def test_the_last_window_of_a_quiet_input_closes_and_nothing_but_rows_is_counted(
+def test_the_last_window_of_an_idle_input_closes_and_only_real_rows_are_counted(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(8)
@@ -96,7 +96,7 @@ def test_the_last_window_of_a_quiet_input_closes_and_nothing_but_rows_is_counted
     assert sum(each.rows for each in figures.state) == 0
 
 
-def test_an_input_with_a_backlog_gets_no_beat_however_far_the_clock_is(
+def test_an_input_with_a_backlog_gets_no_idle_tick_however_far_the_clock_is(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, clock = Folder(tmp_path / "in"), Hands(30)
@@ -123,7 +123,7 @@ def test_an_input_with_a_backlog_gets_no_beat_however_far_the_clock_is(
     assert first >= len(minutes)
 
 
-def test_a_driver_that_dies_at_a_beat_and_behind_it_changes_nothing(
+def test_a_driver_that_dies_during_and_after_an_idle_tick_changes_nothing(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, clock = Folder(tmp_path / "in"), Hands(8)
@@ -153,7 +153,7 @@ def test_a_driver_that_dies_at_a_beat_and_behind_it_changes_nothing(
     assert running.figures["windows"].late == 0
 
 
-def test_a_quiet_side_of_a_join_no_longer_holds_the_other_back(spark: SparkSession, target: Target, tmp_path: Path):
+def test_an_idle_side_of_a_join_no_longer_delays_the_other(spark: SparkSession, target: Target, tmp_path: Path):
     """Orders without a payment come out with none once a payment could not come any more; no payment ever comes."""
     orders, payments = Folder(tmp_path / "orders"), Folder(tmp_path / "payments")
     sink, clock = Brittle(), Hands(10)
@@ -215,7 +215,9 @@ PAYLOAD = StructType(
 )
 
 
-def test_bad_rows_are_filed_under_their_input_whatever_the_transform_reads_first(spark: SparkSession, tmp_path: Path):
+def test_invalid_rows_are_quarantined_under_their_input_whatever_the_transform_reads_first(
+    spark: SparkSession, tmp_path: Path
+):
     watermark = Watermark("at", "1 minute", idle_timeout="5 minutes")
     flow = Flow(
         "swapped",

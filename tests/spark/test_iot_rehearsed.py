@@ -51,7 +51,7 @@ def test_figures_per_device_with_the_alert_that_follows(spark: SparkSession, tmp
     ]
 
 
-def test_a_silence_that_ends_exactly_at_the_watermark_is_told_and_a_crash_tells_it_once(
+def test_a_silence_that_ends_exactly_at_the_watermark_is_reported_once_despite_a_crash(
     spark: SparkSession, tmp_path: Path
 ):
     found = rehearse(
@@ -80,7 +80,7 @@ def test_a_silence_that_ends_exactly_at_the_watermark_is_told_and_a_crash_tells_
     assert found.restarts == 1
 
 
-def test_devices_that_are_all_silent_are_told_of_by_the_clock_alone(spark: SparkSession, tmp_path: Path):
+def test_devices_that_are_all_silent_are_reported_by_idle_ticks_alone(spark: SparkSession, tmp_path: Path):
     """The watermark is 2 minutes and 2 seconds behind the clock while nothing comes."""
     (tmp_path / "in").mkdir()
     last = {"d1": 0, "d2": 1}

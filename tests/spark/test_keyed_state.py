@@ -73,13 +73,13 @@ def test_visits_end_with_a_page_or_with_silence_though_the_driver_dies(spark: Sp
     assert found.restarts == 1
 
 
-def test_a_batch_gives_the_visits_of_the_stream(spark: SparkSession) -> None:
+def test_a_batch_returns_the_same_visits_as_the_stream(spark: SparkSession) -> None:
     clicks = batch(spark, CLICK, [*THIRD, *SECOND, *FIRST])
     in_order = [*VISITS[:2], ("ann", 99, ["d", "e"], "silence"), VISITS[3]]
     assert sorted(tuple(row) for row in per_key(clicks, Visits(), "user").collect()) == sorted(in_order)
 
 
-def test_every_kind_of_value_comes_back_as_it_was_kept(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_type_of_value_is_read_as_it_was_stored(spark: SparkSession, tmp_path: Path) -> None:
     given = [{**click("ann", page, minute), "n": 7} for page, minute in (("a", 0), ("b", 1.5))]
     kept = everything(Row(**given[0]))
     told = [("ann", 7, None, [], []), ("ann", 7, kept, ["a"], ["a:Lima"])]
@@ -103,7 +103,7 @@ def _as_collected(kept: Everything) -> dict[str, object]:
     return fields | {"raw": bytearray(kept.raw)}
 
 
-def test_state_with_a_ttl_is_forgotten_by_the_clock_of_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+def test_state_with_a_ttl_expires_by_the_clock_of_the_driver(spark: SparkSession, tmp_path: Path) -> None:
     both = replace(
         flow(Brief(), "user"),
         transform=lambda rows: per_key(rows, Brief(), "user").unionByName(per_key(rows, Long(), "user")),

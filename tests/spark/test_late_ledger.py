@@ -122,7 +122,7 @@ BOUNDS: dict[int, tuple[str, Callable[[float], float]]] = {
 }
 
 
-def test_the_ledger_holds_exactly_the_rows_of_the_model(spark: SparkSession, tmp_path: Path):
+def test_the_ledger_contains_exactly_the_rows_of_the_model(spark: SparkSession, tmp_path: Path):
     result = rehearse(flow("ledger", sessions_and_a_chain), script(MINUTES), spark=spark, folder=tmp_path, sink=Noop())
 
     places = {(number, minute): place for number, b in enumerate(MINUTES) for place, minute in enumerate(b)}
@@ -142,7 +142,7 @@ def test_the_ledger_holds_exactly_the_rows_of_the_model(spark: SparkSession, tmp
     assert result.table(unexplained_table(result.target, "ledger")) == []
 
 
-def test_the_ledger_holds_the_late_rows_of_two_operators_that_are_fed_alike(spark: SparkSession, tmp_path: Path):
+def test_the_ledger_contains_the_late_rows_of_two_operators_with_the_same_input(spark: SparkSession, tmp_path: Path):
     def twice(rows: DataFrame) -> DataFrame:
         return (
             by_id(rows)
@@ -216,7 +216,7 @@ class Clicks(KeyedState[Seen, Seen]):
         yield state.value
 
 
-def test_late_rows_of_a_class_of_custom_state_are_filed(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_a_keyed_state_class_are_recorded(spark: SparkSession, tmp_path: Path):
     def counted(rows: DataFrame) -> DataFrame:
         return per_key(rows, Clicks(), "who")
 
@@ -230,7 +230,7 @@ def test_late_rows_of_a_class_of_custom_state_are_filed(spark: SparkSession, tmp
     assert max(row["n"] for row in memory.rows()) == sum(len(batch) for batch in MINUTES) - len(late)
 
 
-def test_late_rows_of_custom_state_are_filed(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_custom_state_are_recorded(spark: SparkSession, tmp_path: Path):
     def counted(rows: DataFrame) -> DataFrame:
         return rows.groupBy("who").transformWithStateInPandas(
             statefulProcessor=counting(),
@@ -284,7 +284,7 @@ def once(
     return Application(spark, target, [silver]).run()["silver"]
 
 
-def test_rows_of_a_source_with_columns_of_its_own_are_filed_too(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_a_source_with_its_own_columns_are_recorded_too(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     figures = once(spark, target, DeltaSource("bronze", max_files_per_trigger=1, starting_version=0))
@@ -314,7 +314,7 @@ def test_what_spark_counted_is_not_needed_after_a_kill(spark: SparkSession, tmp_
     assert filed(spark.read.format("delta").load(late_table(target, "silver")).collect()) == late
 
 
-def test_drops_of_a_batch_that_cannot_be_read_again_are_told_and_kept(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_a_batch_that_is_not_replayable_are_reported_and_recorded(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     # The table as it was at the first start: only the stream knows in which order it read the files.

@@ -59,7 +59,7 @@ def test_a_row_is_late_when_its_window_ended_at_or_before_the_watermark(spark: S
     assert names == ["08:00", "08:04:59.999", "08:05", "08:09"]
 
 
-def test_a_late_row_says_its_event_time_and_by_how_much_it_was_behind_the_watermark(spark: SparkSession) -> None:
+def test_a_late_row_has_its_event_time_and_its_distance_to_the_watermark(spark: SparkSession) -> None:
     (filtered,) = found(per_five_minutes, events(spark, "08:03:30.250")).filters
     (row,) = dropped_rows(filtered, ms("08:05")).collect()
     assert (row["event_time"].astimezone(UTC), row["late_by"]) == (at("08:03:30.250"), 89.75)
@@ -129,7 +129,7 @@ def test_rows_that_have_a_column_named_window_already_are_found_too(spark: Spark
     assert late_rows(by_shop, events(spark, "08:00"), "08:05") == [("08:00", "08:00", "08:05")]
 
 
-def test_what_comes_out_of_one_window_is_told_apart_and_not_computed_for_the_next(spark: SparkSession) -> None:
+def test_the_output_of_one_window_is_recognized_and_not_computed_for_the_next(spark: SparkSession) -> None:
     def ten_of_five(rows: DataFrame) -> DataFrame:
         five = rows.groupBy(F.window("at", "5 minutes"), "name").count()
         return five.groupBy(F.window(F.window_time("window"), "10 minutes")).agg(F.sum("count"))
@@ -164,7 +164,7 @@ def test_duplicates_are_late_by_their_event_time_if_anybody_needs_it_further_on(
     assert found(lambda rows: rows.dropDuplicates(["name"]).select("name"), rows).filters == ()
 
 
-def test_the_late_rows_of_city_rides_are_whole_rides_of_a_counted_status(spark: SparkSession) -> None:
+def test_the_late_rows_of_city_rides_are_complete_rides_of_a_counted_status(spark: SparkSession) -> None:
     def ride(name: str, clock: str, status: str) -> tuple[object, ...]:
         return (name, "d", "u", "Paris", 1.0, 2.0, None, None, None, status, at(clock))
 

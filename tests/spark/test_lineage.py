@@ -93,7 +93,7 @@ def exchange(put: Path, over: Path) -> None:
 
 
 @pytest.mark.parametrize("sink", [DeltaAppend("t"), DeltaUpsert("t", key=("id",)), DeltaOverwrite("t")], ids=str)
-def test_a_table_tells_its_identity_and_the_last_batch_of_each_checkpoint(
+def test_a_table_returns_its_identity_and_the_last_batch_of_each_checkpoint(
     spark: SparkSession, tmp_path: Path, sink: Sink
 ):
     target = Target("test", lake=str(tmp_path), checkpoints="unused")
@@ -114,7 +114,7 @@ def test_a_table_tells_its_identity_and_the_last_batch_of_each_checkpoint(
     assert held.last == {"q1": 1, "q2": 0}
 
 
-def test_a_checkpoint_that_fits_goes_on_also_after_a_crash_between_two_sinks(place: Place):
+def test_a_matching_checkpoint_continues_also_after_a_crash_between_two_sinks(place: Place):
     both = FanOut(DeltaAppend("letters"), DeltaAppend("copies"))
     assert place.run("a", "b", sink=both) is None
     record = json.loads((place.checkpoint / "headrace" / "identity.json").read_text())
@@ -144,7 +144,7 @@ def test_a_new_checkpoint_is_refused_over_the_batches_of_the_one_before(place: P
     assert place.held() == ["a", "b"]
 
 
-def test_a_table_that_is_gone_or_was_made_again_is_refused(place: Place):
+def test_a_table_that_is_missing_or_was_recreated_is_refused(place: Place):
     assert place.run("a") is None
     shutil.move(place.table, place.root / "away")
     place.refused("HR-332", "is not there", "1 batches")
@@ -172,7 +172,7 @@ def test_a_table_that_was_set_back_is_refused(place: Place):
     place.refused("HR-334", "ends at batch 0", "committed batch 2", "batches 1 to 2")
 
 
-def test_a_copy_of_a_checkpoint_is_refused_until_somebody_says_that_it_is_the_original(place: Place):
+def test_a_copy_of_a_checkpoint_is_refused_until_a_user_declares_it_the_original(place: Place):
     assert place.run("a") is None
     shutil.copytree(place.root / "checkpoints", place.root / "copies")
     elsewhere = replace(place.target, checkpoints=str(place.root / "copies"))

@@ -98,7 +98,7 @@ def test_permissions_are_those_that_hadoop_sets(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "link to a folder", "dangling link"])
-def test_the_status_of_a_path_is_what_hadoop_says(spark: SparkSession, tmp_path: Path, kind: str):
+def test_the_status_of_a_path_equals_that_of_hadoop(spark: SparkSession, tmp_path: Path, kind: str):
     (tmp_path / "file").write_text("five\n")
     (tmp_path / "folder").mkdir()
     os.symlink(tmp_path / "file", tmp_path / "link")

@@ -187,7 +187,9 @@ def test_of_every_join_it_is_known_which_side_never_ends_and_spark_takes_the_sam
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.name.lower())
-def test_spark_takes_and_refuses_what_the_matrix_says(stage: Stage, spark: SparkSession, kind: OperatorKind) -> None:
+def test_spark_accepts_and_refuses_the_same_queries_as_the_matrix(
+    stage: Stage, spark: SparkSession, kind: OperatorKind
+) -> None:
     if kind in (OperatorKind.CUSTOM_STATE, OperatorKind.CUSTOM_TIMERS_UNMARKED):
         stage = Stage(_session(spark, RocksDB(shuffle_partitions=1)), stage.folder)
     stage.put([[("a", 1, 0), ("a", 2, 0), ("b", 3, 1)]])
@@ -267,7 +269,7 @@ def test_a_function_per_group_sees_the_rows_of_one_batch(stage: Stage) -> None:
     assert stage.played(sizes, OutputMode.APPEND, SAME_KEY) == [[(1,)], [(1,)]]
 
 
-def test_state_without_a_watermark_is_kept_and_with_one_it_is_let_go(spark: SparkSession, stage: Stage) -> None:
+def test_state_without_a_watermark_stays_and_with_one_it_expires(spark: SparkSession, stage: Stage) -> None:
     def kept(example: Example, folder: str) -> int:
         place = Stage(stage.session, stage.folder / folder)
         # Each batch is an hour later than the one before, so each but the last lies behind the watermark.
@@ -286,7 +288,7 @@ def test_state_without_a_watermark_is_kept_and_with_one_it_is_let_go(spark: Spar
     assert 4 < kept(EXAMPLES[OperatorKind.OUTER_JOIN_HALF], "join-half") < 8
 
 
-def test_a_full_join_with_one_end_of_a_bound_tells_the_rows_of_one_side_only(stage: Stage) -> None:
+def test_a_full_join_with_a_half_open_bound_writes_the_unmatched_rows_of_one_side_only(stage: Stage) -> None:
     def apart(left: DataFrame, right: DataFrame) -> DataFrame:
         # Nothing finds a partner.
         right = right.withColumn("id", F.concat(F.lit("right "), "id"))

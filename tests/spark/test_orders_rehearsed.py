@@ -46,7 +46,7 @@ def shown(rows: list[Row]) -> list[tuple[str, bool, bool]]:
 
 
 @pytest.mark.parametrize("how", TOLD)
-def test_a_row_without_partner_is_told_by_the_batch_whose_watermark_has_passed_its_bound(
+def test_a_row_without_partner_is_written_by_the_batch_whose_watermark_has_passed_its_bound(
     spark: SparkSession, tmp_path: Path, how: Join
 ):
     found = rehearse(

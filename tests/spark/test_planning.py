@@ -70,7 +70,7 @@ def test_what_the_operators_rule_out_is_found(spark: SparkSession) -> None:
     assert found(spark, flow(transform=lambda rows: rows)) == []
 
 
-def test_triggers_without_batches_are_judged_by_the_operators_too(spark: SparkSession) -> None:
+def test_continuous_triggers_are_checked_against_the_operators_too(spark: SparkSession) -> None:
     to_kafka = flow(sink=KafkaSink("out"), output_mode="update", trigger=RealTime(), transform=lambda rows: rows)
     assert found(spark, to_kafka) == []
     assert ("HRC-113", Severity.ERROR) in found(

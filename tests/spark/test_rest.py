@@ -85,7 +85,7 @@ def test_other_rows_or_batches_have_other_keys_so_that_nothing_is_taken_for_a_re
     assert ledger.ids() == [1, 1, 1, 1, 2]
 
 
-def test_rows_that_are_refused_are_set_aside_whole_and_the_others_arrive(
+def test_rejected_rows_are_quarantined_completely_and_the_others_arrive(
     spark: SparkSession, ledger: Ledger, target: Target, batch: Batch
 ):
     ledger.judge = lambda got: 422 if any(row["id"] == 5 for row in got) else 200
@@ -155,7 +155,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(wrong: dict[str, object]):
         Rest("crm", **wrong)
 
 
-def test_a_flow_goes_on_where_the_service_was_away_and_tells_of_what_was_set_aside(
+def test_a_flow_continues_after_an_outage_of_the_service_and_reports_quarantined_rows(
     spark: SparkSession, ledger: Ledger, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("headrace.clients.http._FIRST_PAUSE_SECONDS", 0.01)

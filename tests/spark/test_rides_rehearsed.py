@@ -85,7 +85,7 @@ def test_drivers_get_a_row_per_closed_window_with_exact_riders_once_also_when_th
     assert found.restarts == 1
 
 
-def test_a_city_shows_the_newest_figures_and_bad_records_are_set_aside(spark: SparkSession, tmp_path: Path):
+def test_a_city_shows_the_newest_figures_and_invalid_records_are_quarantined(spark: SparkSession, tmp_path: Path):
     found = rehearse(
         CITY_RIDES,
         [

@@ -63,7 +63,7 @@ def found(result: DataFrame) -> list[tuple[object, ...]]:
 # ---- known rides ----
 
 
-def test_only_rides_of_a_known_status_are_kept_with_their_day_and_hour_in_utc(spark: SparkSession) -> None:
+def test_only_rides_of_a_known_status_are_returned_with_their_day_and_hour_in_utc(spark: SparkSession) -> None:
     rides = [
         ride("00:00:00", "completed"),
         ride("23:59:59.999", "cancelled"),
@@ -116,7 +116,7 @@ def test_an_average_is_exact_where_doubles_are_off_by_a_millionth(spark: SparkSe
     assert city[5] == driver[4] == Decimal("34.354438")
 
 
-def test_no_rides_give_no_rows(spark: SparkSession) -> None:
+def test_no_rides_return_no_rows(spark: SparkSession) -> None:
     nothing = frame(spark, [])
     assert found(city_rides(nothing, "5 minutes")) == []
     assert found(surge(frame(spark, [ride("08:00:00", "requested")]), "5 minutes")) == []
@@ -226,7 +226,7 @@ some_rides = st.lists(
 
 @given(some_rides, st.lists(st.integers(0, 25), max_size=3), st.randoms(use_true_random=False))
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-def test_rides_split_into_batches_in_any_order_give_the_same_cities(
+def test_rides_split_into_batches_in_any_order_result_in_the_same_cities(
     spark: SparkSession, rides: list[Ride], cuts: list[int], order: object
 ) -> None:
     shuffled = list(rides)

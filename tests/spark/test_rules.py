@@ -68,7 +68,7 @@ def _as_it_is(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def test_rows_against_rules_are_left_out_and_filed_beside_those_that_cannot_be_read(
+def test_rows_that_violate_rules_are_dropped_and_quarantined_with_those_that_cannot_be_read(
     spark: SparkSession, tmp_path: Path
 ):
     found = rehearse(flow(RULES), [Arrive(*ORDERS, "{torn")], spark=spark, folder=tmp_path)
@@ -78,7 +78,7 @@ def test_rows_against_rules_are_left_out_and_filed_beside_those_that_cannot_be_r
     assert sorted(row.reason for row in found.quarantine) == ["malformed_json", *REASONS]
 
 
-def test_rules_hold_for_inputs_that_have_columns_of_their_own(spark: SparkSession, tmp_path: Path):
+def test_rules_apply_to_inputs_that_have_their_own_columns(spark: SparkSession, tmp_path: Path):
     table = Target("t", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     rows = spark.createDataFrame([tuple(each.values()) for each in ORDERS], ORDER)
     rows.coalesce(1).write.format("delta").save(table.table("silver"))

@@ -184,7 +184,7 @@ def test_a_line_that_cannot_be_read_stops_the_flow(house: House, landing: Path, 
     assert house.failure(source).code == "HR-514"
 
 
-def test_a_line_that_cannot_be_read_becomes_nulls_where_the_options_say_so(house: House, landing: Path):
+def test_a_line_that_cannot_be_read_becomes_nulls_if_the_options_allow_it(house: House, landing: Path):
     put(landing, "bad.csv", "one,Oslo\n", minute=9)
     source = FileSource("landing/bad*.csv", "csv", ORDER, max_files_per_trigger=9, options={"MODE": "PERMISSIVE"})
 
@@ -194,7 +194,7 @@ def test_a_line_that_cannot_be_read_becomes_nulls_where_the_options_say_so(house
 # ---- Delta tables ----
 
 
-def test_a_table_is_read_whole_and_then_by_what_is_appended(house: House):
+def test_a_table_is_read_completely_and_then_by_its_appended_rows(house: House):
     source = DeltaSource("numbers", max_files_per_trigger=9)
     house.append(1, 2)
     house.append(3, 3)
@@ -332,7 +332,7 @@ def test_a_batch_within_a_version_of_inserts_cannot_be_read_again(house: House, 
         house.read_again(source, 1, *CHANGE)
 
 
-def test_a_version_that_changes_many_files_is_read_again_whole(house: House, customers: str):
+def test_a_version_that_changes_many_files_is_replayed_completely(house: House, customers: str):
     rows = house.spark.range(3, 6, 1, 3).selectExpr("CAST(id AS INT) AS id", "'Bonn' AS city")
     rows.write.format("delta").mode("append").save(str(house.path(customers)))
     house.sql("UPDATE TABLE_HERE SET city = 'Bern' WHERE id > 2", customers)
@@ -361,7 +361,7 @@ def test_a_table_without_a_change_feed_stops_the_flow(house: House):
 # ---- rows for trying things out ----
 
 
-def test_a_rate_counts_without_gaps_and_goes_on_after_a_restart(house: House):
+def test_a_rate_source_counts_without_gaps_and_continues_after_a_restart(house: House):
     source = RateSource(rows_per_second=5, partitions=2)
 
     values = house.run_until(source, "value", rows=5)

@@ -48,7 +48,7 @@ def distinct(folder: Folder, sink: Brittle, state: State) -> Flow:
 
 
 @pytest.mark.parametrize("store", [RocksDB, InMemory])
-def test_a_flow_stops_behind_the_batch_that_exceeds_its_budget_and_goes_on_exactly_when_it_is_raised(
+def test_a_flow_stops_after_the_batch_that_exceeds_its_budget_and_continues_exactly_when_it_is_raised(
     spark: SparkSession, target: Target, tmp_path: Path, store: type[RocksDB | InMemory]
 ):
     folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(60)
@@ -80,7 +80,7 @@ def test_a_flow_stops_behind_the_batch_that_exceeds_its_budget_and_goes_on_exact
     assert figures.as_dict()["state"] == [each.as_dict() for each in figures.state]
 
 
-def test_what_the_first_batch_froze_is_refused_or_told(spark: SparkSession, target: Target, tmp_path: Path):
+def test_a_change_of_a_pinned_setting_is_refused_or_reported(spark: SparkSession, target: Target, tmp_path: Path):
     folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(60)
     folder.put((1, 0))
     # A target that says otherwise about watermarks of several inputs is not heard: one input must not drop another's

@@ -104,7 +104,7 @@ def test_a_transient_error_starts_the_flow_again_and_no_row_is_lost(spark: Spark
     assert events[-1] == FlowStopped("again")
 
 
-def test_a_terminal_error_leaves_the_flow_down_while_the_others_go_on(spark: SparkSession, target: Target, lines: str):
+def test_a_terminal_error_stops_the_flow_while_the_others_continue(spark: SparkSession, target: Target, lines: str):
     bad = Kept(errors=[DataError("It is wrong.", why="w", state="s", remedy="r", code="HR-500")] * 2)
     good, bus, events = Kept(), EventBus(), []
     bus.subscribe(events.append)
@@ -118,7 +118,7 @@ def test_a_terminal_error_leaves_the_flow_down_while_the_others_go_on(spark: Spa
     assert sorted(good.rows) == ["a", "b"]
 
 
-def test_a_flow_that_never_recovers_is_given_up_after_its_attempts(spark: SparkSession, target: Target, lines: str):
+def test_a_flow_that_never_recovers_stops_after_its_attempts(spark: SparkSession, target: Target, lines: str):
     sink = Kept(errors=[away() for _ in range(9)])
 
     errors = Supervisor(
@@ -163,7 +163,7 @@ def test_a_python_worker_that_dies_starts_the_flow_again_and_no_row_is_lost_or_r
     assert (failed.code, failed.what) == ("HR-603", "Flow 'worker': A Python worker died.")
 
 
-def test_drain_lets_the_batch_under_way_commit(spark: SparkSession, target: Target, lines: str):
+def test_drain_waits_for_the_in_flight_batch_to_commit(spark: SparkSession, target: Target, lines: str):
     sink, bus, committed = Kept(), EventBus(), threading.Event()
 
     def hear(event: Event) -> None:

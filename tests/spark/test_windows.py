@@ -125,7 +125,7 @@ def in_minutes(rows) -> list[tuple[int, float]]:
     return sorted((row.id, (row["at"] - noon) / timedelta(minutes=1)) for row in rows)
 
 
-def test_a_row_that_is_delivered_again_is_kept_once_in_a_batch_and_in_a_stream(
+def test_a_row_that_is_delivered_again_is_returned_once_in_a_batch_and_in_a_stream(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     everything = [row for rows in DELIVERED for row in rows]

@@ -305,7 +305,7 @@ def test_columns_that_have_no_place_are_an_error_of_the_flow(
         {"table": "x" * 64},
     ],
 )
-def test_a_declaration_that_cannot_be_written_is_refused_at_once(wrong: dict[str, object]):
+def test_a_declaration_that_cannot_be_written_is_refused_immediately(wrong: dict[str, object]):
     with pytest.raises(FlowError) as refused:
         replace(JdbcUpsert("shop", "t", key=["id"]), **wrong)
     assert refused.value.code == "HR-217"
@@ -359,7 +359,7 @@ def test_a_table_that_was_dropped_is_not_made_again_in_silence(spark: SparkSessi
     assert refused.value.code == "HR-316"
 
 
-def test_a_driver_with_a_lower_fence_is_refused_as_soon_as_a_later_one_has_begun(spark: SparkSession, place: Place):
+def test_a_driver_with_a_lower_fence_is_refused_as_soon_as_a_later_one_has_started(spark: SparkSession, place: Place):
     place.sink.write(rows(spark, (1, 1, "a")), place.batch(0, fence=3))
     later, zombie = place.batch(0, fence=4), place.batch(1, fence=3)
     place.sink.write(rows(spark, (1, 1, "a")), later)  # in already: only its fence is new
@@ -392,7 +392,7 @@ def test_a_driver_that_was_overtaken_while_its_rows_were_staged_cannot_commit(
     assert place.rows() == [(1, 1, "later")]
 
 
-def test_what_the_table_holds_is_told_by_checkpoint_and_table(spark: SparkSession, place: Place):
+def test_committed_batches_of_a_table_are_returned_by_checkpoint_and_table(spark: SparkSession, place: Place):
     def held() -> CommittedBatches:
         return place.sink.committed_batches(spark, place.name, "0", place.target)
 
@@ -633,7 +633,7 @@ def test_the_password_is_in_no_plan_no_log_and_no_error(
 # ---- in a running flow, and in any order ----
 
 
-def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSession, place: Place, tmp_path: Path):
+def test_a_flow_with_state_continues_after_its_last_batch_is_retried(spark: SparkSession, place: Place, tmp_path: Path):
     folder = tmp_path / "in"
     folder.mkdir()
 
@@ -672,7 +672,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 4), st.text("ab'\\\n", max_size=3)),
 @given(
     changes=CHANGES, cuts=st.lists(st.integers(0, 12), max_size=3), order=st.randoms(), again=st.sets(st.integers(0, 3))
 )
-def test_any_split_any_order_and_any_batch_run_again_give_the_newest_row_of_each_key(
+def test_any_split_any_order_and_any_retried_batch_result_in_the_newest_row_of_each_key(
     spark: SparkSession, place: Place, changes, cuts, order, again
 ):
     numbered = [(key, sequence, city) for sequence, (key, city) in enumerate(changes)]

@@ -126,7 +126,7 @@ def test_a_batch_of_the_same_number_from_other_offsets_is_refused(spark: SparkSe
     assert place.recorded() == KafkaLedgerEntry("q1", 0, rows=1, offsets="a1")
 
 
-def test_what_the_topic_holds_is_told_with_the_id_of_the_topic(spark: SparkSession, place: Place):
+def test_committed_batches_of_a_topic_are_returned_with_the_id_of_the_topic(spark: SparkSession, place: Place):
     assert isinstance(place.sink, TracksBatches)
     before = place.sink.committed_batches(spark, place.name, "0", place.target)
     assert (before.last, place.name in before.place) == ({}, True)
@@ -186,7 +186,7 @@ def test_each_sink_of_a_fan_out_has_its_own_record(spark: SparkSession, place: P
     assert len(list(read_topic(place.target, f"{place.name}-2"))) == 2
 
 
-def test_a_batch_that_fails_in_the_middle_leaves_nothing_and_holds_nobody_up(spark: SparkSession, place: Place):
+def test_a_batch_that_fails_in_the_middle_leaves_nothing_and_blocks_no_reader(spark: SparkSession, place: Place):
     failing = rows(spark, 1, 2).repartition(1).selectExpr("if(id = 2, raise_error('lost'), id) as id", "city")
     with pytest.raises(Exception, match="lost"):
         place.sink.write(failing, place.batch(0))
@@ -339,7 +339,7 @@ def test_an_entry_is_found_behind_many_records_and_an_aborted_one(place: Place):
 # ---- in a running flow ----
 
 
-def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSession, place: Place):
+def test_a_flow_with_state_continues_after_its_last_batch_is_retried(spark: SparkSession, place: Place):
     events = f"{place.name}-in"
     create_topics(place.target.kafka, {events: 1})
 

@@ -197,7 +197,7 @@ def test_a_flow_runs_from_and_into_such_a_broker_and_the_password_is_nowhere(lis
     )
 
 
-def test_a_wrong_password_ends_the_flow_for_good(
+def test_a_wrong_password_stops_the_flow_permanently(
     spark: SparkSession, listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     place = target(listeners.sasl(password=f"{CANARY}, but wrong"), tmp_path)
@@ -225,7 +225,7 @@ def test_a_wrong_password_ends_the_flow_for_good(
         ("no certificate where one is asked for", "HR-114", "certificate"),
     ],
 )
-def test_the_wrong_kind_of_client_is_told_what_is_wrong(
+def test_an_error_of_a_client_with_the_wrong_protocol_names_the_cause(
     listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: str, said: str
 ):
     # Where the broker only hangs up, all of this time is taken: enough for a handshake on a busy machine.

@@ -133,7 +133,7 @@ def test_topics_by_name_are_all_read_and_each_batch_can_be_read_again(spark: Spa
     assert values(house.read_again(spark, source, 1)) == ["b3"]
 
 
-def test_a_pattern_means_the_whole_name_and_takes_in_topics_that_appear_later(spark: SparkSession, house: House):
+def test_a_pattern_matches_the_full_name_and_includes_topics_that_appear_later(spark: SparkSession, house: House):
     house.make(rides_x=1, old_rides_x=1, rides_x_bak=1)
     source = KafkaSource(TopicPattern(rf"{house.prefix}\.rides_[a-z]"), starting="latest")
     house.send({"rides_x": {0: [("before", 0)]}})
@@ -148,7 +148,7 @@ def test_a_pattern_means_the_whole_name_and_takes_in_topics_that_appear_later(sp
     assert values(house.read_again(spark, source, 1)) == ["x1", "y1"]
 
 
-def test_given_partitions_are_read_and_no_others(spark: SparkSession, house: House):
+def test_only_declared_partitions_are_read(spark: SparkSession, house: House):
     house.make(a=3)
     source = KafkaSource(TopicPartitions({house.topic("a"): [0, 2]}))
     house.send({"a": {number: [(f"p{number}", 0)] for number in range(3)}})
@@ -172,7 +172,7 @@ AT_TEN_PAST = NOON + timedelta(minutes=10)
         ),
     ],
 )
-def test_the_first_start_begins_as_declared_and_later_ones_go_on(
+def test_the_first_start_reads_from_the_declared_position_and_later_ones_continue(
     spark: SparkSession, house: House, start: Any, expected: list[str]
 ):
     house.make(a=2)

@@ -181,7 +181,7 @@ def test_slots_refuse_a_batch_of_the_same_number_from_other_offsets(spark: Spark
     assert place.held() == [1]
 
 
-def test_slots_that_were_sent_from_other_rows_than_the_outbox_holds_are_refused(spark: SparkSession, place: Place):
+def test_slots_that_were_sent_from_other_rows_than_those_of_the_outbox_are_refused(spark: SparkSession, place: Place):
     publish(replace(place.slot(0), slots=SLOTS, staged="gone"), [chunk([1])])
     with pytest.raises(RecoveryError, match="gone") as refused:
         place.sink.write(rows(spark, 1, 2), place.batch(0))
@@ -189,7 +189,7 @@ def test_slots_that_were_sent_from_other_rows_than_the_outbox_holds_are_refused(
     assert place.held() == [1]
 
 
-def test_the_outbox_holds_the_batch_under_way_and_no_other(spark: SparkSession, place: Place):
+def test_the_outbox_contains_only_the_in_flight_batch(spark: SparkSession, place: Place):
     for number in range(3):
         place.sink.write(rows(spark, number), place.batch(number))
     assert place.held() == [0, 1, 2]
@@ -197,7 +197,7 @@ def test_the_outbox_holds_the_batch_under_way_and_no_other(spark: SparkSession, 
     assert [each.name[:5] for each in Path(outbox(place), "rows").iterdir()] == ["q1-2-"]
 
 
-def test_rows_of_a_key_keep_their_order_and_take_the_one_asked_for(spark: SparkSession, place: Place):
+def test_rows_of_a_key_are_in_their_order_or_in_the_declared_one(spark: SparkSession, place: Place):
     given = [5, 3, 8, 1, 6, 2, 7, 4]
     place.sink.write(rows(spark, *given).coalesce(1), place.batch(0))
     replace(place.sink, order=("id",)).write(rows(spark, *given).repartition(3), place.batch(1))

@@ -93,7 +93,7 @@ def test_a_killed_broker_is_crashed_and_up_restarts_it_with_its_data(home: Path)
     assert read_records(again.bootstrap, "rides", 2) == [b"one", b"two"]
 
 
-def test_down_keeps_data_and_port_and_wipe_deletes_all(home: Path) -> None:
+def test_down_retains_data_and_port_and_wipe_deletes_all(home: Path) -> None:
     stack = LocalStack(home)
     first = stack.up()
     create_topics({"bootstrap.servers": first.bootstrap}, {"kept": 1})

@@ -40,7 +40,7 @@ def asked(where: Database, *queries: str, user: str = part.ROLE, password: str |
     return row[0] if row else None
 
 
-def test_a_killed_server_comes_back_with_every_commit_and_a_binlog_of_whole_rows(home: Path):
+def test_a_killed_server_restarts_with_every_commit_and_a_binlog_of_full_rows(home: Path):
     stack = LocalStack(home)
     stack.up(["mariadb"])
     where = part.database(stack.files("mariadb"))

@@ -96,7 +96,7 @@ def test_a_server_outlives_its_parents_crash_and_the_next_up_adopts_it(home: Pat
     assert status(home).pid == before
 
 
-def test_down_ends_open_transactions_keeps_the_data_and_wipe_deletes_all(home: Path):
+def test_down_ends_open_transactions_retains_the_data_and_wipe_deletes_all(home: Path):
     stack = LocalStack(home)
     where = up(home)
     with closing(connect(where)) as connection:

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 240.0
 RIDE = StructType([StructField("id", LongType(), nullable=False), StructField("at", TimestampType(), nullable=False)])
 
 
-def test_the_last_window_of_a_topic_that_goes_quiet_closes(broker: Broker, spark: SparkSession, tmp_path: Path):
+def test_the_last_window_of_an_idle_topic_closes(broker: Broker, spark: SparkSession, tmp_path: Path):
     topic = "a-topic-that-goes-quiet"
     target = Target(
         "test",

@@ -85,9 +85,7 @@ def mirrored(spark: SparkSession, table: SourceTable, path: Path) -> str:
     return str(path)
 
 
-def test_a_mirror_that_holds_what_its_source_holds_is_equal(
-    spark: SparkSession, postgres: Database, tmp_path: Path
-) -> None:
+def test_a_mirror_with_the_rows_of_its_source_is_equal(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
     table = made(postgres, "reconcile_equal")
     before = position_now(postgres)
 
@@ -147,7 +145,7 @@ def test_rows_on_their_way_are_waited_for(spark: SparkSession, postgres: Databas
     assert found.equal
 
 
-def test_a_column_that_the_mirror_lacks_is_told(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
+def test_a_column_that_the_mirror_lacks_is_reported(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
     table = made(postgres, "reconcile_lacking")
     location = mirrored(spark, table, tmp_path / "t")
     with connect(postgres) as connection:

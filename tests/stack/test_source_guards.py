@@ -202,7 +202,7 @@ def test_deleted_records_stop_the_flow_with_their_range_and_are_recorded_when_ac
     assert not (Path(place.target.flow_folder("orders")) / "headrace/lost/0.json").exists()
 
 
-def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(place: Place):
+def test_rows_that_are_deleted_while_a_batch_is_read_may_be_lost_and_stay_recorded(place: Place):
     place.send(*range(10))
     sink = Meddled("rows", before=lambda _batch: place.delete_before(5))
 

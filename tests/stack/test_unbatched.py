@@ -161,7 +161,7 @@ def evens(numbers: range) -> set[str]:
 
 
 @pytest.mark.parametrize("trigger", [Continuous(), RealTime("5 seconds")], ids=["continuous", "real-time"])
-def test_rows_arrive_and_bad_ones_are_filed_and_a_restart_loses_none(
+def test_valid_rows_arrive_invalid_ones_are_quarantined_and_a_restart_loses_none(
     spark: SparkSession, broker: Broker, tmp_path: Path, trigger: Trigger
 ) -> None:
     name = f"unbatched-{type(trigger).__name__.lower()}"
@@ -191,7 +191,7 @@ def test_rows_arrive_and_bad_ones_are_filed_and_a_restart_loses_none(
     assert filed.count() == filed.select("offset").distinct().count() == 3
 
 
-def test_batches_do_not_go_on_where_continuous_processing_stopped(
+def test_batches_do_not_continue_where_continuous_processing_stopped(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
     place = target(broker, tmp_path)
@@ -205,7 +205,7 @@ def test_batches_do_not_go_on_where_continuous_processing_stopped(
     assert (error.code, '{"unbatched-then":{"0":4}}' in error.state) == ("HR-223", True)
 
 
-def test_a_flow_that_died_before_its_first_epoch_begins_where_it_would_have_begun(
+def test_a_flow_that_died_before_its_first_epoch_starts_at_the_same_offsets(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
     place = target(broker, tmp_path)

@@ -202,7 +202,7 @@ def test_a_repair_that_was_killed_after_it_changed_the_table_changes_nothing_mor
     assert (said["rows"], said["repaired"]) == (3, 3)
 
 
-def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(place: Place):
+def test_a_window_whose_rows_are_missing_is_not_repaired_and_the_others_are(place: Place):
     _, target, (flow,) = load_project(place.project, None, ["totals"])
     client = admin_client(target.kafka)
     truncated = client.delete_records([TopicPartition(place.topic, 0, 3)])

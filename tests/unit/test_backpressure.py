@@ -219,7 +219,7 @@ def test_a_bound_fits_into_memory_and_into_the_freshness_target(
     assert choose_batch_size(AutoBatchSize(freshness), room).records == records
 
 
-def test_a_bound_says_what_it_comes_from() -> None:
+def test_a_suggested_bound_states_its_reason() -> None:
     assert (
         choose_batch_size(AutoBatchSize(), AvailableResources(1e9, 250)).reason
         == "So many records, 250 bytes each, fit into 500 MB."
@@ -243,7 +243,7 @@ def test_a_rate_of_small_batches_does_not_count_as_what_a_flow_can_do(target: Ta
     assert processed_per_second(target, "orders", batches_of=10_001) is None
 
 
-def test_of_a_flow_with_two_inputs_the_record_says_nothing_about_one(target: Target) -> None:
+def test_the_recorded_rate_of_a_flow_with_two_inputs_is_not_used_for_one(target: Target) -> None:
     both = Flow("both", {"a": Input(OPEN, schema=ROW), "b": Input(OPEN, schema=ROW)}, lambda a, b: a, FileSink("out"))
     bus = EventBus()
     throughput = Throughput(None, target, [both], bus)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def test_a_list_chooses_its_tables_and_their_topics_and_no_others():
     assert not re.fullmatch(capture.topics, "shopXpublic.orders")
 
 
-def test_a_pattern_matches_whole_names_and_topics_of_tables_only():
+def test_a_pattern_matches_full_names_and_topics_of_tables_only():
     capture = Capture("shop", r"public\.o.*")
     assert capture.selection.holds("public", "orders")
     assert not capture.selection.holds("xpublic", "orders")
@@ -40,7 +40,7 @@ def test_a_dot_in_the_name_of_a_listed_table_is_a_dot_in_the_expression():
     assert not re.fullmatch(TableSelection(("public.orders",)).expression, "publicXorders")
 
 
-def test_a_topic_replaces_what_topics_may_not_hold():
+def test_characters_that_a_topic_name_may_not_contain_are_replaced():
     table = SourceTable("public", "order items", (), (), "postgres")
     assert Capture("shop", r"public\..*").topic(table) == "shop.public.order_items"
 
@@ -69,7 +69,7 @@ def test_positions_sort_like_the_log():
     assert binlog_position("binlog.000002", 534430, 1) == "0000000002" + "00000000000000534430" + "0000000001"
 
 
-def test_the_family_of_a_database_is_told_by_its_address():
+def test_the_family_of_a_database_is_recognized_by_its_address():
     assert family(Database("jdbc:postgresql://db/shop", "u")) == "postgres"
     assert [family(Database(f"jdbc:{kind}://db/shop", "u")) for kind in ("mariadb", "mysql")] == ["mysql", "mysql"]
     assert mysql.address(Database("jdbc:mariadb://db:1/shop", "u")) == DatabaseAddress("db", 1, "shop", {})
@@ -83,7 +83,7 @@ def test_an_address_of_a_binlog_database_that_cannot_be_used_is_refused_without_
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_topic_whose_table_is_not_chosen_is_passed_over_and_one_that_is_gone_if_nothing_was_kept(
+def test_a_topic_is_skipped_if_its_table_is_not_selected_or_is_missing_without_stored_rows(
     monkeypatch: pytest.MonkeyPatch,
 ):
     tables = [SourceTable("public", name, (), ("id",), "postgres") for name in ("orders", "log")]

@@ -22,7 +22,7 @@ SHOP = Capture("shop", (r"public.orders",), retained_max=1000)
 FINE = ReplicationSlot("reserved", "", 100, 10)
 
 
-def test_the_settings_of_a_connector_hold_a_reference_and_no_password():
+def test_the_settings_of_a_connector_contain_a_reference_and_no_password():
     database = Database("jdbc:postgresql://db/shop", "u", Secret("${env:X}", "hunter2"))
     reference = "${file:/s/shop.properties:password}"
     made = connector_config(SHOP, database, password=reference, bootstrap="b:1")
@@ -47,7 +47,7 @@ def test_a_publication_covers_one_schema_where_the_pattern_names_one(pattern: st
     assert _one_schema(Capture("shop", pattern)) == schema
 
 
-def test_the_deepest_cause_with_words_tells_a_failure():
+def test_a_failure_is_described_by_the_deepest_cause_with_a_message():
     trace = (
         "org.apache.kafka.connect.errors.ConnectException: It failed.\n\tat a.B.c(B.java:1)\n"
         "Caused by: io.debezium.DebeziumException: The slot is busy.\n\t... 10 more\nCaused by: java.lang.Exception\n"
@@ -64,7 +64,9 @@ def test_the_deepest_cause_with_words_tells_a_failure():
         (ReplicationSlot("reserved", "", 101, 10), "somebody advanced the slot"),
     ],
 )
-def test_a_slot_that_cannot_go_on_where_it_was_is_hr_522_and_says_snapshot(slot: ReplicationSlot | None, says: str):
+def test_a_slot_that_cannot_continue_at_its_position_is_hr_522_and_asks_for_a_snapshot(
+    slot: ReplicationSlot | None, says: str
+):
     with pytest.raises(DataError, match=says) as told:
         _log_of_postgres(SHOP, slot, {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100})
     assert told.value.code == "HR-522"
@@ -78,7 +80,7 @@ def test_a_slot_that_is_read_may_be_ahead_of_the_position_that_was_saved_last():
     ).position == lsn_position(100)
 
 
-def test_a_slot_that_holds_back_more_than_its_limit_is_warned_of():
+def test_a_slot_that_retains_more_log_than_its_limit_is_reported():
     saved: dict[str, object] = {"lsn_commit": 100, "lsn": 100}
     assert _log_of_postgres(SHOP, FINE, saved).warning == ""
     assert "2 MB" in _log_of_postgres(SHOP, ReplicationSlot("extended", "", 100, 2_000_000), saved).warning

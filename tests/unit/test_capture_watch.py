@@ -56,7 +56,7 @@ def watch(heard: list[CaptureUnhealthy]) -> CaptureGuard:
     return CaptureGuard(FLOW, connected, heard.append)
 
 
-def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Callable[..., None]) -> None:
+def test_a_problem_that_loses_nothing_is_reported_once_until_it_changes(answers: Callable[..., None]) -> None:
     answers(SILENT, SILENT, BROKEN, WELL, WELL, BROKEN)
     heard: list[CaptureUnhealthy] = []
     watching = watch(heard)
@@ -67,7 +67,7 @@ def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Ca
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_log_that_is_held_back_is_told_once_until_it_is_less_whether_the_connector_runs_or_not(
+def test_retained_log_is_reported_once_until_it_shrinks_whether_the_connector_runs_or_not(
     answers: Callable[..., None], down: bool
 ) -> None:
     pressed = CaptureProgress(
@@ -115,7 +115,7 @@ def test_a_target_without_connect_is_not_watched(answers: Callable[..., None]) -
     CaptureGuard(FLOW, TARGET, lambda event: pytest.fail(str(event))).begin()
 
 
-def test_a_capture_in_trouble_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unhealthy_capture_is_described_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     print_event(CaptureUnhealthy("cdc_shop", "shop", SILENT))
     said = " ".join(capsys.readouterr().err.split())
     assert said == "cdc_shop HR-613 Connect is silent. Rows already in the topics are still read. why w. fix r."

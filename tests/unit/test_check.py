@@ -145,7 +145,7 @@ def test_errors_come_before_warnings_and_warnings_before_remarks() -> None:
     assert [found.code for found in findings] == ["HRC-101", "HRC-202", "HRC-301"]
 
 
-def test_the_flows_of_ride_analytics_are_clean_and_say_which_sinks_may_repeat() -> None:
+def test_the_flows_of_ride_analytics_have_no_errors_and_list_the_sinks_that_may_repeat_rows() -> None:
     findings = check(ride_flows())
     assert {(found.code, found.place.split("'")[1]) for found in findings} == {
         ("HRC-301", "city_rides"),
@@ -162,7 +162,7 @@ def test_a_start_with_an_error_is_refused_and_counts_the_others() -> None:
     assert "besides this one: 1." in refused.value.why
 
 
-def test_a_start_with_warnings_goes_on_and_hands_them_over() -> None:
+def test_a_start_with_warnings_continues_and_returns_them() -> None:
     assert [found.code for found in require_no_errors([flow(inputs=on("maybe_at"))])] == ["HRC-202"]
 
 

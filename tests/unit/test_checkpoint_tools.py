@@ -105,7 +105,7 @@ def test_the_checksums_of_hadoop_and_of_spark_are_the_known_ones() -> None:
     assert not matches_spark_checksum(digits, b"{")
 
 
-def test_a_checksum_that_is_wrong_beside_a_file_that_is_right_is_the_one_to_delete(stored: Made) -> None:
+def test_of_a_wrong_checksum_and_an_intact_file_the_checksum_is_deleted(stored: Made) -> None:
     stored.put("offsets/.1.crc", b"crc\0" + struct.pack(">iI", 512, 7))
     [flaw] = verify(stored.checkpoint).damages
     assert flaw.path == "spark/offsets/.1.crc"
@@ -153,7 +153,7 @@ def snapshot(tables: dict[str, int]) -> bytes:
     return file.getvalue()
 
 
-def test_a_snapshot_of_rocksdb_is_whole_with_all_the_tables_that_it_names(stored: Made) -> None:
+def test_a_rocksdb_snapshot_is_complete_with_all_the_files_that_it_lists(stored: Made) -> None:
     stored.state("3.changelog")
     stored.put("state/0/0/2.zip", snapshot({"1.sst": 4, "2.sst": 4}))
     for name, content in (("1.sst", b"rows"), ("2.sst", b"row")):
@@ -187,7 +187,7 @@ def test_a_snapshot_with_any_byte_changed_is_named_or_reads_as_before(
     (stored.folder / "spark/state/0/0/.2.zip.crc").unlink()
 
 
-def test_a_partition_that_is_gone_is_missed(stored: Made) -> None:
+def test_a_missing_partition_is_reported(stored: Made) -> None:
     stored.state("1.changelog", "2.changelog", "3.changelog")
     stored.put("state/0/_metadata/metadata", "v1\n" + OPERATOR.replace('Partitions":1', 'Partitions":2'))
     assert [path for path, _ in stored.damages()] == [f"spark/state/0/1/{number}.changelog" for number in (1, 2, 3)]
@@ -233,7 +233,7 @@ def test_a_root_that_is_a_link_itself_is_fine(stored: Made, tmp_path: Path) -> N
 # ---- show ----
 
 
-def test_an_unfinished_batch_is_shown_with_the_exact_range_that_it_runs_again(stored: Made) -> None:
+def test_an_unfinished_batch_is_shown_with_the_exact_range_of_its_retry(stored: Made) -> None:
     stored.batch(3, committed=False)
     anatomy = show(stored.checkpoint, stored.target, None)
     assert (anatomy.unfinished, anatomy.committed) == (3, (0, 2))
@@ -244,7 +244,7 @@ def test_an_unfinished_batch_is_shown_with_the_exact_range_that_it_runs_again(st
     assert anatomy.begun_at == "2024-05-06T12:10:00.123Z"
 
 
-def test_the_first_batch_begins_where_the_topic_was_first_read_and_a_new_partition_at_0(tmp_path: Path) -> None:
+def test_the_first_batch_starts_where_the_topic_was_first_read_and_a_new_partition_at_0(tmp_path: Path) -> None:
     stored = Made(tmp_path)
     stored.put("sources/0/0", '\0v1\n{"rides":{"0":4}}')
     stored.put("offsets/0", f'v1\n{SETTINGS}\n{{"rides":{{"0":9,"1":3}}}}')
@@ -252,7 +252,7 @@ def test_the_first_batch_begins_where_the_topic_was_first_read_and_a_new_partiti
     assert [(item.start, item.end) for item in source.ranges] == [(4, 9), (0, 3)]
 
 
-def test_without_an_unfinished_batch_the_flow_goes_on_where_the_last_one_ended(stored: Made) -> None:
+def test_without_an_unfinished_batch_the_flow_continues_where_the_last_one_ended(stored: Made) -> None:
     [source] = next_reads(stored.checkpoint, stored.target, ["rows"])
     assert [(item.place, item.start, item.end, item.records) for item in source.ranges] == [
         ("rides[0]", 30, None, None),
@@ -261,7 +261,7 @@ def test_without_an_unfinished_batch_the_flow_goes_on_where_the_last_one_ended(s
     assert source.unknown == "Target 'dev' does not say where Kafka is."
 
 
-def test_the_offsets_of_other_sources_are_said_in_words(stored: Made) -> None:
+def test_the_offsets_of_other_sources_are_described_in_words(stored: Made) -> None:
     table = '{"sourceVersion":1,"reservoirId":"a","reservoirVersion":%d,"index":%d,"isStartingVersion":false}'
     stored.put("offsets/3", f'v1\n{SETTINGS}\n{table % (16, -1)}\n{{"logOffset":1}}\n7\n-')
     stored.put("offsets/4", f'v1\n{SETTINGS}\n{table % (17, 2)}\n{{"logOffset":2}}\n9\n-')
@@ -314,7 +314,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path: content for path, content in found.items() if "headrace/lease" not in path}
 
 
-def test_a_backup_holds_every_file_but_the_lease_and_comes_back_the_same(stored: Made, tmp_path: Path) -> None:
+def test_a_backup_contains_every_file_except_the_lease_and_is_restored_unchanged(stored: Made, tmp_path: Path) -> None:
     before = files(stored.folder)
     folder, backup = back_up(stored.checkpoint, tmp_path / "backups")
     assert {path: content for path, content in files(folder).items() if path != "backup.json"} == before
@@ -420,7 +420,7 @@ def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(stored: Mad
     assert code(lambda: plan_restore(stored.checkpoint, folder, flow)) == "HR-327"
 
 
-def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left(stored: Made, tmp_path: Path) -> None:
+def test_fencing_tokens_increase_after_a_restore_even_if_nothing_was_left(stored: Made, tmp_path: Path) -> None:
     """Sinks refuse a driver whose number is below one that they have seen."""
     for _ in range(3):
         with acquire_lease(stored.checkpoint):

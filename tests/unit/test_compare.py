@@ -41,7 +41,7 @@ def test_a_missing_row_is_a_difference() -> None:
     assert compared([A, B], [A]).differences == ["delta:gold lacks 1 of city=Berlin, rides=5"]
 
 
-def test_a_row_that_is_held_too_few_times_is_a_difference() -> None:
+def test_a_row_with_too_few_copies_is_a_difference() -> None:
     assert compared([A, A, A], [A]).differences == ["delta:gold lacks 2 of city=Paris, rides=3"]
 
 
@@ -73,7 +73,7 @@ def test_a_column_more_is_a_difference() -> None:
     assert not compared([A], [{**A, "more": None}]).equal
 
 
-def test_nothing_beside_nothing_is_equal_and_beside_something_is_not() -> None:
+def test_no_rows_equal_no_rows_and_differ_from_some() -> None:
     assert compared([], []).equal
     assert not compared([A], []).equal
     assert not compared([], [A]).equal
@@ -90,7 +90,7 @@ def test_an_approximate_column_may_be_off_by_a_share_or_by_the_least(exact: int,
         assert result.differences == [f"delta:gold says drivers {found} and not about {exact} in city=Paris"]
 
 
-def test_the_other_columns_stay_exact_beside_an_approximate_one() -> None:
+def test_columns_are_compared_exactly_except_the_approximate_one() -> None:
     found = compared([drivers(3)], [drivers(3, city="Rome")], tolerance=DRIVERS)
     assert len(found.differences) == 2
 

@@ -25,7 +25,7 @@ def test_the_page_lists_the_rules_in_their_order(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", ["postgres", "mysql"])
-def test_each_type_has_one_rule_that_gives_what_the_page_shows(family: Family) -> None:
+def test_each_type_has_one_rule_with_the_result_that_the_page_shows(family: Family) -> None:
     names = [name for rule in type_mappings(family) for name in rule.names]
 
     assert len(names) == len(set(names))

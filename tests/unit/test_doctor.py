@@ -207,7 +207,7 @@ def test_a_java_that_does_not_run_fails_with_its_path(machine: Machine) -> None:
     assert "export HEADRACE_JAVA=" in remedy
 
 
-def test_the_json_output_of_an_impossible_run_says_so_and_keeps_the_exit_code(machine: Machine) -> None:
+def test_the_json_output_of_an_impossible_run_reports_it_with_the_same_exit_code(machine: Machine) -> None:
     machine.install_java("11.0.2")
     exit_code, output = machine.run("--json")
     answer = json.loads(output)

@@ -75,7 +75,7 @@ def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
     }
 
 
-def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_purchase():
+def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_purchase():
     made = PurchaseGenerator(PurchaseTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3))
     verdicts = [(each.kind, judge(ConsumedRecord(0, 0, each.arrival_ms, each.key, each.value))) for each in made]
 
@@ -87,7 +87,7 @@ def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_purchase
     }
 
 
-def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_their_price():
+def test_products_are_in_order_independent_of_the_start_and_change_their_price():
     made = list(ProductGenerator().events(DAY, DAY + timedelta(minutes=30)))
     later = list(ProductGenerator().events(DAY + timedelta(minutes=20), DAY + timedelta(minutes=30)))
 
@@ -105,7 +105,7 @@ def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_the
     assert any(len(each) > 1 for each in prices.values())
 
 
-def test_both_tables_are_kept_by_the_policy():
+def test_both_tables_have_the_declared_policy():
     kept = TablePolicy(retention="2 days")
 
     assert [flow.sink.policy for flow in flows(EnrichmentSettings(policy=kept))] == [kept, kept]

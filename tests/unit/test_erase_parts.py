@@ -86,7 +86,7 @@ def test_a_row_of_a_table_has_a_name(name: str, one: str):
         ('{"customer_id":142}', False, False),
     ],
 )
-def test_a_payload_holds_the_key_under_a_name_that_means_it(payload: str, own: bool, is_found: bool):
+def test_a_payload_contains_the_key_under_one_of_its_names(payload: str, own: bool, is_found: bool):
     pattern = CUSTOMER.in_payloads(own=own)
 
     assert pattern is not None
@@ -97,7 +97,7 @@ def test_a_payload_holds_the_key_under_a_name_that_means_it(payload: str, own: b
     ("text", "is_telling"),
     [("anna@example.org", True), ("Ann", False), ("123456", False), ("2026-03-02", False), ("0170 1234567", True)],
 )
-def test_short_texts_and_numbers_tell_nothing(text: str, is_telling: bool):
+def test_short_texts_and_numbers_are_not_searched_for(text: str, is_telling: bool):
     assert is_identifying(text) is is_telling
 
 
@@ -131,14 +131,14 @@ def test_a_text_is_found_as_it_is_and_as_json_writes_it(content: bytes):
         ("(`number` BETWEEN 42L AND 45L) AND (`number` IN (42L, 45L))", False),
     ],
 )
-def test_a_condition_in_a_log_holds_the_key_as_a_bound_or_as_a_member_of_a_list(predicate: str, is_held: bool):
+def test_a_condition_in_a_log_contains_the_key_as_a_bound_or_as_a_member_of_a_list(predicate: str, is_held: bool):
     text = json.dumps({"commitInfo": {"operationParameters": {"predicate": predicate}, "metrics": {"numFiles": "42"}}})
 
     assert (re.search(CUSTOMER.in_logs(["id"]), text) is not None) is is_held
 
 
 @pytest.mark.parametrize("kind", [T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.StringType()])
-def test_the_condition_by_which_a_mirror_replaces_rows_holds_every_key_that_it_names(kind: T.DataType):
+def test_the_replace_where_condition_of_a_mirror_matches_every_key_that_it_names(kind: T.DataType):
     numbers = (3, 17, 42, 99)
     keys = [(str(item),) if isinstance(kind, T.StringType) else (item,) for item in numbers]
     written = key_condition(T.StructType([T.StructField("id", kind)]), keys)
@@ -238,7 +238,7 @@ def test_a_key_is_of_the_columns_that_the_source_names(
     assert subject_of(ErasureRequest("public.customers", key), Lake((), {}), source(*columns)).key == expected
 
 
-def test_without_a_source_the_tombstones_say_the_key():
+def test_without_a_source_the_tombstones_determine_the_key():
     graves = table("silver/_tombstones/customers", "number", "_headrace_position")
 
     assert subject_of(ErasureRequest("customers", ("42",)), Lake((graves,), {}), []).key == {"number": "42"}
@@ -274,7 +274,7 @@ def test_a_file_that_is_no_report_cannot_be_verified(tmp_path: Path):
 
 
 @pytest.mark.parametrize("words", [["--table", "customers"], ["--key", "42"], ["--table", "t", "--key", "1", "--json"]])
-def test_an_erasure_names_a_table_and_a_key_and_a_machine_says_yes(words: list[str]):
+def test_an_erasure_needs_a_table_and_a_key_and_yes_without_a_terminal(words: list[str]):
     assert CliRunner().invoke(app, ["erase", *words]).exit_code == 2
 
 
@@ -286,7 +286,7 @@ def test_an_erasure_names_a_table_and_a_key_and_a_machine_says_yes(words: list[s
         ("compact", -1, "compacted: "),
     ],
 )
-def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: int, words: str):
+def test_the_retention_of_a_topic_is_described_in_words(policy: str, retention_ms: int, words: str):
     assert describe_retention(policy, retention_ms).startswith(words)
 
 

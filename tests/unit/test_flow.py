@@ -35,7 +35,7 @@ def flow(**changes: object) -> Flow:
     return Flow(**{"name": "rides", "inputs": RIDES, "transform": same, "sink": Console(), **changes})  # type: ignore[arg-type]
 
 
-def test_a_flow_that_says_little_appends_as_fast_as_possible_with_state_in_rocksdb() -> None:
+def test_by_default_a_flow_appends_as_fast_as_possible_with_state_in_rocksdb() -> None:
     made = flow()
     assert (made.mode, made.trigger, made.state) == (OutputMode.APPEND, AsFastAsPossible(), RocksDB(None))
 
@@ -44,7 +44,7 @@ def test_one_input_is_handed_to_the_transform_by_position() -> None:
     assert flow(transform=lambda anything: ("seen", anything)).apply({"rows": "frame"}) == ("seen", "frame")  # type: ignore[dict-item]
 
 
-def test_several_inputs_are_handed_to_the_transform_by_name_and_keep_their_order() -> None:
+def test_several_inputs_are_passed_to_the_transform_by_name_in_their_order() -> None:
     made = flow(inputs={"right": RIDES, "left": RIDES}, transform=lambda left, right: (left, right))
     assert list(made.named_inputs) == ["right", "left"]
     assert made.apply({"right": "R", "left": "L"}) == ("L", "R")  # type: ignore[dict-item]
@@ -97,12 +97,12 @@ def test_a_misspelt_output_mode_is_refused_with_the_nearest_one() -> None:
     ],
     ids=["Every", "Continuous", "RealTime", "Watermark.delay", "Watermark.ahead"],
 )
-def test_a_wrong_length_of_time_fails_at_the_line_that_holds_it(make: Callable[[], object]) -> None:
+def test_an_invalid_duration_fails_at_the_line_that_declares_it(make: Callable[[], object]) -> None:
     with pytest.raises(FlowError, match="'soon'"):
         make()
 
 
-def test_a_table_lies_below_the_lake_unless_it_says_where() -> None:
+def test_a_table_is_below_the_lake_unless_its_path_is_absolute() -> None:
     target = Target("dev", lake="/data/lake/", checkpoints="s3a://bucket/checkpoints/")
     assert target.table("gold/rides") == "/data/lake/gold/rides"
     assert target.table("/elsewhere/rides") == "/elsewhere/rides"

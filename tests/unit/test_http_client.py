@@ -96,7 +96,7 @@ def test_a_request_arrives_with_its_path_headers_and_body(desk: Desk):
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 507, 0])
-def test_what_may_pass_by_itself_is_sent_again_unchanged(desk: Desk, status: int):
+def test_a_request_is_sent_again_unchanged_after_a_transient_failure(desk: Desk, status: int):
     desk.will_answer(status, status, 201)
     answer = receiver(desk.service).post(b"[1]", {"Idempotency-Key": "k1"})
     assert (answer.status, answer.attempts) == (201, 3)
@@ -111,14 +111,14 @@ def test_what_will_not_pass_is_sent_once_and_not_followed(desk: Desk, status: in
     assert len(desk.got) == 1
 
 
-def test_the_last_answer_is_given_when_all_attempts_are_used_up(desk: Desk):
+def test_the_last_response_is_returned_when_all_attempts_are_used_up(desk: Desk):
     desk.will_answer(503)
     answer = receiver(desk.service, attempts=3).post(b"[1]", {})
     assert (answer.status, answer.attempts) == (503, 3)
     assert len(desk.got) == 3
 
 
-def test_the_receiver_says_how_long_to_wait(desk: Desk):
+def test_the_receiver_decides_how_long_to_wait(desk: Desk):
     soon = formatdate(time.time() + 2, usegmt=True)
     desk.will_answer((429, {"Retry-After": "1"}), (503, {"Retry-After": soon}), (503, {"Retry-After": "soon"}), 200)
     assert receiver(desk.service).post(b"[1]", {}).attempts == 4

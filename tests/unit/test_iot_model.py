@@ -74,7 +74,7 @@ def test_the_pattern_has_the_numbers_that_it_is_known_by() -> None:
     assert (usual.silence, usual.idle_timeout, usual.forget) == ("15 minutes", "5 minutes", "30 days")
 
 
-def test_the_gold_table_is_kept_and_its_old_files_are_left_alone() -> None:
+def test_the_gold_table_is_compacted_and_its_old_files_stay() -> None:
     sink = flows()[0].sink
     assert isinstance(sink, FanOut)
     gold = sink.sinks[0]
@@ -137,7 +137,7 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
         ({"ts": "2024-05-06T14:00:00.001Z"}, "event_time_in_future"),
     ],
 )
-def test_a_record_that_is_no_reading_is_bad_for_its_reason(changes: dict[str, object], reason: str) -> None:
+def test_a_record_that_is_no_reading_is_invalid_with_its_reason(changes: dict[str, object], reason: str) -> None:
     verdict = judge(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
     assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == reason
 
@@ -145,7 +145,7 @@ def test_a_record_that_is_no_reading_is_bad_for_its_reason(changes: dict[str, ob
 # ---- silences ----
 
 
-def test_a_silence_is_told_once_when_the_watermark_has_passed_it_and_the_return_too() -> None:
+def test_a_silence_is_reported_once_when_the_watermark_has_passed_it_and_the_return_too() -> None:
     topic = Topic()
     topic.batch(reading(0), reading(0, device="d2"))
     topic.batch(reading(17, device="d2"))  # the watermark is 12:15 from the next batch on
@@ -188,7 +188,9 @@ def test_a_gap_of_exactly_the_silence_is_none() -> None:
     cuts=st.lists(st.integers(0, 12), max_size=4),
     watermarks=st.booleans(),
 )
-def test_any_split_into_batches_tells_the_same_silences(minutes: list[int], cuts: list[int], watermarks: bool) -> None:
+def test_any_split_into_batches_reports_the_same_silences(
+    minutes: list[int], cuts: list[int], watermarks: bool
+) -> None:
     """Rows come in order of time here, so none is late; time passes between the batches, or only at the end."""
     rows = [{"device_id": "d1", "ts": NOON + timedelta(minutes=minute)} for minute in sorted(minutes)]
     end = NOON + timedelta(hours=3)
@@ -215,7 +217,7 @@ def _in_ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> None:
+def test_a_delayed_reading_closes_a_gap_before_a_silence_is_reported() -> None:
     def heard(minute: float) -> dict[str, object]:
         return {"device_id": "d1", "ts": NOON + timedelta(minutes=minute)}
 
@@ -237,7 +239,7 @@ def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> No
 
 @pytest.mark.parametrize(("days", "told"), [(29, ["SILENT", "BACK"]), (31, ["SILENT"])])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_device_that_was_forgotten_is_new_when_it_is_heard_again(days: int, told: list[str], at_once: bool) -> None:
+def test_a_device_whose_state_expired_is_new_when_it_sends_again(days: int, told: list[str], at_once: bool) -> None:
     """Whether the watermark or the reading itself comes first makes no difference."""
     again = NOON + timedelta(days=days)
     drive, found = KeyedStateTester(Silence(QUARTER, MONTH), "device_id"), []
@@ -255,7 +257,7 @@ def test_a_device_that_was_forgotten_is_new_when_it_is_heard_again(days: int, to
     assert [each.status for each in silences(topic.records, [{0: (0, 3)}, {}]).statuses] == told
 
 
-def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> None:
+def test_a_plant_that_falls_silent_completely_is_reported_within_25_minutes() -> None:
     """By beats alone: 15 minutes of silence, 2 of the watermark, 5 of `idle_timeout`, and up to the next beat."""
     (rows,) = flows()[1].named_inputs.values()
     assert rows.watermark is not None
@@ -277,7 +279,7 @@ def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> 
 # ---- the readings ----
 
 
-def test_the_same_seed_gives_the_same_readings_one_device_sends_its_share_and_some_fall_silent() -> None:
+def test_the_same_seed_results_in_the_same_readings_with_a_share_per_device_and_silences() -> None:
     traffic = IotTraffic(rate=20, late=0.02, duplicates=0.01, malformed=0.01, busiest=0.3)
     made = list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
     assert made == list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))

@@ -101,19 +101,21 @@ def test_a_source_that_knows_batches_only_is_named() -> None:
         (OperatorKind.OTHER, ["HRC-113"], ["HRC-113"]),
     ],
 )
-def test_operators_are_judged_by_the_trigger(kind: OperatorKind, continuous: list[str], real_time: list[str]) -> None:
+def test_operators_are_checked_against_the_trigger(
+    kind: OperatorKind, continuous: list[str], real_time: list[str]
+) -> None:
     assert codes(flow(trigger=Continuous()), kind) == continuous
     assert codes(flow(), kind) == real_time
     assert codes(flow(trigger=Every("1 second")), kind) == []
 
 
-def test_complete_mode_wants_an_aggregation_somewhere_and_nothing_else_is_said_of_the_rest() -> None:
+def test_complete_mode_needs_an_aggregation_and_causes_no_other_finding() -> None:
     made = flow(sink=DeltaOverwrite("t"), output_mode="complete", trigger=AvailableNow())
     assert codes(made, OperatorKind.PROJECTION, OperatorKind.DEDUP) == ["HRC-111", "HRC-111"]
     assert codes(made, OperatorKind.PROJECTION, OperatorKind.DEDUP, OperatorKind.AGGREGATE_UNBOUNDED) == []
 
 
-def test_sparks_own_refusal_is_told_only_where_the_matrix_has_none() -> None:
+def test_sparks_refusal_is_reported_only_if_the_matrix_has_none() -> None:
     made = flow(trigger=AvailableNow())
     unknown = QueryPlan((Operator(OperatorKind.PROJECTION),), spark_refusal="Something new.")
     (found,) = [finding for finding in check([made], plans={made.name: unknown}) if finding.severity is Severity.ERROR]
@@ -131,7 +133,7 @@ def test_a_plan_that_is_not_known_leaves_the_guess_by_the_declaration() -> None:
 
 
 @pytest.mark.parametrize(("needed", "free", "found"), [(1, 1, []), (2, 1, ["HRC-116"]), (4, 0, ["HRC-116"])])
-def test_slots_are_counted_for_triggers_that_hold_them(needed: int, free: int, found: list[str]) -> None:
+def test_slots_are_counted_for_continuous_triggers(needed: int, free: int, found: list[str]) -> None:
     assert [finding.code for finding in compatibility.check_task_slots(flow(), needed, free)] == found
     assert list(compatibility.check_task_slots(flow(trigger=Every("1 second")), needed, free)) == []
 
@@ -156,13 +158,13 @@ def test_available_now_warns_of_nothing() -> None:
         AvailableNow()
 
 
-def test_until_done_ends_every_flow_and_keeps_continuous_processing() -> None:
+def test_until_done_ends_every_flow_except_continuous_ones() -> None:
     assert as_available_now(flow()).trigger == AvailableNow()
     assert as_available_now(flow(trigger=Every("1 day"))).trigger == AvailableNow()
     assert as_available_now(flow(trigger=Continuous("2 seconds"))).trigger == Continuous("2 seconds", until_done=True)
 
 
-def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
+def test_a_sink_that_refuses_a_mode_has_a_reason_and_an_alternative() -> None:
     (found,) = compatibility.check_sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
     assert (found.code, found.place) == ("HRC-104", "flow 'judged', sink delta:t")
     assert "added to the earlier" in found.reason
@@ -184,7 +186,7 @@ def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
     assert {finding for finding in ends if not finding.__name__.startswith("_")} - {KafkaTopicSink} == set(SINKS)
 
 
-def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:
+def test_every_cell_that_is_not_allowed_has_a_reason_and_a_remedy() -> None:
     cells = [cell for row in [*matrix.MODES.values(), *matrix.TRIGGERS.values()] for cell in row]
     bare = [
         cell

@@ -29,7 +29,7 @@ def target(**kafka: str | Secret) -> Target:
 
 @pytest.mark.parametrize("part", [KafkaSource("rides"), KafkaSink("rides")])
 @pytest.mark.parametrize("kafka", [{}, {"bootstrap.servers": ""}])
-def test_a_target_that_does_not_say_where_kafka_is_is_refused(
+def test_a_target_without_a_kafka_address_is_refused(
     part: KafkaSource | KafkaSink, kafka: dict[str, str | Secret]
 ) -> None:
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers") as refused:
@@ -73,7 +73,7 @@ def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_
     assert "canary-77aa" not in str(refused.value)
 
 
-def test_of_several_complaints_the_one_of_the_handshake_is_told_whichever_came_first() -> None:
+def test_of_several_errors_that_of_the_handshake_is_reported_whichever_came_first() -> None:
     down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
     broken = KafkaError(KafkaError._TRANSPORT, "sasl_ssl://a:1/bootstrap: Disconnected (after 2ms in state CONNECT)")
     plain = KafkaError(KafkaError._TRANSPORT, "SSL handshake failed: Disconnected: connecting to a PLAINTEXT listener?")

@@ -133,7 +133,7 @@ def test_a_key_that_cannot_be_used_is_refused_and_not_shown(
 
 
 @pytest.mark.parametrize("own", [None, "shop"])
-def test_spark_hides_every_secret_that_it_is_given_whatever_a_target_sets(own: str | None) -> None:
+def test_spark_redacts_every_secret_whatever_a_target_sets(own: str | None) -> None:
     given = _APPLICATION if own is None else _APPLICATION | {"spark.redaction.regex": own}
     pattern = re.compile(with_redaction(given)["spark.redaction.regex"])
     for name in ("kafka.sasl.jaas.config", "kafka.ssl.keystore.key", "kafka.ssl.key.password"):

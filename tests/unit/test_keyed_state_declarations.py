@@ -52,7 +52,7 @@ def told(seen: list[Seen]) -> list[tuple[str, int, str, str]]:
 # ---- rows and times ----
 
 
-def test_a_count_goes_on_from_batch_to_batch_per_key() -> None:
+def test_a_count_continues_from_batch_to_batch_per_key() -> None:
     drive = KeyedStateTester(Counter(), "user")
     assert drive.arrive(click("ann", "a", 0), click("bob", "a", 0), click("ann", "b", 0)) == [
         Total("ann", 2),
@@ -94,7 +94,7 @@ def test_time_does_not_go_back() -> None:
         drive.advance_to(at(9))
 
 
-def test_what_is_kept_with_a_ttl_is_gone_when_its_time_is_over() -> None:
+def test_state_with_a_ttl_is_removed_when_it_expires() -> None:
     drive = KeyedStateTester(Brief(), "user")
     drive.advance_to(NOON)
     assert drive.arrive(click("ann", "a", 0)) == [Total("Brief ann", 1)]
@@ -103,7 +103,7 @@ def test_what_is_kept_with_a_ttl_is_gone_when_its_time_is_over() -> None:
     assert drive.arrive(click("ann", "c", 0)) == [Total("Brief ann", 1)]
 
 
-def test_lists_and_maps_are_read_and_written_beside_the_value() -> None:
+def test_lists_and_maps_are_read_and_written_in_addition_to_the_value() -> None:
     drive = KeyedStateTester(Wide(), "user", "n")
     rows = [{**click("ann", page, minute), "n": 1} for minute, page in enumerate("aba")]
     first, second, third = drive.arrive(*rows)
@@ -178,7 +178,7 @@ class Idle(KeyedState[Nothing, Rang]):
     ttl = None
 
 
-def test_a_class_without_the_method_that_is_due_is_told_so() -> None:
+def test_a_class_without_a_required_method_is_refused_with_its_name() -> None:
     drive = KeyedStateTester(Deaf(), "user")
     drive.arrive(click("ann", "a", 0))
     with pytest.raises(FlowError, match="Deaf has no `handle_timer`, and a moment") as timer:
@@ -205,7 +205,9 @@ def visits_by_hand(minutes: list[int]) -> list[tuple[int, int]]:
     cuts=st.lists(st.integers(0, 20), max_size=5),
     watermarks=st.booleans(),
 )
-def test_any_split_into_batches_gives_the_same_visits(minutes: list[int], cuts: list[int], watermarks: bool) -> None:
+def test_any_split_into_batches_results_in_the_same_visits(
+    minutes: list[int], cuts: list[int], watermarks: bool
+) -> None:
     ordered = sorted(minutes)
     drive, seen, begin = KeyedStateTester(Visits(), "user"), [], 0
     for end in [*sorted(cuts), len(ordered)]:
@@ -222,7 +224,7 @@ def test_any_split_into_batches_gives_the_same_visits(minutes: list[int], cuts: 
     assert [(each.minute, len(each.pages)) for each in over_batch] == expected
 
 
-def test_the_visits_of_the_documentation_do_what_it_says() -> None:
+def test_the_example_of_the_documentation_returns_the_documented_visits() -> None:
     page = (Path(__file__).parents[2] / "docs" / "levers" / "windows.md").read_text()
     (text,) = [fence for fence in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Visits" in fence]
     names: dict[str, Any] = {"__name__": __name__}
@@ -299,7 +301,7 @@ class Empty:
         (int, "dataclass"),
     ],
 )
-def test_a_state_that_cannot_be_kept_is_refused_when_it_is_declared(given: type, phrase: str) -> None:
+def test_a_state_type_that_cannot_be_stored_is_refused_when_it_is_declared(given: type, phrase: str) -> None:
     with pytest.raises(FlowError) as caught:
 
         class Refused(KeyedState[given, Total]):  # type: ignore[valid-type]
@@ -377,14 +379,14 @@ def test_timers_without_a_clock_are_refused_where_they_are_used() -> None:
         (Inner(None, date(2026, 1, 1)), "Sample is declared"),
     ],
 )
-def test_a_value_that_its_type_cannot_hold_is_refused_when_it_is_kept(value: object, phrase: str) -> None:
+def test_a_value_that_does_not_fit_its_type_is_refused_when_it_is_stored(value: object, phrase: str) -> None:
     with pytest.raises(FlowError) as caught:
         struct_kind(Sample, "it").write(value, "it", named=False)
     assert caught.value.code == "HR-233"
     assert phrase in str(caught.value)
 
 
-def test_what_is_kept_comes_back_the_same_with_times_in_utc() -> None:
+def test_stored_values_are_read_unchanged_with_times_in_utc() -> None:
     there = timezone(timedelta(hours=2))
     given = Sample(7, Decimal("1.5"), [Inner(NOON.astimezone(there), date(2026, 1, 1))], {"a": None})
     kind = struct_kind(Sample, "it")
@@ -426,14 +428,14 @@ class Demanding:
     must: str
 
 
-def test_a_field_that_was_not_kept_yet_gets_its_default_or_is_refused() -> None:
+def test_a_field_that_was_not_stored_yet_gets_its_default_or_is_refused() -> None:
     assert struct_kind(Grown, "it").read((7, None, None, None), "it") == Grown(7)
     with pytest.raises(FlowError, match=r"Demanding\.must") as caught:
         struct_kind(Demanding, "The state").read((7, None), "The state")
     assert caught.value.code == "HR-234"
 
 
-def test_a_class_of_classes_inherits_what_is_kept() -> None:
+def test_a_subclass_inherits_the_declared_state() -> None:
     class Doubled(Counter):
         def handle_rows(self, key, rows, state, timers):
             yield from super().handle_rows(key, rows * 2, state, timers)

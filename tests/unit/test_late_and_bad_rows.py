@@ -61,7 +61,7 @@ def entry(
     }
 
 
-def test_a_summary_counts_rows_once_and_says_which_delay_would_have_kept_them(tmp_path: Path):
+def test_a_summary_counts_rows_once_and_suggests_a_sufficient_delay(tmp_path: Path):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path))
     moment = pa.timestamp("us", tz="UTC")
     entries = [

@@ -61,7 +61,7 @@ def another_driver(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[st
 
 
 @pytest.mark.parametrize("terms", [Lease(), PATIENT], ids=["lock", "record"])
-def test_a_second_process_is_refused_and_told_who_holds_the_checkpoint(
+def test_a_second_process_is_refused_with_the_holder_of_the_checkpoint(
     tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]], terms: Lease
 ) -> None:
     holder = another_driver(terms.kind or "lock")
@@ -72,7 +72,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_checkpoint(
     assert str(tmp_path / "rides") in refused.value.why
 
 
-def test_a_driver_that_was_killed_holds_nothing(
+def test_a_driver_that_was_killed_has_no_lease(
     tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]]
 ) -> None:
     holder = another_driver()
@@ -105,7 +105,7 @@ def test_a_lease_ends_with_its_block_also_when_that_raises(tmp_path: Path) -> No
         pass
 
 
-def test_two_flows_do_not_keep_each_other_waiting(tmp_path: Path) -> None:
+def test_two_flows_do_not_block_each_other(tmp_path: Path) -> None:
     with acquire_lease(checkpoint(tmp_path, "rides")), acquire_lease(checkpoint(tmp_path, "drivers")):
         pass
 
@@ -142,7 +142,7 @@ def test_a_record_is_taken_over_when_its_holder_was_silent_for_its_time(
         assert holding.token == 2
 
 
-def test_a_record_that_was_given_back_is_taken_at_once(tmp_path: Path) -> None:
+def test_a_released_lease_is_acquired_immediately(tmp_path: Path) -> None:
     long = Lease("record", 3600)
     for token in (1, 2):
         with acquire_lease(checkpoint(tmp_path), long) as holding:
@@ -173,7 +173,7 @@ def test_of_several_that_watch_a_dead_holder_one_takes_over(
 
 
 @pytest.mark.parametrize("terms", [Lease(), RECORD], ids=["lock", "record"])
-def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks(tmp_path: Path, terms: Lease) -> None:
+def test_a_driver_that_lost_its_lease_is_refused_when_it_checks(tmp_path: Path, terms: Lease) -> None:
     stopped = threading.Event()
     with acquire_lease(checkpoint(tmp_path), terms) as old:
         old.on_lost(stopped.set)

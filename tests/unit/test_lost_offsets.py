@@ -44,7 +44,7 @@ class Earliest(TopicWatch):
         pytest.param({"0": 5}, {"0": 9, "1": 8}, {0: 0, 1: 0}, [], id="a new partition"),
     ],
 )
-def test_what_is_gone_of_a_range(start: dict, end: dict, earliest: dict, gone: list[tuple]) -> None:
+def test_missing_offsets_of_a_range(start: dict, end: dict, earliest: dict, gone: list[tuple]) -> None:
     watch = Earliest({("t", number): first for number, first in earliest.items()})
     assert list(watch.missing_offsets(json.dumps({"t": start}), json.dumps({"t": end}))) == [
         MissingOffsets("t", *each) for each in gone
@@ -107,7 +107,7 @@ def test_only_what_no_earlier_attempt_found_is_added(
     assert record.of(6) == ()
 
 
-def test_the_same_offsets_of_two_topics_are_two_losses_and_a_forgotten_id_is_covered(checkpoint: Checkpoint) -> None:
+def test_the_same_offsets_of_two_topics_are_two_losses_and_an_unknown_id_is_covered(checkpoint: Checkpoint) -> None:
     record = LostOffsets(checkpoint)
     record.add(0, [lost(0, 5, topic_id="a")])
     assert record.add(0, [lost(0, 5, topic_id="b")]) == (lost(0, 5, topic_id="b"),)
@@ -129,7 +129,7 @@ def identities(checkpoint: Checkpoint, source: Orders | None = None) -> TopicIde
     return TopicIdentities(checkpoint, {"rows": source or Orders()})
 
 
-def test_topics_that_are_new_are_added_and_kept_over_a_restart(checkpoint: Checkpoint) -> None:
+def test_new_topics_are_recorded_and_survive_a_restart(checkpoint: Checkpoint) -> None:
     identities(checkpoint).at_start({"rows": {"a": "1"}})
     running = identities(checkpoint)
     running.at_start({"rows": {"a": "1"}})
@@ -139,7 +139,7 @@ def test_topics_that_are_new_are_added_and_kept_over_a_restart(checkpoint: Check
     assert refused.value.code == "HR-311"
 
 
-def test_a_topic_that_is_gone_stops_the_flow_unless_loss_is_accepted(checkpoint: Checkpoint) -> None:
+def test_a_missing_topic_stops_the_flow_unless_loss_is_accepted(checkpoint: Checkpoint) -> None:
     identities(checkpoint).at_start({"rows": {"a": "1", "b": "2"}})
     with pytest.raises(DataError, match="'b'") as refused:
         identities(checkpoint).at_start({"rows": {"a": "1"}})
@@ -164,7 +164,7 @@ def test_before_the_first_batch_nothing_is_bound_to_an_id(checkpoint: Checkpoint
         identities(checkpoint).at_start({"rows": {"a": "1"}})
 
 
-def test_a_record_of_another_checkpoint_says_nothing(checkpoint: Checkpoint) -> None:
+def test_a_record_of_another_checkpoint_is_ignored(checkpoint: Checkpoint) -> None:
     identities(checkpoint).at_start({"rows": {"a": "1"}})
     checkpoint.files.write(f"{checkpoint.location}/metadata", '{"id":"q2"}')
     identities(checkpoint).at_start({"rows": {"a": "2"}})

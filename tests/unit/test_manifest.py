@@ -100,13 +100,13 @@ def test_a_crash_before_the_note_leaves_files_that_are_not_in_the_manifest_yet(n
     assert find_log_flaws(noted) == []
 
 
-def test_entries_of_a_batch_that_has_only_begun_are_left_to_its_commit(noted: Checkpoint) -> None:
+def test_entries_of_a_batch_are_recorded_only_at_its_commit(noted: Checkpoint) -> None:
     batch(Path(noted.folder).parent, 4, committed=False)
     Manifest(noted).record(3)
     assert "offsets/4" not in Manifest(noted).read().sums
 
 
-def test_what_spark_purges_is_forgotten_and_is_no_damage(noted: Checkpoint) -> None:
+def test_files_that_spark_purges_are_removed_from_the_manifest_and_are_no_damage(noted: Checkpoint) -> None:
     for number in (0, 1):
         at(noted, f"spark/offsets/{number}").unlink()
         at(noted, f"spark/commits/{number}").unlink()
@@ -131,7 +131,7 @@ def test_a_purge_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
     assert damage(found) == [("spark/offsets/10", "is not there")]
 
 
-def test_a_compacted_log_of_a_source_may_lose_what_it_holds(noted: Checkpoint) -> None:
+def test_a_compacted_log_of_a_source_may_lose_the_files_that_it_contains(noted: Checkpoint) -> None:
     for name in ("1", "2", "3.compact"):
         at(noted, f"spark/sources/0/{name}").write_text('v1\n{"path":"file:///a"}')
     Manifest(noted).record(3)
@@ -182,7 +182,7 @@ def test_a_file_that_must_be_there_is_named(
     assert f"{noted.location}/{named} is not there" in refused.value.what
 
 
-def test_a_checkpoint_that_was_deleted_is_not_begun_from_zero(noted: Checkpoint) -> None:
+def test_a_checkpoint_that_was_deleted_does_not_start_from_zero(noted: Checkpoint) -> None:
     for path in sorted(Path(noted.location).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(RecoveryError, match="metadata is not there"):
@@ -217,7 +217,7 @@ def test_a_torn_last_commit_is_repaired_by_taking_it_away(noted: Checkpoint) -> 
     require_intact(noted)
 
 
-def test_an_offset_log_whose_last_entry_is_torn_is_planned_anew_only_when_no_sink_has_it(noted: Checkpoint) -> None:
+def test_a_batch_with_a_truncated_offset_entry_is_planned_again_only_if_no_sink_has_it(noted: Checkpoint) -> None:
     batch(Path(noted.folder).parent, 4, committed=False)
     at(noted, "spark/offsets/4").write_text("v1\n")
     with pytest.raises(RecoveryError) as refused:

@@ -22,7 +22,7 @@ def arrived(offset: int, minute: float = 0, **changes: object) -> ConsumedRecord
     return ConsumedRecord(0, offset, at, None, payload)
 
 
-def test_rules_are_counted_and_each_does_what_it_says() -> None:
+def test_rules_are_counted_and_each_has_its_effect() -> None:
     found = model.silver(
         [
             arrived(0),
@@ -89,7 +89,7 @@ def test_gold_adds_up_exactly_by_day_and_country() -> None:
     ]
 
 
-def test_the_same_seed_gives_the_same_orders_and_some_are_against_each_rule_but_the_last() -> None:
+def test_the_same_seed_results_in_the_same_orders_and_some_violate_each_rule_except_the_last() -> None:
     traffic = WebOrderTraffic(rate=20, late=0.02, duplicates=0.02, malformed=0.02)
     made = list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
     assert made == list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))

@@ -153,7 +153,7 @@ def test_a_recorded_watermark_that_no_restart_explains_is_an_error(recorded: lis
         topics.told(JOINS["full"], [0, *map(ms, recorded), ms("11:00:00.001")])
 
 
-def test_the_hit_rate_is_of_the_minutes_whose_unpaid_orders_are_told():
+def test_the_hit_rate_covers_the_minutes_whose_unpaid_orders_are_written():
     topics = Topics()
     topics.batch("o a 10:00:10", "o b 10:00:50", "o c 10:01:00", "p a 10:05:00", "p c 10:02:00")
     topics.batch("o x 11:31:00", "p y 11:31:00")
@@ -171,7 +171,7 @@ def test_a_day_counts_every_record_once_whenever_it_came():
     assert sorted(map(shown, rows)) == ["a", "b o"]
 
 
-def test_the_state_is_each_rate_times_how_long_its_rows_are_kept():
+def test_the_state_is_each_rate_times_the_retention_of_its_rows():
     settings = OrderSettings()
     # 20 x (10 + 60) minutes of orders and 10 x 10 minutes of payments; 30 minutes for the outer joins.
     assert settings.expected_rows("inner", 20, 10) == 20 * 4200 + 10 * 600
@@ -208,13 +208,13 @@ def test_some_orders_come_long_after_their_payment_and_too_late():
     assert found > 10
 
 
-def test_the_same_seed_and_moment_give_the_same_bytes():
+def test_the_same_seed_and_time_result_in_the_same_bytes():
     traffic = OrderGenerator(OrderTraffic(rate=5))
     first, again = (list(traffic.events(NOW, NOW + timedelta(minutes=3))) for _ in range(2))
     assert first == again
 
 
-def test_the_demo_begins_with_a_past_of_which_minutes_are_judged(monkeypatch: pytest.MonkeyPatch):
+def test_the_demo_starts_with_a_history_that_contains_final_minutes(monkeypatch: pytest.MonkeyPatch):
     begun = list[timedelta]()
 
     def run_demo(_name: str, settings: DemoSettings, *_rest: object) -> None:
@@ -227,7 +227,7 @@ def test_the_demo_begins_with_a_past_of_which_minutes_are_judged(monkeypatch: py
     assert begun == [timedelta(hours=3), timedelta(minutes=90), timedelta(minutes=10)]
 
 
-def test_an_input_without_a_row_in_the_run_is_the_one_that_holds_the_others_back():
+def test_an_input_without_a_row_in_the_run_is_the_slowest_input():
     minutes = {name: timedelta(minutes=30) for name in ("orders", "payments")}
     noon = datetime(2026, 11, 16, 12, tzinfo=UTC)
     both = FlowFigures(delays=minutes, watermarks={"orders": noon, "payments": noon - timedelta(seconds=1)}, evicted=7)

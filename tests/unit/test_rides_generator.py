@@ -43,7 +43,7 @@ def fields(record: GeneratedRecord) -> dict[str, Any]:
     malformed=st.floats(0, 0.3),
     rate=st.floats(0.5, 20),
 )
-def test_the_same_seed_gives_the_same_records_and_another_seed_gives_others(
+def test_the_same_seed_results_in_the_same_records_and_another_seed_in_others(
     seed: int, late: float, duplicates: float, malformed: float, rate: float
 ) -> None:
     given = RideTraffic(rate, late, duplicates, malformed, seed)
@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_gives_others(
     assert records(RideTraffic(rate, late, duplicates, malformed, seed + 1), minutes=1) != first
 
 
-def test_a_longer_stream_begins_with_the_shorter_one() -> None:
+def test_a_longer_stream_starts_with_the_shorter_one() -> None:
     shorter = records(CLEAN, minutes=1)
     assert list(islice(RideGenerator(CLEAN).events(NOW), len(shorter))) == shorter
 
@@ -63,12 +63,12 @@ def test_records_arrive_at_the_rate_and_in_order() -> None:
     assert arrivals == [start + 20 * n for n in range(3000)]
 
 
-def test_an_empty_span_and_a_span_that_ends_before_it_begins_have_no_records() -> None:
+def test_an_empty_span_and_a_reversed_span_have_no_records() -> None:
     assert records(CLEAN, minutes=0) == []
     assert records(CLEAN, minutes=-1) == []
 
 
-def test_the_shares_hold() -> None:
+def test_the_shares_of_the_generator_are_as_declared() -> None:
     made = records(RideTraffic(rate=100, late=0.02, duplicates=0.03, malformed=0.05), minutes=10)
     kinds = Counter("malformed" if record.kind in MALFORMED else record.kind for record in made)
     shares = {kind: number / len(made) for kind, number in kinds.items()}
@@ -113,7 +113,7 @@ def test_a_fare_is_money_with_two_decimals() -> None:
     assert all(len(fare.split(b".")[1]) == 2 and float(fare) > 0 for fare in fares)
 
 
-def test_a_ride_keeps_its_ids_and_takes_its_steps_in_order() -> None:
+def test_a_ride_has_constant_ids_and_takes_its_steps_in_order() -> None:
     rides: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records(replace(CLEAN, rate=10), minutes=45):
         event = fields(record)

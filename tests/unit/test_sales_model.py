@@ -92,7 +92,7 @@ def test_a_sale_is_in_five_rolling_windows():
     ]
 
 
-def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_sale():
+def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_sale():
     made = list(SalesGenerator(SalesTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3)))
     verdicts = [
         (each.kind, judge(ConsumedRecord(0, number, each.arrival_ms, each.key, each.value)))
@@ -107,7 +107,7 @@ def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_sale():
     }
 
 
-def test_the_same_seed_gives_the_same_sales_of_all_categories_with_refunds_and_users_who_come_again():
+def test_the_same_seed_results_in_the_same_sales_of_all_categories_with_refunds_and_returning_users():
     made = list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
     assert made == list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
     assert made != list(SalesGenerator(SalesTraffic(seed=8)).events(DAY, DAY + timedelta(seconds=30)))

@@ -31,12 +31,12 @@ def test_state_in_memory_names_its_provider_and_nothing_of_rocksdb() -> None:
 
 
 @pytest.mark.parametrize("state", [RocksDB, InMemory])
-def test_shuffle_partitions_are_the_cores_unless_the_flow_says_otherwise(state: type[RocksDB | InMemory]) -> None:
+def test_shuffle_partitions_default_to_the_number_of_cores(state: type[RocksDB | InMemory]) -> None:
     assert settings(state(), cores=6)["spark.sql.shuffle.partitions"] == "6"
     assert settings(state(shuffle_partitions=48), cores=6)["spark.sql.shuffle.partitions"] == "48"
 
 
-def test_every_flow_runs_in_utc_and_holds_the_watermark_back_for_the_slowest_input() -> None:
+def test_every_flow_runs_in_utc_with_the_watermark_of_the_slowest_input() -> None:
     made = settings(InMemory())
     assert made["spark.sql.session.timeZone"] == "UTC"
     assert made["spark.sql.streaming.multipleWatermarkPolicy"] == "min"

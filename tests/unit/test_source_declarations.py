@@ -121,7 +121,7 @@ def test_a_port_is_asked_before_the_start(target: Target):
 
 
 @pytest.mark.parametrize("source", [SOURCES[0], *SOURCES[3:]], ids=lambda source: source.name)
-def test_a_source_that_keeps_nothing_says_that_it_cannot_be_read_again(source: Source, target: Target):
+def test_a_source_that_stores_nothing_is_not_replayable(source: Source, target: Target):
     with pytest.raises(DataError) as caught:
         source.batch(NO_SPARK, target, "{}", "{}")
     assert caught.value.code == "HR-511"

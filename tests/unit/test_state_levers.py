@@ -75,7 +75,7 @@ def test_an_amount_is_a_number_and_a_unit_of_powers_of_1024(text: str, bytes_: i
 
 
 @pytest.mark.parametrize(("number", "text"), [(7, "7 B"), (1536, "1.5 KB"), (536_870_912, "512 MB"), (2**40, "1.0 TB")])
-def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
+def test_a_number_of_bytes_is_formatted_for_people(number: int, text: str) -> None:
     assert format_bytes(number) == text
 
 
@@ -93,7 +93,7 @@ def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
         lambda: Watermark("at", "1 minute", idle_timeout="0 seconds"),
     ],
 )
-def test_a_declaration_that_means_nothing_is_refused_where_it_stands(made: Callable[[], object]) -> None:
+def test_a_meaningless_declaration_is_refused_where_it_is_written(made: Callable[[], object]) -> None:
     with pytest.raises(FlowError) as refused:
         made()
     assert refused.value.code == "HR-227"
@@ -116,7 +116,7 @@ def test_the_machine_has_some_memory() -> None:
 
 
 @pytest.mark.parametrize(("idle_timeout", "every"), [("5 minutes", "10000"), ("8 seconds", "2000"), ("100 ms", "200")])
-def test_spark_tells_of_quiet_triggers_often_enough_for_idle(idle_timeout: str, every: str) -> None:
+def test_spark_reports_idle_triggers_often_enough_for_idle_timeouts(idle_timeout: str, every: str) -> None:
     made = flow_settings(flow(watermark=Watermark("at", "1 minute", idle_timeout=idle_timeout)), cores=2)
     assert made["spark.sql.streaming.noDataProgressEventInterval"] == every
 
@@ -140,7 +140,7 @@ def test_an_idle_that_nobody_waits_for_is_found() -> None:
     assert check([flow(watermark=quiet)]) == []
 
 
-def test_rows_from_the_future_of_a_source_that_is_read_once_are_said_not_to_be_filed() -> None:
+def test_a_finding_reports_that_future_rows_of_a_source_that_is_not_replayable_are_not_quarantined() -> None:
     socket = SocketSource("127.0.0.1", 9999)
     (found,) = check([flow(inputs=Input(socket, watermark=AT))])
     assert (found.code, found.severity) == ("HRC-212", "info")
@@ -157,7 +157,7 @@ def test_a_budget_is_compared_with_what_arrives_within_the_delay(rows: int, code
     assert [found.code for found in check([given], measured)] == codes
 
 
-def test_a_join_without_end_is_told_with_what_it_costs_in_an_hour() -> None:
+def test_an_unbounded_join_is_reported_with_its_state_per_hour() -> None:
     two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
     plans = {two.name: QueryPlan((Operator(OperatorKind.INNER_JOIN_UNBOUNDED),))}
     measured = {(two.name, "a"): MeasuredRates({"records": 10.0}), (two.name, "b"): MeasuredRates({"records": 5.0})}
@@ -218,7 +218,7 @@ def test_another_kind_of_store_is_refused_before_spark_passes_over_it(target: Ta
     assert "RocksDB()" in refused.value.remedy
 
 
-def test_a_flow_without_state_may_change_where_it_would_keep_some(target: Target) -> None:
+def test_a_flow_without_state_may_change_its_state_store(target: Target) -> None:
     checkpoint = stateful(target)
     checkpoint.files.delete(f"{checkpoint.location}/state/0/_metadata/metadata")
     for folder in ("state/0/_metadata", "state/0", "state"):
@@ -303,7 +303,7 @@ class Watched:
         return error
 
 
-def test_near_the_budget_is_told_once_until_the_state_was_clearly_below(target: Target) -> None:
+def test_state_near_the_budget_is_reported_once_until_it_was_clearly_below(target: Target) -> None:
     watched = Watched(target, StateBudget(rows=1000))
     watched.batches(799, 800, 900, 790, 850, 710)
     assert [(event.used, event.limit, event.measure) for event in watched.told] == [(800, 1000, "rows")]
@@ -311,7 +311,7 @@ def test_near_the_budget_is_told_once_until_the_state_was_clearly_below(target: 
     assert [event.used for event in watched.told] == [800, 801]
 
 
-def test_growth_that_reaches_the_budget_within_an_hour_is_told_once(target: Target) -> None:
+def test_growth_that_reaches_the_budget_within_an_hour_is_reported_once(target: Target) -> None:
     # One row a second: 100 after 100 s. To 3,000 it takes 2,900 s, to 8,000 more than two hours.
     growing = [10 * number for number in range(1, 16)]
     near, far = Watched(target, StateBudget(rows=3000)), Watched(target, StateBudget(rows=8000))
@@ -335,7 +335,7 @@ def test_over_the_budget_stops_and_names_the_operator_and_how_far(target: Target
     assert refused.value.code == "HR-229"
 
 
-def test_a_budget_that_was_raised_lets_the_flow_start(target: Target) -> None:
+def test_a_flow_starts_again_after_its_budget_was_raised(target: Target) -> None:
     Watched(target, StateBudget(rows=100)).batches(101)
     Watched(target, StateBudget(rows=101)).watch.before_start()
 
@@ -378,7 +378,7 @@ def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_pat
         ),
     ],
 )
-def test_what_happens_to_state_is_told_in_words(
+def test_changes_of_the_state_are_described_in_words(
     event: StateNearBudget | SettingPinned, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_event(event)
@@ -398,7 +398,7 @@ def test_rows_that_leave_a_join_are_those_that_were_there_or_came_and_are_there_
     assert count_removed_rows((window,), (window,)) == 7
 
 
-def test_the_table_of_a_run_shows_what_is_kept() -> None:
+def test_the_table_of_a_run_shows_the_state() -> None:
     kept = (OperatorState(0, "dedupe", 1200, 2048, 0), OperatorState(1, "stateStoreSave", 34, 1024, 0))
     table = figures_table("This run", {"rides": FlowFigures(rows_in=5, state=kept)})
     cells = {str(column.header): next(iter(column.cells)) for column in table.columns}

@@ -38,7 +38,7 @@ def test_a_wait_is_never_shorter_than_the_one_before_nor_longer_than_the_longest
     assert all(one <= two <= longest for one, two in pairwise(waits))
 
 
-def test_every_subscriber_hears_every_event_in_order() -> None:
+def test_every_subscriber_receives_every_event_in_order() -> None:
     bus, first, second = EventBus(), list[Event](), list[Event]()
     bus.subscribe(first.append)
     bus.subscribe(second.append)
