@@ -21,7 +21,7 @@ from deltalake import write_deltalake
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from crash.shelf import Shelf
+from crash.sqlite_store import SqliteTransaction
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.flow.flow import Flow
@@ -361,7 +361,7 @@ CASES = {
             middle=1,
         ),
         Case("stores", "jdbc", JdbcUpsert("shop", "crash_totals", ["key"], "events"), totals, running_totals, "update"),
-        Case("stores", "custom", CustomExactlyOnceSink("shelf", Shelf), from_files=True),
+        Case("stores", "custom", CustomExactlyOnceSink("shelf", SqliteTransaction), from_files=True),
         Case("delta", "careless-append", CarelessAppend("careless"), repeats=("P3", "P4")),
         Case("kafka", "kafka-at-least-once", KafkaSink("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from crash.armed import arm, tell
 from crash.cases import CASES, Case
 from crash.readers import half_done
-from crash.shelf import in_the_middle
+from crash.sqlite_store import in_the_middle
 from headrace.cdc import sink as delta_cdc
 from headrace.cdc.apply.published import PublishedTable
 from headrace.cdc.sink import DeltaCdc

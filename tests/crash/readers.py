@@ -18,8 +18,8 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from crash.cases import CarelessAppend, Case, Row, canonical
-from crash.shelf import on_the_shelf
-from crash.shelf import place as shelf
+from crash.sqlite_store import place as sqlite_file
+from crash.sqlite_store import stored_rows
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.sink import PUBLISHED, DeltaCdc
 from headrace.clients.kafka import await_stable
@@ -62,7 +62,7 @@ def rows_in(place: Sink, target: Target, settled: bool) -> Iterator[Row]:
                 if made and made["made"]:
                     yield from connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(table)))
         case CustomExactlyOnceSink():
-            yield from map(json.loads, on_the_shelf(target))
+            yield from map(json.loads, stored_rows(target))
         case KafkaTopicSink(topic=topic):
             yield from _records(target, topic, settled)
         case _:
@@ -95,7 +95,7 @@ def half_done(place: Sink, target: Target) -> bool:
                 staging = "SELECT 1 FROM pg_tables WHERE starts_with(tablename, 'headrace_staging_')"
                 return connection.execute(staging).fetchone() is not None
         case CustomExactlyOnceSink():
-            return Path(f"{shelf(target)}-journal").exists()
+            return Path(f"{sqlite_file(target)}-journal").exists()
         case KafkaTopicSink(topic=topic):
             committed = sum(1 for _ in topic_values(target, topic))
             return sum(1 for _ in topic_values(target, topic, "read_uncommitted")) > committed

@@ -58,7 +58,7 @@ PROOFS = {
     ],
     "C15": ["tests/certify/test_examples_run.py"],
     "C16": ["tests/stack/test_cli.py::test_a_project_runs_once_drains_and_resumes"],
-    "C17": ["tests/stack/test_late_and_bad.py", "tests/certify/test_late_and_bad_killed.py"],
+    "C17": ["tests/stack/test_late_and_invalid.py", "tests/certify/test_late_and_invalid_killed.py"],
 }
 
 

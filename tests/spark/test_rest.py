@@ -20,7 +20,7 @@ from headrace.flow.target import Service, Target
 from headrace.operate.run import Application
 from headrace.sinks.rest import Rest, dead_letters
 from headrace.sources.files import FileSource
-from rest_ledger import Ledger, serving
+from rest_service import Ledger, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 import headrace
 from cdc_changes import decode
 from crash.readers import rows_in
-from crash.shelf import Shelf
+from crash.sqlite_store import SqliteTransaction
 from headrace import (
     CustomExactlyOnceSink,
     FanOut,
@@ -56,7 +56,7 @@ from headrace.sinks.delta.dimension import Dimension
 from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from operator_examples import ROW
-from rest_ledger import Ledger, serving
+from rest_service import Ledger, serving
 from sink_examples import LOCAL
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ SHORT_BY_KEY = {APPEND: "a=11 b=20", UPDATE: "a=21 b=20"}
 TAKEN = {
     "KafkaSink": Case(topic("plain"), STREAM),
     "KafkaExactlyOnceSink": Case(lambda mode: KafkaExactlyOnceSink(f"sink-modes-{mode}-once", key="id"), STREAM),
-    "CustomExactlyOnce": Case(lambda _mode: CustomExactlyOnceSink("shelf", Shelf), STREAM),
+    "CustomExactlyOnce": Case(lambda _mode: CustomExactlyOnceSink("shelf", SqliteTransaction), STREAM),
     "Rest": Case(lambda _mode: Rest("crm"), {mode: STREAM[mode] for mode in (APPEND, UPDATE)}),
     "JdbcUpsert": Case(table("by_key"), BY_KEY),
     "DeltaRollUps": Case(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from systems.late_and_bad import *  # noqa: F403 - the tests
-from systems.late_and_bad import Interrupted, by_exception
+from systems.late_and_invalid import *  # noqa: F403 - the tests
+from systems.late_and_invalid import Interrupted, by_exception
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
