@@ -53,8 +53,8 @@ def static(rows: DataFrame) -> DataFrame:
 
 def joined(how: str, on: str, marked: bool = True) -> Example:
     def join(left: DataFrame, right: DataFrame) -> DataFrame:
-        one, other = (left, right) if marked else (bare(left), bare(right))
-        return one.alias("l").join(other.alias("r"), F.expr(on), how).select("l.id" if how != "right" else "r.id")
+        first, other = (left, right) if marked else (bare(left), bare(right))
+        return first.alias("l").join(other.alias("r"), F.expr(on), how).select("l.id" if how != "right" else "r.id")
 
     return join
 
@@ -67,7 +67,7 @@ class Counting(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         before = self._count.get()[0] if self._count.exists() else 0
-        now = before + sum(len(each) for each in rows)
+        now = before + sum(len(row) for row in rows)
         self._count.update((now,))
         yield pd.DataFrame({"id": [key[0]], "n": [now]})
 
@@ -100,7 +100,7 @@ def custom(mode: str = "None") -> Callable[[DataFrame], DataFrame]:
 
 
 def counted(key: Any, rows: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    yield pd.DataFrame({"id": [key[0]], "n": [sum(len(each) for each in rows)]})
+    yield pd.DataFrame({"id": [key[0]], "n": [sum(len(row) for row in rows)]})
 
 
 def pandas_state(mode: str, timeout: str = "NoTimeout") -> Callable[[DataFrame], DataFrame]:

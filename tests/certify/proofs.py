@@ -33,9 +33,7 @@ CASES = (
     _case("kills-kafka", "kafka", "test_kills_kafka.py", f"{_KILLED} in exactly-once topics and fan-outs."),
     _case("kills-stores", "stores", "test_kills_stores.py", f"{_KILLED} in captured tables, files, Postgres, a store."),
     _case("random-kills", "drivers", "test_random_kills.py", "Drivers killed at random leave sinks equal to models."),
-    _case(
-        "commands", "drivers", "test_late_and_invalid_killed.py", "Killed commands finish when they run again."
-    ),
+    _case("commands", "drivers", "test_late_and_invalid_killed.py", "Killed commands finish when they run again."),
     _case("zombie", "drivers", "test_zombie.py", "A paused driver commits nothing after another one has taken over."),
     _case("cluster", "cluster", "test_cluster_loses_a_worker.py", "A Spark worker that dies loses and repeats no row."),
     _case("captures", "cdc", "test_captures_faults.py", "Mirror and history equal their source after every fault."),

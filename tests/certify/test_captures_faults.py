@@ -74,7 +74,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
 
     # The slot is dropped. A flow that runs, and to which nothing comes, ends with it; so does one that is started.
     running = Running(spark, shop.target, shop.flows(Every("1 second"))[0])
-    running.heard(FlowStarted)
+    running.await_event(FlowStarted)
     drop_slot(shop.source, capture)
     shop.change()
     ends_at_the_gap(running)
@@ -90,7 +90,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     deleted = shop.command("delete", "--topics", "--yes")["topics"]
     assert {"sold.sold.orders", "sold.sold.payments", "sold.transaction", "sold.message"} <= {*deleted}
     start_capture(capture, shop.source, worker)
-    shop.kept = "second"
+    shop.stored = "second"
     shop.change()
     shop.require_equal()
     delete_capture(capture, shop.source, worker)

@@ -44,7 +44,7 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     assert comparison.rows["delta:silver/paid_orders"] < comparison.rows["delta:silver/orders_and_payments"]
 
     assert {row.input for row in replayed(spark, target, settings, "inner").late} == {"orders", "payments"}
-    told = join_states(spark, target, settings)
+    reported = join_states(spark, target, settings)
     for how in settings.joins:
         figure = figures[NAMES[how]]
         outcome = replayed(spark, target, settings, how)
@@ -53,8 +53,8 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
         good = sent - sum(map(len, outcome.bad.values())) - len(outcome.late)
         assert 0 < sum(outcome.forgotten) <= figure.evicted <= good - outcome.state[-1]
         # Bad and late records are not kept, and the first hour had fewer payments than the others.
-        assert told[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
-        assert told[NAMES[how]]["forecast_bytes"] > 0
+        assert reported[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
+        assert reported[NAMES[how]]["forecast_bytes"] > 0
         reached = newest(target, settings, model.JOINS[how].delay_ms)
         assert {name: row.timestamp() * 1000 // 1 for name, row in figure.watermarks.items()} == reached
         # The one in force at the end is that of the topic that is further behind.

@@ -124,7 +124,7 @@ def per_minute(events: DataFrame) -> DataFrame:
 
 def closed_minutes(stages: Stages) -> list[Row]:
     """The minutes that ended half a minute before the newest event, or earlier."""
-    events = [event for each in stages for event in each]
+    events = [event for stage in stages for event in stage]
     watermark = max((event.at for event in events), default=_START) - timedelta(seconds=30)
     minutes = sorted({event.at.replace(second=0) for event in events})
     return [
@@ -140,7 +140,7 @@ def running_totals(events: DataFrame) -> DataFrame:
 
 
 def totals(stages: Stages) -> list[Row]:
-    events = [event for each in stages for event in each]
+    events = [event for stage in stages for event in stage]
     return [
         {"key": key, "events": len(seqs), "sum": sum(seqs)}
         for key in KEYS
@@ -171,7 +171,7 @@ def summed(rows: GroupedData) -> DataFrame:
 
 def minutes_and_hours(stages: Stages) -> list[Row]:
     """Every minute so far, and every hour: of each key what its events add up to."""
-    events = [event for each in stages for event in each]
+    events = [event for stage in stages for event in stage]
     minute, hour = {"second": 0}, {"minute": 0, "second": 0}
     grains = {"1 minute": (timedelta(minutes=1), minute), "1 hour": (timedelta(hours=1), hour)}
     return [

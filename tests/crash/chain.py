@@ -31,7 +31,7 @@ from confluent_kafka import Producer
 from crash import armed
 from crash.cases import FOLDER, TOPIC, WRITTEN, Case, Event, make_dimension, stage
 from crash.driver import LOST_WORKER, REACHED, Plan, end_the_flow, report_of
-from crash.readers import Follower, half_done, held
+from crash.readers import Follower, half_done, stored_rows_of
 from headrace.clients.topics import create_topics
 from headrace.flow.secret import revealed
 from headrace.flow.target import Database
@@ -83,8 +83,8 @@ class Line:
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
-        self._held: list[socket.socket] = []
-        self._heard: queue.Queue[dict[str, object]] = queue.Queue()
+        self._delayed: list[socket.socket] = []
+        self._received: queue.Queue[dict[str, object]] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -93,29 +93,29 @@ class Line:
                 caller, _ = self._server.accept()
             except OSError:
                 return  # the server is closed
-            self._held.append(caller)
+            self._delayed.append(caller)
             # A caller that was killed while it spoke, or hung up on, has said nothing. The next one is heard.
             with contextlib.suppress(OSError):
                 words = caller.makefile().readline()
                 if words.endswith("\n"):
-                    self._heard.put(json.loads(words))
+                    self._received.put(json.loads(words))
 
     def put(self, report: dict[str, object]) -> None:
         """Take a report from this process."""
-        self._heard.put(report)
+        self._received.put(report)
 
-    def hear(self, seconds: float) -> dict[str, object] | None:
+    def receive(self, seconds: float) -> dict[str, object] | None:
         """Return the next report, or None when there is none in time."""
         try:
-            return self._heard.get(timeout=seconds)
+            return self._received.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def hang_up(self) -> None:
         """Let everyone go who is still there, and forget what was not heard: its sender is dead."""
-        while self._held:
-            self._held.pop().close()
-        while self.hear(0) is not None:
+        while self._delayed:
+            self._delayed.pop().close()
+        while self.receive(0) is not None:
             pass
 
     def close(self) -> None:
@@ -345,16 +345,16 @@ class Chain:
         """Wait until every flow is at the point."""
         arrived: set[object] = set()
 
-        def hear(words: dict[str, object]) -> None:
+        def on_event(words: dict[str, object]) -> None:
             # Of this point: what a driver said before it died may be heard by the next step.
             if words.get("point") in (point, REACHED):
                 arrived.add(words["case"])
 
         if point in ("P0", "P1", "P2", "P3"):
-            self._await(driver, lambda case: case.name in arrived, hear)
+            self._await(driver, lambda case: case.name in arrived, on_event)
         else:
             batches = {case.name: case.batch_to_die_in(point, number) for case in self.cases.values()}
-            self._await(driver, lambda case: self._has_commit(case, batches[case.name]), hear)
+            self._await(driver, lambda case: self._has_commit(case, batches[case.name]), on_event)
         if point == LOST_WORKER:
             self.lost_workers = arrived
 
@@ -404,14 +404,14 @@ class Chain:
         self,
         driver: Driver,
         done: Callable[[Case], bool],
-        hear: Callable[[dict[str, object]], object] = lambda _words: None,
+        on_event: Callable[[dict[str, object]], object] = lambda _words: None,
     ) -> None:
         """Wait until every flow that is up is done; errors of flows are kept, and those that stay down left out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while waiting := [case.name for case in self._up() if not done(case)]:
-            words = self.line.hear(0.5)
+            words = self.line.receive(0.5)
             if words is not None:
-                hear(words)
+                on_event(words)
                 if "error" in words:
                     self.errors[str(words["case"])].append(str(words["error"]))
                     if words["down"]:
@@ -465,6 +465,6 @@ class Chain:
         result = {}
         for name, case in self.cases.items():
             expected = case.expected(self.stages[:visible], earlier)
-            holds = held(case, self.plan.target, settled=settled)
+            holds = stored_rows_of(case, self.plan.target, settled=settled)
             result[name] = Difference(holds - expected, expected - holds)
         return result

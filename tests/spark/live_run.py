@@ -104,10 +104,10 @@ class Running:
         self.events: list[Event] = []
         self.figures: dict[str, FlowFigures] = {}
         self._changed = threading.Condition()
-        application.bus.subscribe(self._hear)
+        application.bus.subscribe(self._on_event)
         self.thread = threading.Thread(target=self._run, name="live-run")
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()

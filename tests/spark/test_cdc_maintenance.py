@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def files(folder: Path) -> set[Path]:
-    return {each for each in folder.rglob("*.parquet") if "_delta_log" not in each.parts}
+    return {path for path in folder.rglob("*.parquet") if "_delta_log" not in path.parts}
 
 
 @pytest.mark.spark
@@ -51,7 +51,7 @@ def test_maintenance_compacts_small_files_and_removes_old_files_and_tombstones(s
     assert spark.read.format("delta").load(last.tombstones).count() == 1
     assert CdcMaintenance(retention=None).clean(spark, last, now, now + dt.timedelta(days=2))
     assert spark.read.format("delta").load(last.tombstones).count() == 0
-    assert {each.id for each in spark.read.format("delta").load(last.location).collect()} == {1, 2}
+    assert {item.id for item in spark.read.format("delta").load(last.location).collect()} == {1, 2}
 
 
 def test_files_that_a_batch_under_way_needs_are_never_declared_old():

@@ -36,8 +36,8 @@ MESSAGES = "io.debezium.connector.postgresql.LogicalDecodingMessageMonitor$Logic
 def change(table: str, offset: int, transaction: int, key: str, order: str) -> Record:
     lsn = transaction * 100 + offset
     columns = {"id": key, "order": order}
-    told = (lsn, None, None, None)
-    return (table, 0, offset, key, "c", None, columns, told, 1, (f"{transaction}:{lsn}",), *(None,) * 4)
+    reported = (lsn, None, None, None)
+    return (table, 0, offset, key, "c", None, columns, reported, 1, (f"{transaction}:{lsn}",), *(None,) * 4)
 
 
 def end(offset: int, transaction: int, changes: int, ended_ms: int = 1, messages: int = 0) -> Record:
@@ -48,7 +48,7 @@ def end(offset: int, transaction: int, changes: int, ended_ms: int = 1, messages
 
 
 def table(name: str) -> SourceTable:
-    columns = tuple(SourceColumn(each, "text", nullable=True) for each in ("id", "order"))
+    columns = tuple(SourceColumn(item, "text", nullable=True) for item in ("id", "order"))
     return SourceTable("public", name, columns, ("id",), "postgres")
 
 
@@ -71,7 +71,7 @@ def orders(spark: SparkSession, target: Target, name: str) -> list[str]:
     for row in spark.read.format("delta").load(f"{target.lake}/shop/_published").collect():
         if row.table == f"public.{name}":
             then = spark.read.format("delta").option("versionAsOf", row.version).load(row.path)
-            return sorted(each["order"] for each in then.collect())
+            return sorted(item["order"] for item in then.collect())
     return []
 
 
@@ -122,12 +122,12 @@ def test_what_is_complete_is_a_prefix_of_the_commits_and_the_longest():
     chance = random.Random(7)  # noqa: S311 - not for secrets
     for _ in range(500):
         changes = [chance.randint(1, 4) for _ in range(6)]
-        seen = {str(n): chance.choice([size, size, size, size - 1]) for n, size in enumerate(changes)}
+        observed = {str(n): chance.choice([size, size, size, size - 1]) for n, size in enumerate(changes)}
         done = [str(n) for n in range(chance.randint(0, 2))]
         ends = [TransactionEnd(n, str(n), size, 1) for n, size in enumerate(changes)]
 
-        found = complete_ids(ends, seen, done)
+        actual = complete_ids(ends, observed, done)
 
-        whole = [n for n in range(6) if str(n) in done or seen[str(n)] == changes[n]]
-        prefix = next((n for n in range(6) if n not in whole), 6)
-        assert found == [str(n) for n in range(prefix) if str(n) not in done]
+        complete = [n for n in range(6) if str(n) in done or observed[str(n)] == changes[n]]
+        prefix = next((n for n in range(6) if n not in complete), 6)
+        assert actual == [str(n) for n in range(prefix) if str(n) not in done]

@@ -184,7 +184,7 @@ class Lake:
     def rows(self, path: str) -> list[tuple[object, ...]]:
         return sorted(map(tuple, self.spark.read.format("delta").load(str(self.root / path)).collect()), key=str)
 
-    def held(self) -> dict[str, int]:
+    def committed_batches(self) -> dict[str, int]:
         return dict(self.sink.committed_batches(self.spark, "cdc_shop", "0", self.target).last)
 
     def erase(self, *words: str) -> Result:
@@ -198,11 +198,11 @@ def places(root: Path) -> set[str]:
         path, content = str(file.relative_to(root)), file.read_bytes()
         table = re.split("/_delta_log/|/_change_data/|/part-", path, maxsplit=1)[0]
         part = "log" if "_delta_log" in path else "feed" if "_change_data" in path else "data"
-        held = [content]
+        stored = [content]
         if file.suffix == ".parquet":
             rows = pq.read_table(file).to_pylist()
-            held += [str(value).encode() for row in rows for value in _flat(row)]
-            held += [value for row in rows for value in _flat(row) if isinstance(value, bytes)]
+            stored += [str(value).encode() for row in rows for value in _flat(row)]
+            stored += [value for row in rows for value in _flat(row) if isinstance(value, bytes)]
             column = {"silver/shop/customers": "id", "silver/shop/_tombstones/customers": "id"}.get(
                 table, "customer_id"
             )
@@ -210,10 +210,10 @@ def places(root: Path) -> set[str]:
                 result.add(f"{table}: {part} row")
             if part == "data" and table.startswith(("_headrace", PENDING)) and any(_names_it(row) for row in rows):
                 result.add(f"{table}: {part} payload")
-        if any(text[:32].encode() in item for text in TEXTS[:2] for item in held):
+        if any(text[:32].encode() in item for text in TEXTS[:2] for item in stored):
             result.add(f"{table}: {part} text")
         # The third text holds quotes, which JSON escapes: its end has none.
-        if any("Löwe of a name".encode() in item or "Änna".encode() in item for item in held):
+        if any("Löwe of a name".encode() in item or "Änna".encode() in item for item in stored):
             result.add(f"{table}: {part} text")
         if part == "log" and file.suffix == ".json" and "orders" not in table:
             plain = content.decode().replace("\\", "")
@@ -349,7 +349,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
         f"{PENDING}: data payload", f"{PENDING}: data text",
     } <= before  # fmt: skip
     others = {path: lake.rows(path) for path in (mirror, "_headrace/totals/quarantine")}
-    batches_in = lake.held()
+    batches_in = lake.committed_batches()
 
     # A run that is killed has written down what it looks for, for its owner only.
     with dying(monkeypatch, mirror):
@@ -387,7 +387,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     ]
     assert waiting == keys
     assert [str(row[1]) for row in lake.rows("bronze/customers")] == ["Row(id=43)"]
-    assert lake.held() == batches_in
+    assert lake.committed_batches() == batches_in
     (published,) = lake.rows("silver/shop/_published")
     assert lake.spark.read.option("versionAsOf", published[2]).format("delta").load(str(published[1])).count() == 4
     lake.write(2, [("c", customer(99, "twice@example.org", "Twice"))])

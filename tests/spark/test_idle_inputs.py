@@ -67,9 +67,9 @@ def model(*minutes: float) -> list[tuple[int, int, int]]:
     return sorted(((start, starts.count(start), starts.count(start)) for start in set(starts)), key=str)
 
 
-def beats(target: Target, name: str = "rows") -> list[str]:
+def idle_tick_files(target: Target, name: str = "rows") -> list[str]:
     folder = Path(target.flow_folder("windows"), "headrace", "heartbeats", name)
-    return sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def test_the_last_window_of_an_idle_input_closes_and_only_real_rows_are_counted(
@@ -92,19 +92,19 @@ def test_the_last_window_of_an_idle_input_closes_and_only_real_rows_are_counted(
     figures = running.figures["windows"]
     assert (figures.rows_in, figures.rows_out, figures.late, figures.bad, figures.error) == (4, 3, 0, {}, None)
     # With an empty state nothing waits for the watermark: the heart is still, and Spark deletes the beats it has read.
-    assert len(beats(target)) <= 1
-    assert sum(each.rows for each in figures.state) == 0
+    assert len(idle_tick_files(target)) <= 1
+    assert sum(item.rows for item in figures.state) == 0
 
 
 def test_an_input_with_a_backlog_gets_no_idle_tick_however_far_the_clock_is(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, clock = Folder(tmp_path / "in"), Hands(30)
-    seen: list[list[str]] = []
+    observed: list[list[str]] = []
 
     def hours_pass() -> None:
         clock.minute += 60
-        seen.append(beats(target))
+        observed.append(idle_tick_files(target))
 
     sink, minutes = Brittle(on_write=hours_pass), [1, 3, 6, 8, 7, 11, 16, 15.5]
     for number, minute in enumerate(minutes):
@@ -119,7 +119,7 @@ def test_an_input_with_a_backlog_gets_no_idle_tick_however_far_the_clock_is(
     assert running.figures["windows"].late == 0
     assert sum(event.dropped for event in running.of(BatchCommitted)) == 0
     # All rows were read before the first beat.
-    first = next((number for number, found in enumerate(seen) if found), len(seen))
+    first = next((number for number, actual in enumerate(observed) if actual), len(observed))
     assert first >= len(minutes)
 
 
@@ -182,7 +182,7 @@ def test_an_idle_side_of_a_join_no_longer_delays_the_other(spark: SparkSession, 
         running.wait_rows(read=4, written=2)
         assert sink.rows() == [(1, None), (2, 2)]
     record = json.loads(Path(target.flow_folder("windows"), "headrace", "order.json").read_text())
-    assert [(each["input"], each["role"]) for each in record["sources"]] == [
+    assert [(item["input"], item["role"]) for item in record["sources"]] == [
         ("payments", "rows"),
         ("payments", "beats"),
         ("orders", "rows"),
@@ -226,14 +226,14 @@ def test_invalid_rows_are_quarantined_under_their_input_whatever_the_transform_r
         KafkaSink("out"),
     )
     good = {"id": 1, "at": NOON}
-    found = rehearse(
+    actual = rehearse(
         flow,
         [Arrive(first=[good, "{"], second=[good]), Arrive(first=[good], second=["not json", good])],
         spark=spark,
         folder=tmp_path,
     )
-    assert sorted((row.input, bytes(row.value).decode()) for row in found.quarantine) == [
+    assert sorted((row.input, bytes(row.value).decode()) for row in actual.quarantine) == [
         ("first", "{"),
         ("second", "not json"),
     ]
-    assert len(found.rows) == 4
+    assert len(actual.rows) == 4

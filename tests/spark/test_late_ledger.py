@@ -64,7 +64,7 @@ EVENT = StructType(
 )
 # Minutes after noon, batch by batch. Batch 3 and 4 hold rows on both sides of every bound.
 MINUTES: list[list[float]] = [[0, 7, 12], [40], [41, 33], [29, 30, 31, 24, 26.5, 3], [45, 29.999, 30, 20, 34, 4]]
-ONE = InMemory(shuffle_partitions=1)
+FIRST = InMemory(shuffle_partitions=1)
 
 
 def at(minute: float) -> datetime:
@@ -102,7 +102,7 @@ def filed(rows: Sequence[Row]) -> list[tuple[int, float, float]]:
 
 def flow(name: str, transform: Callable[..., DataFrame], **others: Any) -> Flow:
     input_ = Input(KafkaSource("events"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
-    return Flow(name, input_, transform, Noop(), **{"state": ONE, **others})
+    return Flow(name, input_, transform, Noop(), **{"state": FIRST, **others})
 
 
 def sessions_and_a_chain(rows: DataFrame) -> DataFrame:
@@ -171,7 +171,7 @@ def test_each_side_of_a_join_has_late_rows_of_its_own(spark: SparkSession, tmp_p
         return orders.join(payments, (F.col("o.id") == F.col("p.id")) & in_time).select("o.id", "o.at")
 
     input_ = Input(KafkaSource("x"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
-    join = Flow("joined", {"orders": input_, "payments": input_}, joined, Noop(), state=ONE)
+    join = Flow("joined", {"orders": input_, "payments": input_}, joined, Noop(), state=FIRST)
     arrivals = [
         Arrive(orders=[event(1, minute) for minute in orders], payments=[event(1, minute) for minute in payments])
         for orders, payments in zip(left, right, strict=True)
@@ -193,7 +193,7 @@ def counting() -> StatefulProcessor:
 
         def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
             before = self.count.get()[0] if self.count.exists() else 0
-            number = before + sum(len(each) for each in rows)
+            number = before + sum(len(row) for row in rows)
             self.count.update((number,))
             yield pd.DataFrame({"who": [key[0]], "n": [number]})
 
@@ -203,16 +203,16 @@ def counting() -> StatefulProcessor:
 
 
 @dataclass
-class Seen:
+class Count:
     who: str
     n: int
 
 
-class Clicks(KeyedState[Seen, Seen]):
+class Clicks(KeyedState[Count, Count]):
     clock = EventTime("at")
 
-    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Seen], timers: Timers) -> Iterator[Seen]:
-        state.value = Seen(key.who, (state.value.n if state.value else 0) + len(rows))
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Count]:
+        state.value = Count(key.who, (state.value.n if state.value else 0) + len(rows))
         yield state.value
 
 
@@ -259,7 +259,7 @@ def written(spark: SparkSession, target: Target, source: str) -> None:
             spark.createDataFrame(rows, EVENT).coalesce(1).write.format("delta").mode("append").save(str(folder))
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"id": each, "who": who, "at": when.isoformat()}) for each, who, when in rows]
+        lines = [json.dumps({"id": item, "who": who, "at": when.isoformat()}) for item, who, when in rows]
         (folder / f"{number}.json").write_text("\n".join(lines))
         # Spark takes the oldest file first.
         os.utime(folder / f"{number}.json", (number + 1, number + 1))
@@ -280,7 +280,7 @@ def once(
     transform: Callable[[DataFrame], DataFrame] = by_id,
 ) -> FlowFigures:
     input_ = Input(source, watermark=Watermark("at", f"{DELAY} minutes"))
-    silver = Flow("silver", input_, transform, Noop(), state=ONE, trigger=AvailableNow())
+    silver = Flow("silver", input_, transform, Noop(), state=FIRST, trigger=AvailableNow())
     return Application(spark, target, [silver]).run()["silver"]
 
 
@@ -333,7 +333,7 @@ def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: Spark
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     source = Input(DeltaSource("bronze", max_files_per_trigger=1), watermark=Watermark("at", f"{DELAY} minutes"))
-    silver = Flow("silver", source, by_id, Noop(), state=ONE, trigger=AvailableNow())
+    silver = Flow("silver", source, by_id, Noop(), state=FIRST, trigger=AvailableNow())
     bus, events = EventBus(), list[Event]()
     bus.subscribe(events.append)
     # Every batch is committed before the first one is audited.
@@ -354,7 +354,7 @@ def test_a_start_names_the_last_batch_of_the_run_before(spark: SparkSession, tmp
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     source = Input(DeltaSource("bronze", max_files_per_trigger=1), watermark=Watermark("at", f"{DELAY} minutes"))
-    silver = Flow("silver", source, by_id, Noop(), state=ONE, trigger=AvailableNow())
+    silver = Flow("silver", source, by_id, Noop(), state=FIRST, trigger=AvailableNow())
     bus, starts = EventBus(), list[int | None]()
     bus.subscribe(lambda event: starts.append(event.last_batch) if isinstance(event, FlowStarted) else None)
 

@@ -147,15 +147,15 @@ def records(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | 
     return spark.createDataFrame(rows, RECORD)
 
 
-def verdicts(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | None]], given_: Input) -> list[str]:
-    rows = validate(records(spark, payloads), given_)
-    reasons = {row["n"]: row["reason"] for row in invalid_rows(rows, given_).collect()}
+def verdicts(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | None]], input_: Input) -> list[str]:
+    rows = validate(records(spark, payloads), input_)
+    reasons = {row["n"]: row["reason"] for row in invalid_rows(rows, input_).collect()}
     return [reasons.get(n, "good") for n in range(len(payloads))]
 
 
 def test_every_payload_gets_the_verdict_of_the_table(spark: SparkSession) -> None:
-    found = verdicts(spark, [(b"k", value) for value, _ in SHARED], RIDES)
-    assert [(value, reason) for (value, _), reason in zip(SHARED, found, strict=True)] == SHARED
+    actual = verdicts(spark, [(b"k", value) for value, _ in SHARED], RIDES)
+    assert [(value, reason) for (value, _), reason in zip(SHARED, actual, strict=True)] == SHARED
 
 
 def test_the_rows_that_are_not_invalid_are_the_valid_ones(spark: SparkSession) -> None:
@@ -213,17 +213,19 @@ def test_valid_rows_have_typed_fields_and_nothing_else(spark: SparkSession) -> N
 
 def test_values_that_spark_reads_leniently_are_read_as_documented(spark: SparkSession) -> None:
     rows = valid_rows(validate(records(spark, [(b"k", value) for value, _, _ in LENIENT]), RIDES), RIDES)
-    found = rows.withColumn("event_time", rows["event_time"].cast("string")).coalesce(1).collect()
-    assert [row[field] for row, (_, field, _) in zip(found, LENIENT, strict=True)] == [value for _, _, value in LENIENT]
+    actual = rows.withColumn("event_time", rows["event_time"].cast("string")).coalesce(1).collect()
+    assert [row[field] for row, (_, field, _) in zip(actual, LENIENT, strict=True)] == [
+        value for _, _, value in LENIENT
+    ]
 
 
 def test_the_name_of_a_field_may_contain_dots_spaces_and_quotes(spark: SparkSession) -> None:
     odd = StructType([StructField(name, StringType(), nullable=False) for name in ("a.b", "c d", "e`f")])
-    given_ = Input(KafkaSource("odd"), schema=odd)
-    whole, lacking = b'{"a.b": "1", "c d": "2", "e`f": "3"}', b'{"a.b": "1", "c d": "2"}'
-    rows = validate(records(spark, [(b"k", whole), (b"k", lacking)]), given_)
-    assert [tuple(row) for row in valid_rows(rows, given_).collect()] == [("1", "2", "3")]
-    assert [row.reason for row in invalid_rows(rows, given_).collect()] == ["missing:e`f"]
+    input_ = Input(KafkaSource("odd"), schema=odd)
+    complete, lacking = b'{"a.b": "1", "c d": "2", "e`f": "3"}', b'{"a.b": "1", "c d": "2"}'
+    rows = validate(records(spark, [(b"k", complete), (b"k", lacking)]), input_)
+    assert [tuple(row) for row in valid_rows(rows, input_).collect()] == [("1", "2", "3")]
+    assert [row.reason for row in invalid_rows(rows, input_).collect()] == ["missing:e`f"]
 
 
 def test_invalid_rows_contain_their_original_record(spark: SparkSession) -> None:
@@ -249,8 +251,8 @@ def test_a_schema_of_numbers_and_lists_is_validated_by_the_same_rules(spark: Spa
         (b'{"it\'s": 1, "tags": "a"}', "wrong_type:tags"),
         (b'{"it\'s": 1, "payload": "soon"}', "wrong_type:payload"),
     ]
-    found = verdicts(spark, [(None, value) for value, _ in table], Input(KafkaSource("t"), schema=schema))
-    assert found == [reason for _, reason in table]
+    actual = verdicts(spark, [(None, value) for value, _ in table], Input(KafkaSource("t"), schema=schema))
+    assert actual == [reason for _, reason in table]
 
 
 # Any field gone, null, of another type or cut: the two readers, written apart, must agree on what is a ride.
@@ -278,16 +280,16 @@ def test_spark_and_the_model_agree_on_any_payload(spark: SparkSession, values: l
         verdict = judge(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
         return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
-    found = verdicts(spark, [(b"k", value) for value in values], RIDES)
-    assert list(zip(values, found, strict=True)) == [(value, by_model(value)) for value in values]
+    actual = verdicts(spark, [(b"k", value) for value in values], RIDES)
+    assert list(zip(values, actual, strict=True)) == [(value, by_model(value)) for value in values]
 
 
 def test_metadata_columns_are_added_to_the_fields_if_the_input_declares_them(spark: SparkSession) -> None:
     schema = StructType([StructField("a", IntegerType(), nullable=False)])
-    kept = Input(KafkaSource("t"), schema=schema, metadata_columns=("key", "timestamp"))
-    rows = valid_rows(validate(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), kept), kept)
-    assert kept.columns is not None
-    assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in kept.columns]
+    stored = Input(KafkaSource("t"), schema=schema, metadata_columns=("key", "timestamp"))
+    rows = valid_rows(validate(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), stored), stored)
+    assert stored.columns is not None
+    assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in stored.columns]
     assert [(row["a"], bytes(row["key"])) for row in rows.collect()] == [(1, b"k")]
 
 

@@ -50,7 +50,7 @@ def test_a_broker_answers_how_long_topics_retain_records(broker: Broker):
     create_topics(kafka, {"erase.days": 1}, {"retention.ms": "172800000"})
     create_topics(kafka, {"erase.keys": 1}, {"cleanup.policy": "compact"})
 
-    told = topic_retention(kafka, lambda name: name.startswith("erase."))
+    reported = topic_retention(kafka, lambda name: name.startswith("erase."))
 
-    assert told["erase.days"] == "retained for 2 day(s)"
-    assert told["erase.keys"].startswith("compacted: a record without a value")
+    assert reported["erase.days"] == "retained for 2 day(s)"
+    assert reported["erase.keys"].startswith("compacted: a record without a value")

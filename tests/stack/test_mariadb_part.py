@@ -50,13 +50,13 @@ def test_a_killed_server_restarts_with_every_commit_and_a_binlog_of_full_rows(ho
     assert refused.value.code == "HR-521"
     asked(where, "CREATE TABLE headrace.kept (id int PRIMARY KEY)", "INSERT INTO headrace.kept VALUES (42)")
     require_binlog_position(where)
-    before = next(each for each in stack.ps() if each.name == "mariadb")
+    before = next(item for item in stack.ps() if item.name == "mariadb")
     assert before.pid is not None
     server = psutil.Process(before.pid)
     assert not any(uid == 0 for uid in server.uids())
     server.kill()
     server.wait(timeout=30)
-    assert next(each for each in stack.ps() if each.name == "mariadb").state == "crashed"
+    assert next(item for item in stack.ps() if item.name == "mariadb").state == "crashed"
     stack.up(["mariadb"])
     assert part.database(stack.files("mariadb")).url == where.url
     assert asked(where, "SELECT id FROM headrace.kept") == 42

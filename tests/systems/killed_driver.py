@@ -47,7 +47,7 @@ def run_until_killed(folder: Path, bootstrap: str, systems: Sequence[str]) -> No
     deadline = time.monotonic() + _PATIENCE_SECONDS
     try:
         while waiting:
-            report = line.hear(0.5) or {}
+            report = line.receive(0.5) or {}
             # Silver and gold wait for the table of the layer before, and try again.
             assert not report.get("down"), report
             if "point" in report:

@@ -60,12 +60,16 @@ def flow(source: Source, trigger: Trigger = TEN) -> Flow:
     return Flow("orders", Input(source, schema=schema), lambda rows: rows, FileSink("out"), trigger=trigger)
 
 
-def found(
+def findings_of(
     source: Source, rates: MeasuredRates | None = None, trigger: Trigger = TEN
 ) -> list[tuple[str, Severity, str]]:
-    given = {("orders", "rows"): rates} if rates else None
-    findings = check([flow(source, trigger)], given)
-    return [(each.code, each.severity, each.remedy) for each in findings if each.code in ("HRC-110", "HRC-204")]
+    declared = {("orders", "rows"): rates} if rates else None
+    findings = check([flow(source, trigger)], declared)
+    return [
+        (finding.code, finding.severity, finding.remedy)
+        for finding in findings
+        if finding.code in ("HRC-110", "HRC-204")
+    ]
 
 
 OPEN = KafkaSource("orders", max_offsets_per_trigger=None)
@@ -113,7 +117,7 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
     source: Source, rates: MeasuredRates | None, trigger: Trigger, remedy: str
 ) -> None:
     assert isinstance(source, Bounded)
-    ((code, severity, message),) = found(source, rates, trigger)
+    ((code, severity, message),) = findings_of(source, rates, trigger)
     assert (code, severity) == ("HRC-110", Severity.ERROR)
     assert message.startswith(remedy)
 
@@ -142,7 +146,7 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
 def test_a_bound_below_what_arrives_is_a_warning(
     source: Source, rates: MeasuredRates, trigger: Trigger, remedies: list[str]
 ) -> None:
-    message = found(source, rates, trigger)
+    message = findings_of(source, rates, trigger)
     assert [(code, severity) for code, severity, _ in message] == [("HRC-204", Severity.WARNING)] * len(remedies)
     assert all(remedy.startswith(expected) for (_, _, remedy), expected in zip(message, remedies, strict=True))
 
@@ -193,7 +197,7 @@ def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_nex
 
     assert processed_per_second(target, "orders") == 10_400
     assert measure_rates([kafka], target) == {("orders", "rows"): MeasuredRates({}, 10_400)}
-    ((_, _, remedy),) = [each for each in found(OPEN, measure_rates([kafka], target)["orders", "rows"])]
+    ((_, _, remedy),) = [item for item in findings_of(OPEN, measure_rates([kafka], target)["orders", "rows"])]
     assert remedy.startswith("Set max_offsets_per_trigger=84_000.")  # 83,200
 
 

@@ -64,7 +64,7 @@ def test_a_capture_that_cannot_run_is_hr_260(tables: tuple[str, ...] | str, pref
 def test_positions_sort_like_the_log():
     assert lsn_position(9) < lsn_position(10) < lsn_position(2**63)
     ordered = [("binlog.000002", 9, 9), ("binlog.000002", 10, 0), ("binlog.000010", 4, 0), ("binlog.1000000", 4, 0)]
-    assert sorted(binlog_position(*each) for each in ordered) == [binlog_position(*each) for each in ordered]
+    assert sorted(binlog_position(*item) for item in ordered) == [binlog_position(*item) for item in ordered]
     assert len(lsn_position(1)) == 20
     assert binlog_position("binlog.000002", 534430, 1) == "0000000002" + "00000000000000534430" + "0000000001"
 
@@ -89,16 +89,16 @@ def test_a_topic_is_skipped_if_its_table_is_not_selected_or_is_missing_without_s
     tables = [SourceTable("public", name, (), ("id",), "postgres") for name in ("orders", "log")]
     target = Target("t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")})
 
-    def read(_database: Database, chosen: TableSelection) -> tuple[SourceTable, ...]:
-        return tuple(each for each in tables if chosen.holds(each.schema, each.name))
+    def read(_database: Database, selected: TableSelection) -> tuple[SourceTable, ...]:
+        return tuple(table for table in tables if selected.holds(table.schema, table.name))
 
     monkeypatch.setattr(flows, "read_tables", read)
     sink = flows.mirror(flows.CdcSettings(Capture("shop", r"public\.(?!log).*"))).sink
     assert isinstance(sink, DeltaCdc)
     codes = dict[str, str | None]()
     for name in ("log", "log_old", "brief"):
-        found = sink.find_table(f"shop.public.{name}", target)
-        assert isinstance(found, SkippedTable)
-        codes[name] = found.error.code if found.error is not None else None
+        actual = sink.find_table(f"shop.public.{name}", target)
+        assert isinstance(actual, SkippedTable)
+        codes[name] = actual.error.code if actual.error is not None else None
     assert codes == {"log": None, "log_old": None, "brief": "HR-547"}
     assert sink.find_table("shop.public.orders", target) == tables[0]

@@ -31,6 +31,6 @@ def test_each_type_has_one_rule_with_the_result_that_the_page_shows(family: Fami
     assert len(names) == len(set(names))
     for rule in type_mappings(family):
         arguments = (12, 2) if rule.shown == "decimal(p,s)" else ()
-        given = rule.decoder(arguments).spark.simpleString()
+        declared = rule.decoder(arguments).spark.simpleString()
         shown = rule.shown.replace("(p,s)", "(12,2)")
-        assert given in shown.split(", ") or given == shown
+        assert declared in shown.split(", ") or declared == shown

@@ -17,7 +17,7 @@ from headrace.errors import (
 )
 from headrace.runtime.error_mapping import map_error
 
-KNOWN = [
+EXISTING = [
     ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", DataError, "HR-502"),
     ("org.apache.kafka.clients.consumer.OffsetOutOfRangeException: out of range", DataError, "HR-502"),
     ("org.apache.kafka.common.errors.UnknownTopicOrPartitionException: no topic", DataError, "HR-501"),
@@ -51,7 +51,7 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "kind", "code"), KNOWN)
+@pytest.mark.parametrize(("text", "kind", "code"), EXISTING)
 def test_a_failure_becomes_the_error_that_it_is(text: str, kind: type[HeadraceError], code: str) -> None:
     error = map_error("rides", f"org.apache.spark.SparkException: Job aborted\nCaused by: {text}\n\tat Some.scala:1")
     assert (type(error), error.code) == (kind, code)

@@ -36,8 +36,8 @@ def flow(**changes: object) -> Flow:
 
 
 def test_by_default_a_flow_appends_as_fast_as_possible_with_state_in_rocksdb() -> None:
-    made = flow()
-    assert (made.mode, made.trigger, made.state) == (OutputMode.APPEND, AsFastAsPossible(), RocksDB(None))
+    created = flow()
+    assert (created.mode, created.trigger, created.state) == (OutputMode.APPEND, AsFastAsPossible(), RocksDB(None))
 
 
 def test_one_input_is_handed_to_the_transform_by_position() -> None:
@@ -45,9 +45,9 @@ def test_one_input_is_handed_to_the_transform_by_position() -> None:
 
 
 def test_several_inputs_are_passed_to_the_transform_by_name_in_their_order() -> None:
-    made = flow(inputs={"right": RIDES, "left": RIDES}, transform=lambda left, right: (left, right))
-    assert list(made.named_inputs) == ["right", "left"]
-    assert made.apply({"right": "R", "left": "L"}) == ("L", "R")  # type: ignore[dict-item]
+    created = flow(inputs={"right": RIDES, "left": RIDES}, transform=lambda left, right: (left, right))
+    assert list(created.named_inputs) == ["right", "left"]
+    assert created.apply({"right": "R", "left": "L"}) == ("L", "R")  # type: ignore[dict-item]
 
 
 def test_an_input_may_have_any_single_name() -> None:
@@ -65,11 +65,11 @@ def test_a_declaration_cannot_be_changed(value: object, field: str) -> None:
 
 def test_the_inputs_of_a_flow_cannot_be_changed_from_outside() -> None:
     mine = {"a": RIDES}
-    made = flow(inputs=mine)
+    created = flow(inputs=mine)
     mine["b"] = RIDES
-    assert list(made.named_inputs) == ["a"]
+    assert list(created.named_inputs) == ["a"]
     with pytest.raises(TypeError):
-        made.named_inputs["b"] = RIDES  # type: ignore[index]
+        created.named_inputs["b"] = RIDES  # type: ignore[index]
 
 
 @pytest.mark.parametrize("mode", ["append", "update", "complete", OutputMode.UPDATE])

@@ -53,7 +53,7 @@ def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:
 
 def test_a_batch_reaches_a_task_without_those_who_listen_on_the_driver() -> None:
     listening = threading.Lock()
-    batch = Batch("flow", "q1", 3, target(), offsets="a1", on_dead_letters=lambda _said: listening.release())
+    batch = Batch("flow", "q1", 3, target(), offsets="a1", on_dead_letters=lambda _logged: listening.release())
     there = pickle.loads(pickle.dumps(TransactionSlot(batch, "rides", "ledger")))  # noqa: S301 - our own bytes
     assert there == TransactionSlot(batch, "rides", "ledger")
     there.batch.on_dead_letters(DeadLetters("sink", 1, "why", "place"))
@@ -82,14 +82,14 @@ def test_of_several_errors_that_of_the_handshake_is_reported_whichever_came_firs
     alert = KafkaError(KafkaError._TRANSPORT, "Receive failed: SSL alert number 116: certificate required")
     login = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Invalid credentials")
     # Each line from what says most to what says least.
-    for told in (
+    for reported in (
         [plain, reset, broken, down],
         [trust, broken, down],
         [alert, trust, broken],
         [login, trust, broken, down],
     ):
-        for order in itertools.permutations(told):
-            assert client.most_specific_error(order) is told[0]
+        for order in itertools.permutations(reported):
+            assert client.most_specific_error(order) is reported[0]
     assert client.most_specific_error([alert, login]) is alert
     assert client.most_specific_error([login, alert]) is login
 

@@ -38,15 +38,15 @@ from headrace.transforms.keyed.state_types import Precision, struct_kind
 from keyed_cases import GAP, NOON, Brief, Counter, Place, Total, Visits, Wide, click
 
 if TYPE_CHECKING:
-    from keyed_cases import Seen
+    from keyed_cases import VisitEnd
 
 
 def at(minute: float) -> datetime:
     return NOON + timedelta(minutes=minute)
 
 
-def told(seen: list[Seen]) -> list[tuple[str, int, str, str]]:
-    return [(each.user, each.minute, "".join(each.pages), each.why) for each in seen]
+def as_rows(observed: list[VisitEnd]) -> list[tuple[str, int, str, str]]:
+    return [(item.user, item.minute, "".join(item.pages), item.why) for item in observed]
 
 
 # ---- rows and times ----
@@ -66,7 +66,7 @@ def test_a_visit_ends_when_the_watermark_has_passed_its_silence() -> None:
     assert drive.arrive(click("ann", "a", 0), click("ann", "b", 20)) == []
     assert drive.timers("ann") == [at(50)]
     assert drive.advance_to(at(49.99)) == []
-    assert told(drive.advance_to(at(50))) == [("ann", 0, "ab", "silence")]
+    assert as_rows(drive.advance_to(at(50))) == [("ann", 0, "ab", "silence")]
     assert drive.state("ann") is None
     assert drive.timers("ann") == []
 
@@ -74,7 +74,7 @@ def test_a_visit_ends_when_the_watermark_has_passed_its_silence() -> None:
 def test_rows_of_a_batch_come_in_the_order_of_their_time() -> None:
     drive = KeyedStateTester(Visits(), "user")
     drive.arrive(click("ann", "b", 20), click("ann", "a", 0))
-    assert told(drive.advance_to(at(60))) == [("ann", 0, "ab", "silence")]
+    assert as_rows(drive.advance_to(at(60))) == [("ann", 0, "ab", "silence")]
 
 
 def test_a_row_at_or_before_the_watermark_is_late_and_never_handled() -> None:
@@ -190,13 +190,13 @@ def test_a_class_without_a_required_method_is_refused_with_its_name() -> None:
 
 def visits_by_hand(minutes: list[int]) -> list[tuple[int, int]]:
     """Return when each visit began and how many clicks it had."""
-    found: list[list[int]] = []
+    actual: list[list[int]] = []
     for minute in sorted(minutes):
-        if found and minute - found[-1][-1] <= GAP / timedelta(minutes=1):
-            found[-1].append(minute)
+        if actual and minute - actual[-1][-1] <= GAP / timedelta(minutes=1):
+            actual[-1].append(minute)
         else:
-            found.append([minute])
-    return [(visit[0], len(visit)) for visit in found]
+            actual.append([minute])
+    return [(visit[0], len(visit)) for visit in actual]
 
 
 @settings(deadline=None, max_examples=100)
@@ -209,19 +209,19 @@ def test_any_split_into_batches_results_in_the_same_visits(
     minutes: list[int], cuts: list[int], watermarks: bool
 ) -> None:
     ordered = sorted(minutes)
-    drive, seen, begin = KeyedStateTester(Visits(), "user"), [], 0
+    drive, observed, begin = KeyedStateTester(Visits(), "user"), [], 0
     for end in [*sorted(cuts), len(ordered)]:
         rows = ordered[begin:end]
-        seen += drive.arrive(*(click("ann", "a", minute) for minute in reversed(rows)))
+        observed += drive.arrive(*(click("ann", "a", minute) for minute in reversed(rows)))
         if watermarks and rows:
             # As late as it can be without making the next row late.
-            seen += drive.advance_to(at(rows[-1] - 0.001))
+            observed += drive.advance_to(at(rows[-1] - 0.001))
         begin = max(begin, end)
-    seen += drive.advance_to(at(10_000))
+    observed += drive.advance_to(at(10_000))
     expected = visits_by_hand(minutes)
-    assert [(each.minute, len(each.pages)) for each in seen] == expected
+    assert [(item.minute, len(item.pages)) for item in observed] == expected
     over_batch = process_key(Visits(), Row(user="ann"), [Row(**click("ann", "a", minute)) for minute in ordered], 0)
-    assert [(each.minute, len(each.pages)) for each in over_batch] == expected
+    assert [(item.minute, len(item.pages)) for item in over_batch] == expected
 
 
 def test_the_example_of_the_documentation_returns_the_documented_visits() -> None:
@@ -231,9 +231,12 @@ def test_the_example_of_the_documentation_returns_the_documented_visits() -> Non
     exec(text, names)  # noqa: S102 - what is documented has to run
     drive = KeyedStateTester(names["Visits"](), "user_id")
     rows = [{"user_id": "ann", "page": page, "ts": at(minute)} for page, minute in (("a", 0), ("b", 40), ("bye", 50))]
-    assert [(seen.began, seen.pages) for seen in drive.arrive(*rows)] == [(at(0), ["a"]), (at(40), ["b", "bye"])]
+    assert [(visit.began, visit.pages) for visit in drive.arrive(*rows)] == [
+        (at(0), ["a"]),
+        (at(40), ["b", "bye"]),
+    ]
     assert drive.arrive({"user_id": "ann", "page": "c", "ts": at(60)}) == []
-    assert [seen.pages for seen in drive.advance_to(at(90))] == [["c"]]
+    assert [visit.pages for visit in drive.advance_to(at(90))] == [["c"]]
 
 
 # ---- declarations ----
@@ -320,10 +323,10 @@ def test_a_ttl_needs_processing_time_and_a_timer_a_clock() -> None:
 
             def handle_rows(self, key, rows, state, timers): ...
 
-    with pytest.raises(FlowError, match=r"seen.*ttl"):
+    with pytest.raises(FlowError, match=r"observed.*ttl"):
 
         class AgedMap(KeyedState[Sample, Total]):
-            seen = MapOf(str, int, ttl="1 day")
+            observed = MapOf(str, int, ttl="1 day")
 
             def handle_rows(self, key, rows, state, timers): ...
 

@@ -80,8 +80,8 @@ def test_a_driver_that_was_killed_has_no_lease(
     holder.wait()
     with acquire_lease(checkpoint(tmp_path)):
         (record,) = (tmp_path / "rides" / "headrace" / "leases").iterdir()
-        held = json.loads(record.read_text())
-    assert held["pid"] != holder.pid
+        stored = json.loads(record.read_text())
+    assert stored["pid"] != holder.pid
 
 
 def test_a_process_that_was_refused_leaves_the_note_of_the_holder_alone(
@@ -127,7 +127,7 @@ def test_every_lease_of_either_kind_has_a_higher_token_than_the_one_before(tmp_p
             tokens.append(holding.token)
             holding.check()
     assert tokens == [1, 2, 3, 4]
-    assert [each.name for each in (tmp_path / "rides" / "headrace" / "leases").iterdir()] == ["00000004"]
+    assert [path.name for path in (tmp_path / "rides" / "headrace" / "leases").iterdir()] == ["00000004"]
 
 
 def test_a_record_is_taken_over_when_its_holder_was_silent_for_its_time(
@@ -163,13 +163,13 @@ def test_of_several_that_watch_a_dead_holder_one_takes_over(
     ]
     try:
         refused = [taker for taker in takers if taker.stdout is not None and taker.stdout.readline() != "held\n"]
-        told = [taker.communicate()[1] for taker in refused]
+        reported = [taker.communicate()[1] for taker in refused]
     finally:
         for taker in takers:
             taker.kill()
             taker.wait()
     assert len(refused) == 2
-    assert all("HR-302" in each for each in told)
+    assert all("HR-302" in item for item in reported)
 
 
 @pytest.mark.parametrize("terms", [Lease(), RECORD], ids=["lock", "record"])
@@ -186,8 +186,8 @@ def test_a_driver_that_lost_its_lease_is_refused_when_it_checks(tmp_path: Path, 
         assert lost.value.code == "HR-330"
         assert old.explain(ValueError("the sink said no")).code == "HR-330"
         assert terms.kind != "record" or stopped.wait(60)
-    beats = [each.name for each in (tmp_path / "rides" / "headrace" / "leases").glob("00000002*")]
-    assert beats == ["00000002"], "the one who lost gave back the lease of the other"
+    idle_ticks = [path.name for path in (tmp_path / "rides" / "headrace" / "leases").glob("00000002*")]
+    assert idle_ticks == ["00000002"], "the one who lost gave back the lease of the other"
 
 
 def test_a_lease_whose_records_were_deleted_is_lost(tmp_path: Path) -> None:
@@ -226,14 +226,14 @@ def test_of_many_that_make_one_file_exactly_one_does(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
 
     def make(number: int) -> None:
-        for each in range(50):
+        for item in range(50):
             barrier.wait()
-            if files.create(str(tmp_path / str(each)), str(number)):
-                wins.append((each, str(number)))
+            if files.create(str(tmp_path / str(item)), str(number)):
+                wins.append((item, str(number)))
 
     threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(wins) == sorted((each, (tmp_path / str(each)).read_text()) for each in range(50))
+    assert sorted(wins) == sorted((item, (tmp_path / str(item)).read_text()) for item in range(50))

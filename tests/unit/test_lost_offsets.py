@@ -23,14 +23,14 @@ class Earliest(TopicWatch):
     """A watch that knows the first offsets without asking a broker."""
 
     def __init__(self, earliest: dict[tuple[str, int], int]) -> None:
-        self.known = earliest
+        self.recorded = earliest
 
     def _earliest(self, partitions):
-        return {each: self.known[each] for each in partitions if each in self.known}
+        return {partition: self.recorded[partition] for partition in partitions if partition in self.recorded}
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "earliest", "gone"),
+    ("start", "end", "earliest", "missing"),
     [
         pytest.param({"0": 5}, {"0": 9}, {0: 0}, [], id="all is there"),
         pytest.param({"0": 5}, {"0": 9}, {0: 5}, [], id="what went was read before"),
@@ -44,10 +44,10 @@ class Earliest(TopicWatch):
         pytest.param({"0": 5}, {"0": 9, "1": 8}, {0: 0, 1: 0}, [], id="a new partition"),
     ],
 )
-def test_missing_offsets_of_a_range(start: dict, end: dict, earliest: dict, gone: list[tuple]) -> None:
+def test_missing_offsets_of_a_range(start: dict, end: dict, earliest: dict, missing: list[tuple]) -> None:
     watch = Earliest({("t", number): first for number, first in earliest.items()})
     assert list(watch.missing_offsets(json.dumps({"t": start}), json.dumps({"t": end}))) == [
-        MissingOffsets("t", *each) for each in gone
+        MissingOffsets("t", *item) for item in missing
     ]
 
 
@@ -72,9 +72,9 @@ class Orders(CanLoseRows):
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     target = Target("dev", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path))
-    made = Checkpoint.of("rides", target, LocalFileStore())
-    made.files.write(f"{made.location}/metadata", '{"id":"q1"}')
-    return made
+    created = Checkpoint.of("rides", target, LocalFileStore())
+    created.files.write(f"{created.location}/metadata", '{"id":"q1"}')
+    return created
 
 
 def lost(first: int, end: int | None, kind: LossKind = LossKind.MAYBE, topic_id: str = "a") -> LostRange:
@@ -82,7 +82,7 @@ def lost(first: int, end: int | None, kind: LossKind = LossKind.MAYBE, topic_id:
 
 
 @pytest.mark.parametrize(
-    ("known", "found", "added"),
+    ("recorded", "actual", "added"),
     [
         ([], (0, 5), [(0, 5)]),
         ([(0, 5)], (0, 5), []),
@@ -95,14 +95,14 @@ def lost(first: int, end: int | None, kind: LossKind = LossKind.MAYBE, topic_id:
     ],
 )
 def test_only_what_no_earlier_attempt_found_is_added(
-    checkpoint: Checkpoint, known: list[tuple], found: tuple, added: list[tuple]
+    checkpoint: Checkpoint, recorded: list[tuple], actual: tuple, added: list[tuple]
 ) -> None:
     record = LostOffsets(checkpoint)
-    first = record.add(7, [lost(*each, LossKind.LOST) for each in known])
+    first = record.add(7, [lost(*item, LossKind.LOST) for item in recorded])
 
-    new = LostOffsets(checkpoint).add(7, [lost(*found)])
+    new = LostOffsets(checkpoint).add(7, [lost(*actual)])
 
-    assert [(each.first, each.end, each.kind) for each in new] == [(*each, LossKind.MAYBE) for each in added]
+    assert [(item.first, item.end, item.kind) for item in new] == [(*item, LossKind.MAYBE) for item in added]
     assert record.of(7) == (*first, *new)
     assert record.of(6) == ()
 
@@ -119,7 +119,7 @@ def test_what_another_checkpoint_of_the_name_lost_stays_in_the_file(checkpoint: 
     checkpoint.files.write(f"{checkpoint.location}/metadata", '{"id":"q2"}')
     LostOffsets(checkpoint).add(0, [lost(0, 3)])
     text = json.loads(checkpoint.files.read(f"{checkpoint.metadata_dir}/lost/0.json") or "")
-    assert [(each["query_id"], each["first"], each["end"]) for each in text["lost"]] == [("q1", 0, 5), ("q2", 0, 3)]
+    assert [(item["query_id"], item["first"], item["end"]) for item in text["lost"]] == [("q1", 0, 5), ("q2", 0, 3)]
 
 
 # ---- the ids of topics ----

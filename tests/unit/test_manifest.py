@@ -40,24 +40,24 @@ def batch(root: Path, number: int, *, committed: bool = True) -> None:
 @pytest.fixture
 def noted(tmp_path: Path) -> Checkpoint:
     """Four batches, 0 to 3, each noted after its commit."""
-    found = checkpoint(tmp_path)
-    manifest = Manifest(found)
+    actual = checkpoint(tmp_path)
+    manifest = Manifest(actual)
     for number in range(4):
         batch(tmp_path, number)
         manifest.record(number)
-    return found
+    return actual
 
 
-def at(found: Checkpoint, path: str) -> Path:
-    return Path(found.folder) / path
+def at(actual: Checkpoint, path: str) -> Path:
+    return Path(actual.folder) / path
 
 
-def damage(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(found) if flaw.level == "damage"]
+def damage(actual: Checkpoint) -> list[tuple[str, str]]:
+    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(actual) if flaw.level == "damage"]
 
 
-def notes(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(found) if flaw.level == "note"]
+def notes(actual: Checkpoint) -> list[tuple[str, str]]:
+    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(actual) if flaw.level == "note"]
 
 
 def test_each_batch_notes_the_sums_of_its_own_files_as_sha256sum_does(noted: Checkpoint) -> None:
@@ -76,11 +76,11 @@ def test_each_batch_notes_the_sums_of_its_own_files_as_sha256sum_does(noted: Che
 
 
 def test_the_sum_that_the_batch_itself_saw_is_the_one_that_is_noted(tmp_path: Path) -> None:
-    found = checkpoint(tmp_path)
+    actual = checkpoint(tmp_path)
     batch(tmp_path, 0)
-    seen = hashlib.sha256(b"what the batch saw").hexdigest()
-    Manifest(found).record(0, seen)
-    assert [path for path, _ in damage(found)] == ["spark/offsets/0"]
+    observed = hashlib.sha256(b"what the batch saw").hexdigest()
+    Manifest(actual).record(0, observed)
+    assert [path for path, _ in damage(actual)] == ["spark/offsets/0"]
 
 
 def test_a_flow_that_never_ran_has_no_flaws(tmp_path: Path) -> None:
@@ -120,15 +120,15 @@ def test_files_that_spark_purges_are_removed_from_the_manifest_and_are_no_damage
 
 def test_a_purge_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
     """Spark deletes what is older than the last hundred batches in the order in which the folder lists it."""
-    found = checkpoint(tmp_path)
+    actual = checkpoint(tmp_path)
     for number in range(110):
         batch(tmp_path, number)
-    Manifest(found).record(109)
+    Manifest(actual).record(109)
     for path in ("offsets/3", "offsets/9", "commits/4", "commits/9"):
-        at(found, f"spark/{path}").unlink()
-    require_intact(found)
-    at(found, "spark/offsets/10").unlink()
-    assert damage(found) == [("spark/offsets/10", "is not there")]
+        at(actual, f"spark/{path}").unlink()
+    require_intact(actual)
+    at(actual, "spark/offsets/10").unlink()
+    assert damage(actual) == [("spark/offsets/10", "is not there")]
 
 
 def test_a_compacted_log_of_a_source_may_lose_the_files_that_it_contains(noted: Checkpoint) -> None:
@@ -151,7 +151,7 @@ def test_a_commit_that_was_taken_away_means_that_the_batch_is_run_again(noted: C
 
 
 @pytest.mark.parametrize(
-    ("gone", "named"),
+    ("missing", "named"),
     [
         (["metadata"], "metadata"),
         (["offsets/3"], "offsets/3"),
@@ -164,17 +164,17 @@ def test_a_commit_that_was_taken_away_means_that_the_batch_is_run_again(noted: C
 )
 @pytest.mark.parametrize("with_manifest", [True, False])
 def test_a_file_that_must_be_there_is_named(
-    noted: Checkpoint, gone: list[str], named: str, with_manifest: bool
+    noted: Checkpoint, missing: list[str], named: str, with_manifest: bool
 ) -> None:
     if not with_manifest:
         for part in at(noted, "headrace/manifest").iterdir():
             part.unlink()
-    for path in gone:
+    for path in missing:
         at(noted, f"spark/{path}").unlink()
     if not with_manifest and named in ("sources/0/0", "commits/3"):
         require_intact(noted)  # nothing tells that they were there
         return
-    if not with_manifest and len(gone) == 4:
+    if not with_manifest and len(missing) == 4:
         named = "offsets/3"  # the commits tell of it
     with pytest.raises(RecoveryError) as refused:
         require_intact(noted)
@@ -193,19 +193,19 @@ Spoil = Callable[[bytes], bytes]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
+    ("spoil", "actual"),
     [(lambda _: b"", "is empty"), (lambda text: text[:-1], "is torn"), (lambda _: b"\xff\xfe", "is torn")],
     ids=["empty", "truncated", "not text"],
 )
 @pytest.mark.parametrize("path", ["metadata", "offsets/3", "commits/3", "sources/0/0"])
-def test_a_torn_file_is_named_without_the_manifest_too(noted: Checkpoint, path: str, spoil: Spoil, found: str) -> None:
+def test_a_torn_file_is_named_without_the_manifest_too(noted: Checkpoint, path: str, spoil: Spoil, actual: str) -> None:
     for part in at(noted, "headrace/manifest").iterdir():
         part.unlink()
     file = at(noted, f"spark/{path}")
     file.write_bytes(spoil(file.read_bytes()))
-    [(named, said)] = damage(noted)
+    [(named, message)] = damage(noted)
     assert named == f"spark/{path}"
-    assert said.startswith(found)
+    assert message.startswith(actual)
 
 
 def test_a_torn_last_commit_is_repaired_by_taking_it_away(noted: Checkpoint) -> None:
@@ -237,18 +237,18 @@ def test_any_byte_that_changes_in_any_file_is_found_and_the_file_is_named(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "any-byte"
-    found = checkpoint(root)
+    actual = checkpoint(root)
     if not root.exists():
         for number in range(3):
             batch(root, number)
-            Manifest(found).record(number)
+            Manifest(actual).record(number)
     files = sorted(path for path in root.rglob("*") if path.is_file())
     file = data.draw(st.sampled_from(files), label="file")
-    whole = file.read_bytes()
-    place = data.draw(st.integers(0, len(whole) - 1), label="place")
-    value = data.draw(st.integers(0, 255).filter(lambda each: each != whole[place]), label="byte")
-    file.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+    complete = file.read_bytes()
+    place = data.draw(st.integers(0, len(complete) - 1), label="place")
+    value = data.draw(st.integers(0, 255).filter(lambda item: item != complete[place]), label="byte")
+    file.write_bytes(complete[:place] + bytes([value]) + complete[place + 1 :])
     try:
-        assert [path for path, _ in damage(found)] == [str(file.relative_to(root / "rides"))]
+        assert [path for path, _ in damage(actual)] == [str(file.relative_to(root / "rides"))]
     finally:
-        file.write_bytes(whole)
+        file.write_bytes(complete)

@@ -161,9 +161,9 @@ def test_a_fare_has_two_decimals_and_a_time_is_utc() -> None:
 def test_every_malformed_kind_of_the_generator_is_invalid_and_everything_else_is_a_ride() -> None:
     reasons: dict[str, set[str]] = {}
     stream = RideGenerator(RideTraffic(rate=100, malformed=0.2, oversized=True))
-    for n, made in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
-        verdict = judge(ConsumedRecord(0, n, made.arrival_ms, made.key, made.value))
-        reasons.setdefault(made.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
+    for n, created in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
+        verdict = judge(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
+        reasons.setdefault(created.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
     assert reasons == {
         "ride": {"good"},
         "late": {"good"},
@@ -387,8 +387,8 @@ _FLOWS: tuple[WindowFlow[Ride, Any], ...] = (CITY_RIDES, SURGE, DRIVER_METRICS)
 def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
     rides: list[dict[str, object]], cuts: list[int], order: Random
 ) -> None:
-    whole = Topic()
-    whole.batch(*rides)
+    complete = Topic()
+    complete.batch(*rides)
     shuffled = list(rides)
     order.shuffle(shuffled)
     bounds = [0, *sorted(min(cut, len(rides)) for cut in cuts), len(rides)]
@@ -396,9 +396,9 @@ def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
     for start, end in pairwise(bounds):
         parts.batch(*shuffled[start:end])
     for flow in _FLOWS:
-        at_once = replay(whole.records, whole.batches, flow)
+        in_one_run = replay(complete.records, complete.batches, flow)
         in_parts = replay(parts.records, parts.batches, flow)
-        assert in_parts.open == at_once.open
+        assert in_parts.open == in_one_run.open
         assert sum(in_parts.late) == 0
 
 
@@ -406,9 +406,9 @@ def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
 @given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 300), max_size=8))
 def test_every_counted_row_is_either_late_or_in_exactly_one_group(seed: int, cuts: list[int]) -> None:
     stream = RideGenerator(RideTraffic(rate=0.1, late=0.2, malformed=0.1, seed=seed))
-    made = list(stream.events(NOW, NOW + timedelta(minutes=50)))
-    records = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
-    bounds = [0, *sorted(min(cut, len(made)) for cut in cuts), len(made)]
+    created = list(stream.events(NOW, NOW + timedelta(minutes=50)))
+    records = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(created)]
+    bounds = [0, *sorted(min(cut, len(created)) for cut in cuts), len(created)]
     batches = [{0: span} for span in pairwise(bounds)]
     outcome = replay(records, batches, DRIVER_METRICS)
     completed = [r for r in map(judge, records) if isinstance(r, Ride) and r.status == "completed"]

@@ -159,7 +159,7 @@ def test_the_json_schema_knows_every_key_describes_it_and_refuses_others() -> No
     assert set(schema["properties"]) == {"name", "flows", "default_target", "targets"}
     keys = {"master", "lake", "checkpoints", "kafka", "databases", "connect", "spark", "services", "lease"}
     assert set(target["properties"]) == keys
-    for each in (schema, target, *(schema["$defs"][f"{name}Settings"] for name in ("Database", "Service", "Lease"))):
-        assert each["additionalProperties"] is False
-        assert [name for name, value in each["properties"].items() if not value.get("description")] == []
+    for item in (schema, target, *(schema["$defs"][f"{name}Settings"] for name in ("Database", "Service", "Lease"))):
+        assert item["additionalProperties"] is False
+        assert [name for name, value in item["properties"].items() if not value.get("description")] == []
     assert schema["required"] == ["name"]

@@ -50,9 +50,9 @@ def target(tmp_path: Path) -> Target:
 def test_every_source_has_columns_of_its_own_and_passes_the_check(source: Source):
     assert {name for name in vars(Source) if name[0] != "_"} <= set(dir(source))
     flow = Flow("read", Input(source, watermark=Watermark("at", "1 minute")), lambda rows: rows, Console())
-    assert [found.code for found in check([flow]) if found.severity == "error"] == []
+    assert [finding.code for finding in check([flow]) if finding.severity == "error"] == []
     with_schema = Flow("read", Input(source, schema=ROW), lambda rows: rows, Console())
-    assert [found.code for found in check([with_schema]) if found.severity == "error"] == ["HRC-105"]
+    assert [finding.code for finding in check([with_schema]) if finding.severity == "error"] == ["HRC-105"]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from headrace.runtime.state.forecast import StateGrowth
 
 
 def growth(points: Iterable[tuple[float, float]], settled: float = 0.0) -> StateGrowth:
-    found = StateGrowth(settled)
+    actual = StateGrowth(settled)
     for second, amount in points:
-        found.add(second, amount)
-    return found
+        actual.add(second, amount)
+    return actual
 
 
 def test_steady_growth_is_the_slope_and_the_limit_is_the_rest_over_it() -> None:

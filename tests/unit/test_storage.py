@@ -66,11 +66,11 @@ def test_a_reader_never_sees_a_part_of_a_file(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    seen = set()
+    observed = set()
     while not done.is_set():
-        seen.add(FILES.read(path))
+        observed.add(FILES.read(path))
     writer.join()
-    assert seen <= texts
+    assert observed <= texts
 
 
 @pytest.mark.parametrize(
