@@ -1,7 +1,7 @@
 """What a mirror and a history have to hold after a set of changes: plain Python, that shares nothing with the package.
 
 A change counts once, wherever and however often it arrived. Of a key's changes and of all truncates, in the order of
-the log, each row that was told is a version, and ends with whatever comes next.
+the log, each row is a version that ends with the next change of its key.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _complete(log: Iterable[Change]) -> list[Change]:
             before = left.get(item.text, {}) if item.op == "c" else stored.get(item.key, {})
             values = {name: before[name] if name in item.unavailable else value for name, value in item.values}
             stored[item.key] = values
-            item = replace(item, values=tuple(values.items()))  # noqa: PLW2901 - the same change, told in full
+            item = replace(item, values=tuple(values.items()))  # noqa: PLW2901 - the same change with all values
         actual.append(item)
     return actual
 
@@ -80,7 +80,7 @@ def mirror(changes: Iterable[Change]) -> dict[Key, Values]:
 
 @dataclass
 class Source:
-    """A table that things happen to by chance, and its log. What is told by a snapshot was there before."""
+    """A table that things happen to by chance, and its log. Rows of a snapshot existed before."""
 
     chance: random.Random
     keys: int

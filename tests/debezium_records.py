@@ -1,4 +1,4 @@
-"""Records of Debezium as a Kafka input hands them on: the envelope read, topic, partition, offset and key beside it."""
+"""Records of Debezium as a Kafka input hands them on: the decoded envelope with topic, partition, offset and key."""
 
 from __future__ import annotations
 

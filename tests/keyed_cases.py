@@ -141,7 +141,7 @@ def everything(row: Row) -> Everything:
 
 
 class Wide(KeyedState[Everything, VisitState]):
-    """Returns what it kept in the call before, of each kind of state."""
+    """Returns what it stored in the previous call, of each kind of state."""
 
     pages = ListOf(str)
     observed = MapOf(str, Place)

@@ -32,7 +32,7 @@ ROW = StructType(
 )
 HOUR = "l.id = r.id and r.at between l.at and l.at + interval 1 hour"
 BOTH = "l.id = r.id and r.at between l.at - interval 1 hour and l.at + interval 1 hour"
-# One end of a bound: the first lets go of rows on the left, the second of rows on the right.
+# One end of a bound: with the first, rows on the left expire; with the second, rows on the right.
 UP_TO = "l.id = r.id and r.at <= l.at + interval 1 hour"
 FROM = "l.id = r.id and r.at >= l.at"
 
@@ -40,7 +40,7 @@ Example = Callable[["DataFrame", "DataFrame"], "DataFrame"]
 
 
 def bare(rows: DataFrame) -> DataFrame:
-    """Return the rows without their watermark: what stands below it in their plan."""
+    """Return the rows without their watermark: the plan below it."""
     session, watermark = rows.sparkSession, rows._jdf.queryExecution().analyzed()
     assert watermark.getClass().getSimpleName() == "EventTimeWatermark"
     frame = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, watermark.child())  # type: ignore[union-attr]
@@ -191,7 +191,7 @@ EXAMPLES: dict[OperatorKind, Example] = {
     OperatorKind.EXCEPT: lambda rows, _: rows.select("id").exceptAll(static(rows).select("id")),
 }
 
-# Every join by every bound: what it is, and the sides whose rows are never let go of.
+# Every join by every bound: what it is, and the sides whose rows never expire.
 BOUNDS = {"both": HOUR, "up to": UP_TO, "from": FROM, "none": "l.id = r.id"}
 JOINS: dict[tuple[str, str], tuple[OperatorKind, set[str]]] = {
     ("inner", "both"): (OperatorKind.INNER_JOIN, set()),

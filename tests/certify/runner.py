@@ -94,7 +94,7 @@ def run_cases(
     signals: Sequence[int],
     grace: float,
 ) -> None:
-    """Run the cases, so many at a time, until all have ended or a signal arrives. Saves each result at once."""
+    """Run the cases, so many at a time, until all have ended or a signal arrives. Saves each result immediately."""
     waiting, running = list(cases), list[Running]()
     try:
         while (waiting or running) and not signals:

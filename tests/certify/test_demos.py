@@ -77,7 +77,7 @@ def test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_continues_on
         assert re.fullmatch(r"\d{20}", table["position"])
     assert result["model"]["equal"] is True
     assert result["model"]["transactions"] > before > OPENING
-    # It read on: a flow that began anew would have read the whole history.
+    # It continued: a flow that started again would have read the complete history.
     assert 0 < result["rows_in"]["cdc_demo_shop"] < sum(table["rows"] for table in result["tables"].values())
     assert {part.state for part in LocalStack(tmp_path / ".headrace").ps()} == {"stopped"}
 

@@ -1,4 +1,4 @@
-"""Commands on late and bad rows, interrupted by SIGKILL."""
+"""Commands on late and invalid rows, interrupted by SIGKILL."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_every_purchase_is_there_once_and_gets_its_product_when_it_becomes_known
         "event_time_in_future",
     }
 
-    # The same purchases beside the products as they were when they were bought.
+    # The same purchases, joined with the products as they were when they were bought.
     history = replace(settings, dimension="dim/history", as_of=AsOf("ts", "since", "until"), max_offsets=100_000)
     elsewhere = target_for(tmp_path / "as-of", broker.bootstrap)
     write_history(spark, elsewhere, history)

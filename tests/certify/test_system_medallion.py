@@ -43,7 +43,7 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
     settings = settings_for("layers")
     target = target_for(tmp_path, broker.bootstrap)
     sent = filled(target, settings, rate=1)
-    # An order of last year: no watermark stands in its way to gold.
+    # An order of last year: no watermark drops it on its way to gold.
     old = {"order_id": "old", "customer_id": "c-1", "country": "PT", "amount": 12.5, "items": 1}
     ordered_at = (NOW - timedelta(days=365)).isoformat()
     send(target, settings.topic, {**old, "ordered_at": ordered_at}, {"trace": b"\x00\xff", "from": b"till 7"})
@@ -81,7 +81,7 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
     (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{target.table(settings.bronze_table)}`").collect()
     assert detail["properties"].items() >= RETAINED.items()
 
-    # A rule turns out to be too strict, and only warns from now on: what it kept out is driven again, by way of bronze.
+    # A rule was too strict, and only warns from now on: the rows that it dropped are redriven, by way of bronze.
     warned = (replace(rule, action="warn") if rule.name == "positive_amount" else rule for rule in settings.rules)
     loose = replace(settings, rules=tuple(warned), max_files=7)
     refused = [

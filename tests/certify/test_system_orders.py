@@ -49,10 +49,10 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
         figure = figures[NAMES[how]]
         outcome = replayed(spark, target, settings, how)
         assert sum(row.rows for row in figure.state) == outcome.state[-1]
-        # All that was kept and is not any more. Some rows are past their end when they come: in and out in one batch.
+        # All rows that were removed from the state. Some are past their end when they come: in and out in one batch.
         good = sent - sum(map(len, outcome.bad.values())) - len(outcome.late)
         assert 0 < sum(outcome.forgotten) <= figure.evicted <= good - outcome.state[-1]
-        # Bad and late records are not kept, and the first hour had fewer payments than the others.
+        # Invalid and late records are not stored, and the first hour had fewer payments than the others.
         assert reported[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
         assert reported[NAMES[how]]["forecast_bytes"] > 0
         reached = newest(target, settings, model.JOINS[how].delay_ms)
@@ -74,7 +74,7 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     for how in ("inner", "full"):
         reconciled(command, spark, target, settings, how)
 
-    # A day whose records the broker has let go of is not computed from what is left.
+    # A day whose records the broker has deleted is not computed from what is left.
     ends = [TopicPartition(settings.orders_topic, partition, 300) for partition in (0, 1)]
     admin = AdminClient(dict(target.kafka))
     for answer in admin.delete_records(ends).values():

@@ -1,4 +1,4 @@
-"""A driver that was paused in the middle of a batch, and goes on after another one has taken over."""
+"""A driver that was paused in the middle of a batch, and continues after another one has taken over."""
 
 from __future__ import annotations
 

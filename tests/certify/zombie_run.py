@@ -71,7 +71,7 @@ def main() -> None:
         checkpoints=str(folder / "checkpoints"),
         master="local[4]",
         kafka={"bootstrap.servers": bootstrap},
-        # The first one hardly ever looks at its lease by itself: only its batches, and its sinks, can find out.
+        # The first one hardly ever checks its lease: only its batches, and its sinks, can find out.
         lease=Lease("record", 600 if role == "first" else 3),
     )
     flows = [flow(row, sink, folder, role == "first") for row, sink in sinks(name).items()]

@@ -1,6 +1,6 @@
 """The sinks that are killed, each with a flow into it and a model in plain Python of what it has to hold.
 
-The stream comes in stages. A stage is what the sources get at once, and a flow reads it in one batch; a flow with a
+The stream comes in stages. A stage is what the sources get in one step, and a flow reads it in one batch; a flow with a
 watermark runs a second batch without rows, which closes what the first one has passed.
 
 To add a sink, add a line to `CASES`, and a reader to `readers` when its kind of place is new.
@@ -191,7 +191,7 @@ def beside_their_rank(stages: Stages) -> list[Row]:
 
 
 def as_envelopes(events: DataFrame) -> DataFrame:
-    """Changes of two tables, told by events: every fifth deletes the row of its key, the others set it."""
+    """Changes of two tables, derived from events: every fifth deletes the row of its key, the others set it."""
     missing = F.expr(f"seq % {_DELETES} = 0")
     columns = F.create_map(F.lit("key"), F.col("key"), F.lit("seq"), F.col("seq").cast("string"))
     return events.select(
@@ -301,7 +301,7 @@ class Case:
         return self.first_batch(number + 1) - 1
 
     def batch_to_die_in(self, point: str, number: int) -> int:
-        # A batch without rows follows from what the driver has in memory: a new driver does not plan it anew.
+        # A batch without rows follows from what the driver has in memory: a new driver does not plan it again.
         return self.first_batch(number) if point == "P0" else self.last_batch(number)
 
     def flow(self, sink: Sink) -> Flow:

@@ -40,7 +40,7 @@ from headrace.runtime import events
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 from headrace.sinks.kafka.topic import KafkaTopicSink
 
-# A driver with all flows is up in 10 s on a quiet machine; this one may be busy.
+# A driver with all flows is up in 10 s on an idle machine; this one may be busy.
 _PATIENCE_SECONDS = 480.0
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Outcome:
 
 
 class Line:
-    """Where drivers and their workers report. A caller that waits is held until `hang_up`."""
+    """Where drivers and their workers report. A caller that waits is blocked until `hang_up`."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -94,7 +94,7 @@ class Line:
             except OSError:
                 return  # the server is closed
             self._delayed.append(caller)
-            # A caller that was killed while it spoke, or hung up on, has said nothing. The next one is heard.
+            # A caller that was killed while it sent, or disconnected, has sent nothing. The next one is read.
             with contextlib.suppress(OSError):
                 words = caller.makefile().readline()
                 if words.endswith("\n"):
@@ -112,7 +112,7 @@ class Line:
             return None
 
     def hang_up(self) -> None:
-        """Let everyone go who is still there, and forget what was not heard: its sender is dead."""
+        """Release every caller, and drop what was not received: its sender is dead."""
         while self._delayed:
             self._delayed.pop().close()
         while self.receive(0) is not None:
@@ -139,7 +139,7 @@ class Step:
 
 
 def killed_at_every_point(points: Sequence[str]) -> list[Step]:
-    """Return a chain in which a process is killed at every point; the last driver loses workers and ends by itself."""
+    """Return a chain in which a process is killed at every point; the last driver loses workers and ends normally."""
     kills = [Step(((point, number),)) for number, point in enumerate(points)]
     return [*kills, Step(((LOST_WORKER, len(points)),))]
 
@@ -159,7 +159,7 @@ class Driver(Protocol):
     """What runs the flows of one step."""
 
     def died_of(self) -> str | None:
-        """Return why it ended by itself, or None while it runs."""
+        """Return why it ended without a kill, or None while it runs."""
 
     def drain(self) -> str:
         """Let it drain and end; return what it complained about."""
@@ -303,7 +303,7 @@ class Chain:
         create_topics(self.plan.target.kafka, {TOPIC: 1, **dict.fromkeys(outputs, 2)})
         exact = [place.topic for place in places if isinstance(place, KafkaExactlyOnceSink)]
         self.follower = Follower(self.plan.target, exact)
-        # In transactions, so that a stage is there as a whole: a flow reads it in one batch.
+        # In transactions, so that a stage appears completely: a flow reads it in one batch.
         self._feed = Producer({"bootstrap.servers": bootstrap, "transactional.id": "crash-feed"})
         self._feed.init_transactions()
 
@@ -346,7 +346,7 @@ class Chain:
         arrived: set[object] = set()
 
         def on_event(words: dict[str, object]) -> None:
-            # Of this point: what a driver said before it died may be heard by the next step.
+            # Of this point: a report that a driver sent before it died may be received by the next step.
             if words.get("point") in (point, REACHED):
                 arrived.add(words["case"])
 
@@ -406,7 +406,7 @@ class Chain:
         done: Callable[[Case], bool],
         on_event: Callable[[dict[str, object]], object] = lambda _words: None,
     ) -> None:
-        """Wait until every flow that is up is done; errors of flows are kept, and those that stay down left out."""
+        """Wait until every flow that is up is done; errors of flows are recorded, and those that stay down left out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while waiting := [case.name for case in self._up() if not done(case)]:
             words = self.line.receive(0.5)
@@ -426,7 +426,7 @@ class Chain:
     # ---- sources, checkpoints and sinks ----
 
     def give(self, number: int) -> None:
-        """Hand a stage to the sources, as a whole."""
+        """Send a stage to the sources, completely."""
         events: list[Event] = self.stages[number]
         beside = self._inbox.with_name(f"{number}.json")
         beside.write_text("".join(event.encoded() + "\n" for event in events))

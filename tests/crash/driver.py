@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# A blocked task holds its slot, and every flow needs one more to go on.
+# A blocked task holds its slot, and every flow needs one more to continue.
 _SLOTS = 32
-# At a task, as on a cluster: a driver on one machine does not try again by itself.
+# At a task, as on a cluster: a driver on one machine does not retry by default.
 _ATTEMPTS = 4
 
 # Not a point to die at: the driver keeps running, and loses a Python worker in the batch of the stage.
 LOST_WORKER = "lost worker"
-# What is said of a flow that an exception has ended, at whichever point it was to end.
+# What is reported of a flow that an exception has ended, at whichever point it was to end.
 REACHED = "reached"
 
 # Ends a flow, or stops it until the driver is dead.
@@ -163,7 +163,7 @@ class Probe(WrapsSinks):
 
 
 def _stop_before_publishing(stopped: Batch) -> None:
-    """Have the sink for captured tables stop when all of them have the batch and nobody is told."""
+    """Have the sink for captured tables stop when all of them have the batch and it is not published."""
     publish = delta_cdc.publish
 
     def stopping(session: SparkSession, location: str, tables: Iterable[PublishedTable], batch: Batch) -> None:

@@ -95,7 +95,7 @@ def test_no_class_is_recognized_by_the_names_of_its_methods() -> None:
 def test_streams_are_read_in_sources_only() -> None:
     modules = places_that_mention("readStream")
     assert modules
-    # The script of a rehearsal stands in for a source.
+    # The script of a rehearsal replaces a source.
     assert [where for where in modules if not where.startswith("sources/")] == ["testing/source.py"]
 
 
@@ -177,7 +177,7 @@ def test_an_init_only_exports() -> None:
 # Words of a private dialect: they say nothing to a reader who knows Spark, Kafka and Delta. No identifier may be one of
 # these or, split at underscores, contain one.
 DIALECT_PARTS = ("told", "given", "kept", "gone", "held", "whole", "anew", "meanwhile", "at_once", "hear")
-# Names that say nothing of the value they stand for. They are allowed as a part of a name, such as `find_or_create`.
+# Names that say nothing about their value. They are allowed as a part of a name, such as `find_or_create`.
 DIALECT_NAMES = (
     *("each", "found", "known", "wanted", "chosen", "said", "one", "things", "made", "seen", "heard"),
     *("beats", "heart", "pulse", "house", "keep"),

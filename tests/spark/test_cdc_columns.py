@@ -109,7 +109,7 @@ def test_rows_from_before_and_after_a_column_change_in_one_batch_are_distinguish
         ("c", None, order("5", "5", "5.50", "e")),
         ("d", order("5", "5", "5.50", "e"), None),
     )
-    # Wider types, with no other column to tell of it: a number that does not fit does.
+    # Wider types, with no other column to indicate it: a number that does not fit does.
     wider = (("u", None, order("1", "5", "1.75", "a")), ("c", None, order("3000000000", "3000000001", "3.1234", "c")))
     source.now, alone = WIDER, isinstance(stored_as, Mirror)
     if alone:
@@ -289,7 +289,7 @@ def test_a_dropped_column_does_not_block_a_new_one_and_comes_back_empty(spark: S
     write(4, table(id="integer"))
     assert source.asked == asked + 1
 
-    # A column that is made again holds nothing at the source, whatever its name held before.
+    # A column that is recreated is empty at the source, whatever a column of its name contained before.
     write(5, table(id="integer", note="text"), note="new")
     rows = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
     assert {(row.id, row.note) for row in rows.collect()} == {(0, None), (1, None), (2, None), (4, None), (5, "new")}

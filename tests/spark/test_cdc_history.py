@@ -30,7 +30,7 @@ def when(position: str | None) -> dt.datetime | None:
 
 
 def stored_rows(spark: SparkSession, folder: Path) -> set[model.Version]:
-    """Return the versions, having compared their times with the positions that they stand for."""
+    """Return the versions, having compared their times with their positions."""
     rows = spark.read.format("delta").load(str(folder / "orders")).collect()
     actual = set()
     for stored_row in rows:
@@ -112,7 +112,7 @@ def test_a_batch_that_breaks_off_and_comes_again_and_a_clock_that_went_back_leav
     seconds = rows.selectExpr(
         "id", "pieces", *(f"CAST(valid_{end} - TIMESTAMP'2026-01-01' AS INT)" for end in ("from", "to"))
     )
-    # The snapshot was taken at 90, after the change at 2: as if it had been told at once, and so without a time.
+    # The snapshot was taken at 90, after the change at 2: as if it had been captured at once, so without a time.
     assert sorted(map(tuple, seconds.collect())) == [(1, 1, 2, 2), (1, 2, 2, 5), (2, 5, 3, 6), (2, 6, 6, None)]
 
 

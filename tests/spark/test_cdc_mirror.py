@@ -110,7 +110,7 @@ def test_a_row_that_moves_takes_its_large_value_along_and_one_that_is_nowhere_kn
 
 
 def test_rows_of_an_interrupted_snapshot_are_deleted_when_the_next_one_is_complete(spark: SparkSession, tmp_path: Path):
-    # A place of a snapshot begins with a minus, so that it stands before every change.
+    # A position of a snapshot begins with a minus, so that it sorts before every change.
     first = [row("r", 5, 1), row("r", 5, 2), row("c", 3, 4)]
     apply(spark, tmp_path, first, [row("r", 9, 1, 7)], [Change("t", -9, None), row("r", 9, 3)])
 

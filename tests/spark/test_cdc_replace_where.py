@@ -118,7 +118,7 @@ def test_keys_of_several_columns_and_of_texts_are_quoted_whatever_they_contain(s
     texts = ["it's", "back\\slash", 'quo"te', "é\n", "%_", ""]
     apply(0, *(("c", item, n, n) for n, item in enumerate(texts)), ("c", "${user}", 0, 9))
     assert apply(1, *(("u", item, n, 100 + n) for n, item in enumerate(texts[:3])), ("d", "é\n", 3, 110)) == "REPLACE"
-    # A text that SQL would read as the name of a setting, were it not told otherwise.
+    # A text that SQL would read as the name of a setting, were it not quoted.
     assert apply(2, ("u", "${user}", 0, 200)) == "REPLACE"
 
     rows = spark.read.format("delta").load(str(tmp_path / "orders")).select("`a ``b`", "n", "value").collect()

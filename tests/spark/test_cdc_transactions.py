@@ -1,4 +1,4 @@
-"""Transactions over several tables, cut by batches anywhere: what is published holds whole ones only."""
+"""Transactions over several tables, cut by batches anywhere: what is published contains complete ones only."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write(spark: SparkSession, sink: DeltaCdc, target: Target, batch: int, *reco
 
 
 def orders(spark: SparkSession, target: Target, name: str) -> list[str]:
-    """The orders that a table tells of, as the published version has them."""
+    """The orders that a table contains, as the published version has them."""
     for row in spark.read.format("delta").load(f"{target.lake}/shop/_published").collect():
         if row.table == f"public.{name}":
             then = spark.read.format("delta").option("versionAsOf", row.version).load(row.path)
@@ -98,7 +98,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
 
     # A part of the first transaction is sent again after a crash of the connector: it waits for nothing.
     write(spark, sink, target, 2, change("items", 2, 1, "a2", "a"), end(2, 1, 3), end(3, 3, 1))
-    # A batch that cleans its tables cleans what it notes beside them, too.
+    # A batch that cleans its tables cleans its metadata tables, too.
     left = [Path(target.lake, "shop", name, "part-00000-killed.snappy.parquet") for name in ("_published", "_pending")]
     for file in left:
         file.write_bytes(b"PAR1")
@@ -108,7 +108,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
     assert [file for file in left if file.exists()] == []
     assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b", "c"], ["a", "a"])
 
-    # A transaction with two messages in the log beside its change, and one of a message alone, keep nothing waiting.
+    # A transaction with two messages in addition to its change, and one of a message alone, delay nothing.
     write(spark, sink, target, 4, change("orders", 3, 4, "d", "d"), end(4, 4, 1, messages=2), end(5, 5, 0, messages=1))
     assert orders(spark, target, "orders") == ["a", "b", "c", "d"]
 

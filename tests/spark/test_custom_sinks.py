@@ -60,7 +60,7 @@ def batch(target: Target, number: int, query_id: str = "q1", offsets: str = "") 
 
 @dataclass
 class Calls:
-    """A function that notes what it is handed, and fails as often as it is told, after it took the rows."""
+    """A function that notes what it is handed, and fails as often as declared, after it took the rows."""
 
     failures: int = 0
     observed: list[tuple[int, list[int]]] = field(default_factory=list)

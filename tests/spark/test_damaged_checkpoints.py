@@ -178,7 +178,7 @@ def test_a_backup_replaces_a_damaged_or_lost_checkpoint_and_the_flow_continues(s
     shutil.copytree(table, tmp_path / "table")
     assert (backup.committed, backup.planned) == (2, 2)
 
-    # Damaged: refused, restored, kept aside; the next batch counts on from the state of the backup.
+    # Damaged: refused, restored, renamed; the next batch counts on from the state of the backup.
     (shop.folder / "spark/offsets/2").write_text("v1")
     assert getattr(shop.run().error, "code", None) == "HR-320"
     aside = shop.restore(folder)

@@ -93,7 +93,7 @@ def test_the_last_row_of_a_snapshot_marks_older_rows_as_deleted(spark: SparkSess
     actual = decode_changes(rows(spark, reported), ITEMS, cleared=True).orderBy("_offset", F.desc("_op")).collect()
 
     assert [(item._op, item._key and item._key.id) for item in actual] == [("r", 0), ("r", 1), ("t", None), ("r", 2)]
-    # It stands between this snapshot and any earlier one, wherever its row comes among the others.
+    # It sorts between this snapshot and any earlier one, wherever its row comes among the others.
     place, before = f"-{4:019}", f"-{3:019}"
     assert [item._position for item in actual] == [place, place, before, place]
     assert [item._unreadable for item in actual] == [[]] * 4
@@ -296,7 +296,7 @@ def test_any_order_and_doubling_of_records_sorts_to_the_same_changes(
     records = []
     for offset, (op, number, note) in enumerate(history):
         row = EMPTY | {"id": number, "note": note}
-        # Two changes may stand at one place of the log: the offset tells them apart.
+        # Two changes may have one position of the log: the offset distinguishes them.
         source = at(100 + offset // 2)
         value = change(op, None, {"id": number}, source) if op == "d" else change(op, row, None, source)
         records.append(record(value, {"id": number}, offset))

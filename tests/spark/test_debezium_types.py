@@ -24,7 +24,7 @@ NAN = "NaN"
 LAST_DAY, FIRST_DAY = "+5881580-07-11", "-5877641-06-23"
 LAST, FIRST = "+294247-01-10 04:00:54.775807", "-290308-12-21 19:59:05.224192"
 
-# Column, type as the catalogue writes it, and what the full row holds. Times are told as texts, so that those outside
+# Column, type as the catalogue writes it, and the value in the full row. Times are texts, so that those outside
 # Python's calendar can be compared too.
 POSTGRES: list[tuple[str, str, object]] = [
     ("b", "boolean", True),
@@ -261,7 +261,7 @@ def test_the_edges_of_mariadb_arrive_as_they_were_inserted(
     key, op = (key + 10, "c") if streamed else (key, "r")
     actual = shown(mariadb_changes, key, op)
 
-    # Two that Debezium tells otherwise in a snapshot than in the stream: the year 0000 and a timestamp of zeros.
+    # Two that Debezium encodes differently in a snapshot than in the stream: the year 0000 and a timestamp of zeros.
     faulty = {"y", "ts", "gen"} if key % 10 == 2 else {"gen"}
     expected = {name: values.get(name) for name, _, _ in MARIADB if name not in faulty}
     assert {name: actual[name] for name in expected} == expected

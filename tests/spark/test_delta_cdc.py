@@ -101,7 +101,7 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
         sink.write(second, Batch("shop", "q1", 1, target, on_dead_letters=reported.append))
     sink.write(envelopes(spark), Batch("shop", "q1", 2, target))
 
-    # A table that was made and dropped again stops no other. One of which something is kept may not go like that.
+    # A table that was made and dropped again stops no other. One of which rows are stored may not be dropped silently.
     assert [(item.rows, item.why) for item in reported] == [(2, "gone")] * 2
     catalogue.tables["shop.orders"] = SkippedTable("shop.orders", "gone", MISSING)
     sink.prepare(spark, target)

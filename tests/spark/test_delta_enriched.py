@@ -1,4 +1,4 @@
-"""Rows beside a dimension that changes: each once, enriched or waiting, in every version of the table."""
+"""Rows joined with a dimension that changes: each once, enriched or waiting, in every version of the table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sink(dimension: Dimension = PRODUCTS) -> DeltaEnriched:
 
 
 def products(spark: SparkSession, target: Target, *names: str) -> None:
-    """Write the next version of the dimension: products named by themselves."""
+    """Write the next version of the dimension: products whose name equals their key."""
     rows = spark.createDataFrame([(name, name.upper(), None) for name in names], "id string, name string, price string")
     typed = rows.withColumn("price", rows.price.cast("decimal(10,2)")).coalesce(1)
     typed.write.format("delta").mode("overwrite").save(target.table("dim/products"))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SUBJECT = 42
-# Every text that the row ever held, and that no other row holds. The city is not among them: others live there.
+# Every text that the row ever contained, and that no other row contains. The city is not among them: others live there.
 TEXTS = [
     "anna.first@example.org",
     "anna.second@example.org",
@@ -151,7 +151,7 @@ class Lake:
             [("op", pa.string()), ("key", pa.struct([("id", pa.int64())])), ("before", both), ("after", both)]
         )
         write_deltalake(str(self.root / "bronze/customers"), pa.Table.from_pylist(changes, schema))
-        # What a batch kept of transactions that were not whole, and the next one after it, when they were.
+        # What a batch stored of incomplete transactions, and the next one after it, when they were complete.
         self.wait(1, 42, 43, 421)
         self.wait(2, 40)
         orders = [(42, 7, "a"), (43, SUBJECT, "b"), (44, SUBJECT, "c")]

@@ -34,7 +34,7 @@ def target(tmp_path: Path) -> Target:
 
 @dataclass
 class Recording:
-    """A sink that fails as often as it is told, and otherwise keeps what it is handed."""
+    """A sink that fails as often as declared, and otherwise records its rows."""
 
     failures: int = 0
     observed: list[tuple[str, list[int]]] = field(default_factory=list)

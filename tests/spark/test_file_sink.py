@@ -365,7 +365,7 @@ def test_committed_files_are_those_of_the_log_before_and_after_a_compaction(
     assert (folder / "_spark_metadata" / "9.compact").exists()
     assert SINK.committed_batches(spark, "rides", "0", target).last == {"q1": 11}
     assert sorted(row.id for row in SINK.read(spark, target).collect()) == list(range(12))
-    # Everything before the compaction may be gone: Spark deletes it after a while.
+    # Everything before the compaction may be missing: Spark deletes it after a while.
     for number in range(9):
         (folder / "_spark_metadata" / str(number)).unlink()
     assert len(committed_files(str(folder))) == 12

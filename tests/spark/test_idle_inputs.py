@@ -1,4 +1,4 @@
-"""Inputs that go quiet: the last windows close, exactly, and rows that were still to be read are not made late."""
+"""Inputs that become idle: the last windows close, exactly, and rows that were still to be read are not made late."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-# Spark tells of a quiet trigger every quarter of `idle`, so a short one keeps tests short. The clock is the test's own.
+# Spark reports an idle trigger every quarter of the idle timeout: a short one keeps tests short. The clock is fake.
 QUIET = Watermark("at", "1 minute", idle_timeout="2 seconds")
 STATE = RocksDB(shuffle_partitions=1)
 
@@ -91,7 +91,7 @@ def test_the_last_window_of_an_idle_input_closes_and_only_real_rows_are_counted(
     assert sink.rows() == model(1, 2, 6, 12)
     figures = running.figures["windows"]
     assert (figures.rows_in, figures.rows_out, figures.late, figures.bad, figures.error) == (4, 3, 0, {}, None)
-    # With an empty state nothing waits for the watermark: the heart is still, and Spark deletes the beats it has read.
+    # With an empty state nothing waits for the watermark: there are no ticks, and Spark deletes those it has read.
     assert len(idle_tick_files(target)) <= 1
     assert sum(item.rows for item in figures.state) == 0
 
@@ -118,7 +118,7 @@ def test_an_input_with_a_backlog_gets_no_idle_tick_however_far_the_clock_is(
     assert sink.rows() == model(*minutes)
     assert running.figures["windows"].late == 0
     assert sum(event.dropped for event in running.of(BatchCommitted)) == 0
-    # All rows were read before the first beat.
+    # All rows were read before the first idle tick.
     first = next((number for number, actual in enumerate(observed) if actual), len(observed))
     assert first >= len(minutes)
 
@@ -128,7 +128,7 @@ def test_a_driver_that_dies_during_and_after_an_idle_tick_changes_nothing(
 ):
     folder, clock = Folder(tmp_path / "in"), Hands(8)
     folder.put((1, 1), (2, 6))
-    # Batch 0 has the rows, 1 closes the first window, 2 reads the beat, and 3 closes the second window.
+    # Batch 0 has the rows, 1 closes the first window, 2 reads the idle tick, and 3 closes the second window.
     sink = Brittle(breaks={2, 3})
     for deaths in range(2):
         with live(spark, target, windows(folder, sink), clock) as running:
@@ -176,7 +176,7 @@ def test_an_idle_side_of_a_join_no_longer_delays_the_other(spark: SparkSession, 
     with live(spark, target, flow, clock) as running:
         running.wait_rows(read=3, written=1)
         assert sink.rows() == [(2, 2)]
-        # Orders go on, payments are quiet: without beats the watermark would stay at 12:01.
+        # Orders continue, payments are idle: without idle ticks the watermark would stay at 12:01.
         clock.minute = 30
         orders.put((3, 29))
         running.wait_rows(read=4, written=2)

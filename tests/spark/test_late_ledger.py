@@ -108,7 +108,7 @@ def flow(name: str, transform: Callable[..., DataFrame], **others: Any) -> Flow:
 def sessions_and_a_chain(rows: DataFrame) -> DataFrame:
     """Return the results of three operators: sessions, and windows that are fed by windows."""
     sessions = rows.groupBy(F.session_window("at", "3 minutes"), "who").count()
-    # Nothing of a record but these two columns reaches the window: where it lies in Kafka is told all the same.
+    # Nothing of a record but these two columns reaches the window: its position in Kafka is recorded all the same.
     five = rows.select("at", F.lit("x").alias("y")).groupBy(F.window("at", "5 minutes"), "y").count()
     ten_of_five = five.groupBy(F.window(F.window_time("window"), "10 minutes")).agg(F.sum("count").alias("count"))
     return sessions.select("count").union(ten_of_five.select("count"))

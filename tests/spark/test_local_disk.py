@@ -43,7 +43,7 @@ def path(spark: SparkSession, place: Path) -> Any:
 
 
 def processes_started(spark: SparkSession, folder: Path, work: Callable[[], object]) -> list[str]:
-    """Return the commands of the processes that the JVM starts meanwhile, from its flight recorder."""
+    """Return the commands of the processes that the JVM starts during the block, from its flight recorder."""
     recording = jvm(spark).jdk.jfr.Recording()
     recording.enable("jdk.ProcessStart").withoutThreshold()
     recording.start()

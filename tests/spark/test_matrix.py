@@ -93,7 +93,7 @@ class Stage:
         )
 
     def outcomes(self, created: dict[OutputMode, DataFrame]) -> dict[OutputMode, str]:
-        """Run a frame in each mode, all at once, and say of each whether Spark refused it or it ran to its end."""
+        """Run a frame in each mode, concurrently, and return for each whether Spark refused it or it ran to its end."""
         actual, running = {}, {}
         for mode, rows in created.items():
             try:
@@ -198,7 +198,7 @@ def test_spark_accepts_and_refuses_the_same_queries_as_the_matrix(
     stage.put([[("a", 1, 0), ("a", 2, 0), ("b", 3, 1)]])
     created = {mode: EXAMPLES[kind] for mode in OutputMode}
     if kind in AGGREGATED:
-        # Without an aggregation complete mode is refused at once; whether it runs with one is what is asked.
+        # Without an aggregation complete mode is refused immediately; whether it runs with one is what is asked.
         assert spark_refusal(EXAMPLES[kind](*blanks(spark)), OutputMode.COMPLETE)
         created[OutputMode.COMPLETE] = AGGREGATED[kind]
     required = {mode: expected(make, spark, mode) for mode, make in created.items()}
@@ -238,7 +238,7 @@ SAME_KEY: Sequence[Rows] = [[("a", 1, 0)], [("a", 2, 0)]]
 
 def test_duplicates_dropped_behind_an_aggregation_lose_its_updates(stage: Stage) -> None:
     played = stage.played(EXAMPLES[OperatorKind.DEDUP_AFTER_AGGREGATE], OutputMode.UPDATE, SAME_KEY)
-    # The count of `a` is 2 by the end, and nobody is told.
+    # The count of `a` is 2 by the end, and no row reports it.
     assert [[row[-1] for row in batch] for batch in played] == [[1], []]
 
 

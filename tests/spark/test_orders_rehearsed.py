@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-# What each batch tells, worked out by hand: empty ones are among them.
+# What each batch writes, worked out by hand: empty ones are among them.
 PAID, JUST = ("paid", True, True), ("just", True, True)
 LONE, UNPAID = ("lone", False, True), ("unpaid", True, False)
 REPORTED: dict[Join, list[list[tuple[str, bool, bool]]]] = {

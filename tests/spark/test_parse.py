@@ -1,4 +1,4 @@
-"""Payloads and the verdict on each, written by hand; and Spark beside the model where both define one."""
+"""Payloads and the verdict on each, written by hand; and Spark compared with the model where both define one."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_a_schema_of_numbers_and_lists_is_validated_by_the_same_rules(spark: Spa
     assert actual == [reason for _, reason in table]
 
 
-# Any field gone, null, of another type or cut: the two readers, written apart, must agree on what is a ride.
+# Any field missing, null, of another type or cut: the two readers, written apart, must agree on what is a ride.
 changed = st.dictionaries(
     st.sampled_from([*EVENT, "dropoff_lat", "fare_amount"]),
     st.one_of(

@@ -46,7 +46,7 @@ Row = tuple[str, int]
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows, cut into batches, and the attempts at each batch: True is whole, False breaks off half-way."""
+    """Rows, cut into batches, and the attempts at each batch: True is complete, False stops half-way."""
 
     rows: tuple[Row, ...]
     batches: tuple[tuple[Row, ...], ...]
@@ -60,7 +60,7 @@ def streams(draw: st.DrawFn) -> Stream:
     cuts = sorted(draw(st.lists(st.integers(0, len(rows)), min_size=1, max_size=2)))
     bounds = [0, *cuts, len(rows)]
     batches = tuple(rows[start:end] for start, end in itertools.pairwise(bounds))
-    # Spark goes on to the next batch only after an attempt that succeeded.
+    # Spark continues with the next batch only after an attempt that succeeded.
     before = st.lists(st.booleans(), max_size=2).map(lambda created: (*created, True))
     return Stream(rows, batches, tuple(draw(before) for _ in batches))
 
@@ -80,13 +80,13 @@ def newest_per_key(stream: Stream) -> list[Row]:
 class Subject:
     """A sink under test.
 
-    | field  | meaning                                                                            |
-    |--------|------------------------------------------------------------------------------------|
-    | sink   | makes the sink; the lake of the target is another one for each stream              |
-    | held   | reads what the sink holds                                                          |
-    | model  | what it has to hold                                                                |
-    | whole  | a batch is the whole result up to it, as in complete mode                          |
-    | target | makes the target below a folder; a broker or a database is asked for here          |
+    | field       | meaning                                                                       |
+    |-------------|-------------------------------------------------------------------------------|
+    | sink        | makes the sink; the lake of the target is another one for each stream         |
+    | stored_rows | reads the rows of the sink                                                    |
+    | model       | the expected rows                                                             |
+    | complete    | a batch is the complete result up to it, as in complete mode                  |
+    | target      | makes the target below a folder; a broker or a database is asked for here     |
     """
 
     sink: Callable[[Target], Sink]

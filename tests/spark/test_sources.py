@@ -1,4 +1,4 @@
-"""Every source but Kafka in real queries: rows arrive once, batches keep to their bound, a restart goes on."""
+"""Every source but Kafka in real queries: rows arrive once, batches respect their bound, a restart continues."""
 
 from __future__ import annotations
 

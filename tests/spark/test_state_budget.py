@@ -83,7 +83,7 @@ def test_a_flow_stops_after_the_batch_that_exceeds_its_budget_and_continues_exac
 def test_a_change_of_a_pinned_setting_is_refused_or_reported(spark: SparkSession, target: Target, tmp_path: Path):
     folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(60)
     folder.put((1, 0))
-    # A target that says otherwise about watermarks of several inputs is not heard: one input must not drop another's
+    # A target that says otherwise about watermarks of several inputs is ignored: one input must not drop another's
     # rows.
     policy = "spark.sql.streaming.multipleWatermarkPolicy"
     spark.sparkContext._jsc.sc().conf().set(policy, "max")

@@ -110,7 +110,7 @@ DELIVERED = [
     # The second of these batches forgets by the watermark that the first one has moved.
     [sale(4, 60)],
     [sale(5, 61)],
-    # An hour later the number of the first sale is used anew. The stream has forgotten it by then.
+    # An hour later the number of the first sale is used again. Its state has expired by then.
     [sale(1, 59), sale(4, 60.5)],
 ]
 RETAINED = [(1, 0), (2, 1), (3, 12), (4, 60), (5, 61), (1, 59)]

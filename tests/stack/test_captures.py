@@ -97,7 +97,7 @@ def test_a_row_of_mariadb_goes_through(broker: Broker, mariadb: Database, captur
             cursor.execute("DELETE FROM carried WHERE id = 1")
             assert until(("c", 2), ("d", 1)) == [("r", 1), ("c", 2), ("d", 1)]
         # The position is saved a moment after the changes are there. Without one more it would move only when the
-        # server tells that it is alive, once a minute.
+        # server reports that it is alive, once a minute.
         place = position_now(mariadb)
         cursor.execute("INSERT INTO carried VALUES (3, 'later')")
     await_position(capture, mariadb, ConnectClient(capture_worker.url), place)

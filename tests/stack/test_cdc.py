@@ -80,7 +80,7 @@ def unequal(spark: SparkSession, target: Target, where: Database) -> dict[str, o
 
 
 class CommandLine:
-    """`headrace reconcile cdc` in a project beside the tables, on the Spark of this run."""
+    """`headrace reconcile cdc` in a project with the tables, on the Spark of this run."""
 
     def __init__(self, folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         source = target.databases["shop"]

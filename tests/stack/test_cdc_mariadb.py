@@ -121,7 +121,7 @@ def execute(database: Database, *statements: str) -> None:
 
 
 def stop(connect: ConnectClient) -> None:
-    """Stop the connector, and return when it is: Kafka Connect answers before. Until then it would go on in the log."""
+    """Stop the connector, and return when it is: Kafka Connect answers before. Until then it would read on."""
     connect.stop(CAPTURE.connector)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (status := connect.status(CAPTURE.connector)) and (status.state != "STOPPED" or status.tasks):
@@ -132,7 +132,7 @@ def stop(connect: ConnectClient) -> None:
 def purge(database: Database) -> None:
     """Have the server remove all of its binlog but for the newest file.
 
-    It keeps a file that it sends to somebody, and learns that a reader is gone when it sends the next event.
+    It keeps a file that it sends to somebody, and learns that a reader has disconnected when it sends the next event.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     with mysql.session(database) as cursor:

@@ -1,4 +1,4 @@
-"""Continuous and real-time processing on a real broker: rows arrive, bad ones are filed, a restart loses none."""
+"""Continuous and real-time processing on a real broker: rows arrive or are quarantined, a restart loses none."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_spark_itself_leaves_partitions_without_a_slot_unread(
         .start()
     )
     try:
-        # Two of the four are read by the two slots, at once; four seconds are four epochs.
+        # Two of the four are read by the two slots, concurrently; four seconds are four epochs.
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(ids(place, "unbatched-rest")) < 2 and time.monotonic() < deadline:
             query.awaitTermination(0.2)

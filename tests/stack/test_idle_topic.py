@@ -1,4 +1,4 @@
-"""A topic that goes quiet, on a real broker: its last window closes, and records that come later are counted right."""
+"""A topic that becomes idle, on a real broker: its last window closes, and later records are counted right."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_last_window_of_an_idle_topic_closes(broker: Broker, spark: SparkSes
     try:
         assert met.wait(PATIENCE_SECONDS), observed
         assert sorted(map(tuple, sink.rows())) == [(0, 2)]
-        # In this order: a batch without rows may be heard of between any two of these.
+        # In this order: a batch without rows may be reported between any two of these.
         expected["out"] = 2
         met.clear()
         clock["minute"] = 20

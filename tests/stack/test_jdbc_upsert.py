@@ -550,7 +550,7 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
     in_between(monkeypatch, lambda: killed_and_back(mortal))
     with pytest.raises(PartUnavailable):
         write(1)
-    # The same, and the driver's connection survives: as when the server lost only a child, or a pooler stands between.
+    # The same, and the driver's connection survives: as when the server lost only a child, or a pooler is in between.
     own = StagingTable.write
 
     def emptied(staged: StagingTable, *arguments) -> None:

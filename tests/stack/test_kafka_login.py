@@ -1,4 +1,4 @@
-"""Brokers that ask for TLS, a password or a certificate: both clients get in, wrong ones are told, nothing leaks."""
+"""Brokers that ask for TLS, a password or a certificate: both clients connect, errors name the cause, nothing leaks."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_wrong_password_stops_the_flow_permanently(
 ):
     place = target(listeners.sasl(password=f"{CANARY}, but wrong"), tmp_path)
     began = time.monotonic()
-    # It is told at once, and not when all this time is over.
+    # It is reported immediately, and not when all this time is over.
     with monkeypatch.context() as patched:
         patched.setattr(client, "_ANSWER_WITHIN_SECONDS", 300.0)
         with pytest.raises(HeadraceError) as refused:

@@ -1,4 +1,4 @@
-"""Commands on late and bad rows, interrupted by an exception. `make certify` kills a process."""
+"""Commands on late and invalid rows, interrupted by an exception. `make certify` kills a process."""
 
 from __future__ import annotations
 

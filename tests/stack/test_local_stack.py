@@ -1,4 +1,4 @@
-"""The local stack with its real broker: started, adopted, killed, moved, kept and wiped."""
+"""The local stack with its real broker: started, adopted, killed, moved, retained and wiped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UP_THEN_CRASH = f"{UP} import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose parts are gone when the test is over, whatever happened in it."""
+    """A home whose parts are stopped when the test is over, whatever happened in it."""
     yield tmp_path / "home"
     LocalStack(tmp_path / "home").wipe()
 

@@ -1,4 +1,4 @@
-"""The local MariaDB as a part of the stack: found, killed, kept, and closed to everybody without its password."""
+"""The local MariaDB as a part of the stack: found, killed, retained, and closed to everybody without its password."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose parts are gone when the test is over, whatever happened in it."""
+    """A home whose parts are stopped when the test is over, whatever happened in it."""
     if os.environ.get("HEADRACE_NO_MARIADB") == "1":
         pytest.skip("HEADRACE_NO_MARIADB=1")
     yield tmp_path / "home"

@@ -1,4 +1,4 @@
-"""The local Postgres as a part of the stack: started, adopted, killed, moved, kept and wiped."""
+"""The local Postgres as a part of the stack: started, adopted, killed, moved, retained and wiped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose parts are gone when the test is over, whatever happened in it."""
+    """A home whose parts are stopped when the test is over, whatever happened in it."""
     yield tmp_path / "home"
     LocalStack(tmp_path / "home").wipe()
 

@@ -117,7 +117,7 @@ def test_rows_that_differ_are_named_with_their_columns_and_repaired(
     repair(spark, actual)
     assert compare(spark, postgres, table, location).equal
     positions = spark.read.format("delta").load(location).orderBy("id").select("id", POSITION).collect()
-    # The row that was missing stands before every change; the others keep what they had.
+    # The row that was missing sorts before every change; the others are unchanged.
     assert [tuple(item) for item in positions] == [
         (1, f"-{actual.position[1:]}"),
         (2, f"{102:020d}"),

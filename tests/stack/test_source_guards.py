@@ -125,7 +125,7 @@ def test_a_topic_made_again_and_filled_past_the_old_offset_is_refused(place: Pla
     assert f"'{place.topic}'" in error.what
     assert place.table() == [1, 2, 3]
 
-    # A wrong id accepts nothing; the right one goes on at offset 3 and says what is passed over.
+    # A wrong id accepts nothing; the right one continues at offset 3 and reports what is skipped.
     refused = place.run(accepted_topic_ids=(old,), data_loss_reason=WHY).error
     assert refused is not None
     assert refused.code == "HR-311"
@@ -158,7 +158,7 @@ def test_a_topic_made_again_under_a_running_flow(place: Place, length: int):
     # The batch that was planned on the new topic was never written, so the topic can be accepted.
     place.send(99)
     assert place.run(accepted_topic_ids=(new,), data_loss_reason=WHY).error is None
-    # Spark goes on at the old offset, or where the shorter topic ended when it was first seen.
+    # Spark continues at the old offset, or where the shorter topic ended when it was first seen.
     skipped = min(3, length)
     assert place.table() == [1, 2, 3, *ids[skipped:], 99]
     assert place.lost(1) == [(3, None, "lost", old), (0, skipped, "lost", new)]
@@ -211,7 +211,7 @@ def test_rows_that_are_deleted_while_a_batch_is_read_may_be_lost_and_stay_record
     assert place.table() == list(range(5, 10))
     assert place.lost(0) == [(0, 5, "may be lost", place.topic_id())]
 
-    # The batch is run again, and more is gone. Its rows are in the table.
+    # The batch is retried, and more is missing. Its rows are in the table.
     for entry in Path(place.target.flow_folder("orders")).glob("spark/commits/*0*"):
         entry.unlink()
     place.delete_before(7)

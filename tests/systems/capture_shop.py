@@ -1,4 +1,4 @@
-"""A shop in Postgres that is captured and kept in two ways, and what can happen to the parts between."""
+"""A shop in Postgres that is captured and stored in two ways, and what can happen to the parts between."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def moved(home: Path, source: Database) -> Database:
 
 
 class Running:
-    """A flow that runs beside the test, and what is heard of it."""
+    """A flow that runs in the background of the test, and its events."""
 
     def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
         self.target, self.flow = target, flow
@@ -104,7 +104,7 @@ class Running:
             assert self._news.wait_for(lambda: any(isinstance(event, kind) for event in self.events), seconds)
 
     def end(self, seconds: float = 300.0) -> HeadraceError | None:
-        """Wait until the flow has ended by itself; return what it ended with."""
+        """Wait until the flow has ended; return what it ended with."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the flow runs on"
         return self._ended
@@ -150,7 +150,7 @@ def drop_slot(where: Database, capture: Capture) -> None:
 
 
 class Shop:
-    """Orders and their payments under change, and what is kept of them: a mirror by whole transactions, a history."""
+    """Orders and their payments under change, and what is stored of them: a mirror by transactions, a history."""
 
     def __init__(
         self, spark: SparkSession, broker: Broker, source: Database, worker: ConnectWorker, lake: Path
@@ -204,7 +204,7 @@ class Shop:
             link.execute("INSERT INTO sold.orders VALUES (%s, 'again', 1) ON CONFLICT DO NOTHING", (n - 1,))
 
     def apply(self) -> list[Event]:
-        """Let the flows read what the topics hold. Returns what was told of the capture."""
+        """Let the flows read all records of the topics. Returns the events of the capture."""
         application = Application(self._spark, self.target, self.flows(AvailableNow()))
         reported: list[Event] = []
         application.bus.subscribe(lambda event: reported.append(event) if isinstance(event, CaptureUnhealthy) else None)

@@ -169,7 +169,7 @@ class Until:
 def _position(event: BatchCommitted) -> int:
     """Return how many records of the topic lie behind the flow.
 
-    Spark's count of rows will not do: where the files of a lost executor are computed anew, it counts rows twice.
+    Spark's count of rows will not do: where the files of a lost executor are recomputed, it counts rows twice.
     """
     (source,) = json.loads(str(event.progress["json"]))["sources"]
     return sum(offset for partitions in source["endOffset"].values() for offset in partitions.values())

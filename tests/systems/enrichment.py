@@ -96,7 +96,7 @@ def know_products(spark: SparkSession, target: Target, settings: EnrichmentSetti
 
 
 def write_history(spark: SparkSession, target: Target, settings: EnrichmentSettings) -> None:
-    """Write what was told of products as their history: each state from its time to the next one's.
+    """Write the states of products as their history: each state from its time to the next one's.
 
     Of every second product it is not known since when the first state was so.
     """

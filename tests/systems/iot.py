@@ -46,7 +46,7 @@ def settings_for(name: str) -> IotSettings:
         status_topic=f"{name}-status",
         trigger=AvailableNow(),
         max_offsets=MOST,
-        # Numbers of their own: the model has to hear of them.
+        # Numbers of their own: the model has to know them.
         **({"window": "4 minutes", "watermark": "1 minute"} if name == KILLED else {}),
     )
 
@@ -65,7 +65,7 @@ def send_before_the_kill(target: Target) -> None:
 
 @dataclass(frozen=True)
 class Returned:
-    """The past of a plant, and at its end a device that was offline for six hours and sends what it kept."""
+    """The past of a plant, and at its end a device that was offline for six hours and sends what it buffered."""
 
     topic: ClassVar[str] = "unused"
 
@@ -125,7 +125,7 @@ def repaired(folder: Path, target: Target, spark: SparkSession, monkeypatch: pyt
 
 
 def shown_is_what_is_there(spark: SparkSession, demo: IotDemo, scene: DemoContext, newest: list[DeviceMetrics]) -> None:
-    """The demo's line about the newest whole window, its table as declared, and its feed into the topic of its own."""
+    """The demo's line about the newest complete window, its table as declared, and its feed into its own topic."""
     (line,) = demo.status(scene, spark)
     readings = sum(row.reading_count for row in newest)
     busiest = max(newest, key=lambda row: row.reading_count)

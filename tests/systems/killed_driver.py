@@ -23,7 +23,7 @@ from headrace.runtime.events import Event
 from headrace.runtime.session import open_session
 from headrace.stack.jars import JarCache
 
-# The flows in a cold JVM take about a minute on a quiet machine.
+# The flows in a cold JVM take about a minute on an idle machine.
 _PATIENCE_SECONDS = 480.0
 
 

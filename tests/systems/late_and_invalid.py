@@ -1,4 +1,4 @@
-"""Late and bad rows of a flow that reads Kafka: shown, repaired and sent again, by commands, through kills.
+"""Late and invalid rows of a flow that reads Kafka: shown, repaired and sent again, by commands, through kills.
 
 A test module imports everything here and provides the fixture `interrupted`, a function that runs a command up to a
 moment of `late_run` and ends it there: by an exception, or by SIGKILL in a process of its own.
@@ -77,7 +77,7 @@ def without_shop(minute: float) -> bytes:
     return json.dumps({"price": "1.00", "at": (NOON + timedelta(minutes=minute)).isoformat()}).encode()
 
 
-# Three records are a batch. The watermark of batch 2 is 12:30, by which batch 3 tells its late rows.
+# Three records are a batch. The watermark of batch 2 is 12:30, by which batch 3 recognizes its late rows.
 RECORDS = [
     *(order("north", 1, "1.00"), order("south", 2, "2.00"), b'{"shop": "north", "price": "abc", "at": "2026-03-02"}'),
     *(order("north", 40, "4.00"), without_shop(3), b"\x1b[31mnot json"),
@@ -212,7 +212,7 @@ def test_a_window_whose_rows_are_missing_is_not_repaired_and_the_others_are(plac
         plan = work.plan()
         work.apply(plan)
 
-    # What is gone was read in batch 0, whose newest event is of 12:02: it cannot belong to the window from 12:25.
+    # The deleted ones were read in batch 0, whose newest event is of 12:02: it cannot belong to the window from 12:25.
     assert [start.astimezone(UTC).minute for start, _ in plan.windows] == [25]
     (left,) = plan.left
     assert left.window is not None

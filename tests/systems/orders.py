@@ -136,7 +136,7 @@ def reconciled(
     taken = {item["order_id"] for item in plan["examples"] if item["change"] == "remove"}
     assert taken <= {row["order_id"] for row in before}
     if how == "full":
-        # The order came too late, and its payment stood alone until now.
+        # The order came too late, and its payment had no order until now.
         lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
         assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
     alone = model.daily_rows(*records, model.JOINS["full"], start, end)

@@ -28,7 +28,7 @@ class Worker:
     process: subprocess.Popen[bytes]
 
     def die(self) -> None:
-        """End as a machine does whose power fails: the worker and all its executors, at once and without a word."""
+        """End as a machine does whose power fails: the worker and all its executors, immediately and without a word."""
         family = [psutil.Process(self.process.pid)]
         family += family[0].children(recursive=True)
         for item in family:

@@ -1,4 +1,4 @@
-"""What a capture's connector is told to do, what its traces mean, and which gaps of a log are seen."""
+"""The settings of a capture's connector, what its traces mean, and which gaps of a log are seen."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_binlog_that_was_removed_or_that_ends_before_the_position_is_hr_522():
     files = [("binlog.000002", 100), ("binlog.000003", 50)]
     assert _binlog(SHOP, files, {"file": "binlog.000002", "pos": 40}).retained_bytes == 110
     assert _binlog(SHOP, files, {"file": "binlog.000003", "pos": 50}).retained_bytes == 0
-    # A log that was begun anew (RESET MASTER), or another server's, has a file of the same name.
+    # A log that was started again (RESET MASTER), or another server's, has a file of the same name.
     for file, pos in (("binlog.000001", 40), ("binlog.000003", 51)):
         with pytest.raises(DataError, match=file) as reported:
             _binlog(SHOP, files, {"file": file, "pos": pos})

@@ -1,4 +1,4 @@
-"""What a flow does about its captures: it ends at a gap of the source's log, and tells of everything else."""
+"""What a flow does about its captures: it ends at a gap of the source's log, and reports everything else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST = log_gap_error(SHOP, "The slot is gone")
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set what the looks find, one after the other; the last one for ever."""
+    """Set what the looks find, one after the other; the last one forever."""
 
     def declared(*actual: CaptureProgress | HeadraceError, down: bool = False) -> None:
         rest = list(actual)

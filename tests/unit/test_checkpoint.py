@@ -137,7 +137,7 @@ def test_an_entry_that_is_not_there_is_refused(checkpoint: Checkpoint) -> None:
 
 
 def test_an_entry_without_the_offsets_of_a_source_is_refused(checkpoint: Checkpoint) -> None:
-    """A torn file may well end after a whole line."""
+    """A torn file may well end after a complete line."""
     offsets(checkpoint, 3, '{"rides":{"0":5}}')
     offsets(checkpoint, 4)
     with pytest.raises(RecoveryError) as refused:

@@ -144,7 +144,7 @@ def test_the_state_of_the_last_commit_needs_a_snapshot_and_every_change_since(
 
 
 def snapshot(tables: dict[str, int]) -> bytes:
-    """Return a snapshot of RocksDB as Spark uploads it: an archive with a list of the tables beside it."""
+    """Return a snapshot of RocksDB as Spark uploads it: an archive and a list of its tables."""
     listed = [{"localFileName": name, "dfsSstFileName": name, "sizeBytes": size} for name, size in tables.items()]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -416,7 +416,7 @@ def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(stored: Che
     plan_restore(stored.checkpoint, folder, flow)
     stored.batch(3)
     assert code(lambda: plan_restore(stored.checkpoint, folder, flow)) == "HR-327"
-    # Also when nothing but the manifest tells of the later batch.
+    # Also when nothing but the manifest contains the later batch.
     for path in sorted((stored.folder / "spark").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     assert code(lambda: plan_restore(stored.checkpoint, folder, flow)) == "HR-327"

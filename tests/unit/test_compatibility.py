@@ -200,7 +200,7 @@ def test_every_cell_that_is_not_allowed_has_a_reason_and_a_remedy() -> None:
 
 @pytest.mark.parametrize("page", ["output-modes.md", "triggers.md"])
 def test_the_tables_on_a_page_are_those_of_the_matrix(page: str) -> None:
-    # Draw them anew: python tools/matrix_page.py docs/levers/output-modes.md docs/levers/triggers.md
+    # Draw them again: python tools/matrix_page.py docs/levers/output-modes.md docs/levers/triggers.md
     text = (LEVERS / page).read_text()
     assert "<!-- matrix: " in text
     assert drawn(text) == text

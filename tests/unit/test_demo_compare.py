@@ -1,4 +1,4 @@
-"""Rows of a sink beside the right ones: what counts as a difference."""
+"""Rows of a sink compared with the expected ones: what counts as a difference."""
 
 from __future__ import annotations
 

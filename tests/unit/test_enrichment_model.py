@@ -98,7 +98,7 @@ def test_products_are_in_order_independent_of_the_start_and_change_their_price()
     end = [ConsumedRecord(0, number, 0, item.key, item.value) for number, item in enumerate(created)]
     same = [ConsumedRecord(0, number, 0, item.key, item.value) for number, item in enumerate(later)]
     complete = newest_products(end)
-    # Those that are no longer sold are not told any more.
+    # Those that are no longer sold are not sent any more.
     assert {name: item for name, item in complete.items() if name in newest_products(same)} == newest_products(same)
     prices: dict[str, set[str]] = {}
     for item in created:

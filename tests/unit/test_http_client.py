@@ -21,7 +21,7 @@ from headrace.flow.target import Service
 
 
 class Desk(ThreadingHTTPServer):
-    """Answers each request as it was told to, the last answer for ever, and keeps what it got."""
+    """Sends the declared answers in order, the last one forever, and records the requests."""
 
     daemon_threads = True
 

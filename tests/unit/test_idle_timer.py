@@ -1,4 +1,4 @@
-"""When a quiet input gets a beat. Times are milliseconds; `idle` is 10 s."""
+"""When an idle input gets an idle tick. Times are milliseconds; the idle timeout is 10 s."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_without_state_an_idle_tick_is_due_when_the_sink_has_pending_rows() -> N
     beating.on_batch({"rows": InputProgress(3)}, state_rows=0)
     for clock.now in (105_000, 110_000, 111_000):
         assert beating.on_empty_trigger() == {}
-    # Before its input is quiet for long enough nobody asks the sink.
+    # Before its input is idle for long enough nobody asks the sink.
     assert asked == [110_000, 111_000]
     waits[0] = True
     clock.now = 112_000

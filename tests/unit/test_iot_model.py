@@ -159,7 +159,7 @@ def test_a_silence_is_reported_once_when_the_watermark_has_passed_it_and_the_ret
         DeviceStatusRow("d2", "SILENT", ms(0), ms(15), 900),
     ]
 
-    # d1 is back at 12:40, and what it kept meanwhile is late.
+    # d1 is back at 12:40, and what it buffered until then is late.
     topic.batch(reading(40), reading(41, device="d2"), reading(14))
     topic.batch(reading(45, device="d2"))
     topic.batch()
@@ -227,7 +227,7 @@ def test_a_delayed_reading_closes_a_gap_before_a_silence_is_reported() -> None:
     assert drive.advance_to(NOON + timedelta(minutes=34)) == []
     (silent,) = drive.advance_to(NOON + timedelta(minutes=35))
     assert (silent.status, silent.at) == ("SILENT", NOON + timedelta(minutes=35))
-    # Silent for days is told once, and kept in one value, until it is forgotten.
+    # A silence of days is reported once, and stored in one value, until it expires.
     last = NOON + timedelta(minutes=20)
     assert drive.timers("d1") == [last + MONTH]
     assert drive.advance_to(NOON + timedelta(days=30)) == []
@@ -260,7 +260,7 @@ def test_a_device_whose_state_expired_is_new_when_it_sends_again(
 
 
 def test_a_plant_that_falls_silent_completely_is_reported_within_25_minutes() -> None:
-    """By beats alone: 15 minutes of silence, 2 of the watermark, 5 of `idle_timeout`, and up to the next beat."""
+    """By idle ticks alone: 15 minutes of silence, 2 of the watermark, 5 of `idle_timeout`, and up to the next tick."""
     (rows,) = flows()[1].named_inputs.values()
     assert rows.watermark is not None
     assert rows.watermark.idle_timeout is not None

@@ -1,9 +1,9 @@
 """The protocol of exactly-once into Kafka, played through: crashes, zombies and lost answers at every step.
 
 A log in memory follows Kafka's rules for transactions. Drivers are generators that stop after each of their steps; a
-seed decides who goes on, who dies, which commit arrives late, and when a second driver takes the flow for dead. What a
-ledger's entry means is decided by the sink's own `is_due`. In the end one driver finishes the work undisturbed, and the
-log must hold every row of every batch once.
+seed decides who continues, who dies, which commit arrives late, and when a second driver takes the flow for dead. What
+a ledger's entry means is decided by the sink's own `is_due`. In the end one driver finishes the work undisturbed, and
+the log must hold every row of every batch once.
 
 Each test of a broken protocol shows that the play would notice: it takes one rule away, and rows are lost or doubled.
 """
@@ -48,7 +48,7 @@ class Transaction:
 
 @dataclass
 class Log:
-    """A coordinator, a topic and a ledger. A call is one step: it happens as a whole or not at all."""
+    """A coordinator, a topic and a ledger. A call is one step: it happens completely or not at all."""
 
     epochs: Counter[str] = field(default_factory=Counter)
     open: dict[str, Transaction] = field(default_factory=dict)
@@ -174,7 +174,7 @@ def in_slots(world: World, batch: Batch, *, staged: bool = True) -> Steps:
 
 
 def slots_without_staging(world: World, batch: Batch) -> Steps:
-    """Broken: a second attempt sends the rows that it computed anew, to the slots that are not in."""
+    """Broken: a second attempt sends the rows that it recomputed, to the slots that are not in."""
     return in_slots(world, batch, staged=False)
 
 
@@ -213,7 +213,7 @@ def played(protocol: Protocol, seed: int) -> list[Row]:
 
 
 def goes_on(first: Steps) -> bool:
-    """Let a driver do a step; False when it is done, or was told that it is not the one."""
+    """Let a driver do a step; False when it is done, or was refused."""
     try:
         next(first)
     except (StopIteration, Fenced):

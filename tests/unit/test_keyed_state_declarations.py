@@ -163,7 +163,7 @@ def test_timers_are_rounded_up_to_milliseconds_and_need_a_zone() -> None:
 
 
 class Deaf(KeyedState[Nothing, Rang]):
-    """Asks for a moment, and has nobody to be told of it."""
+    """Sets a timer, and has no method to handle it."""
 
     clock = EventTime("ts")
 

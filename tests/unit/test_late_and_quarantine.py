@@ -1,4 +1,4 @@
-"""What is told of late and bad rows: payloads that are safe to print, and the delay that would have kept rows."""
+"""The listing of late and invalid rows: payloads that are safe to print, and the delay that would have sufficed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_summary_counts_rows_once_and_suggests_a_sufficient_delay(tmp_path: Pa
     assert summary.by_hour == {"2026-03-02T13:00Z": 10}
     assert summary.by_operator == {"window": 9, "deduplication": 1}
     assert summary.late_by == {"p50": 120, "p90": 120, "p99": 22 * 60, "max": 22 * 60}
-    # Nine of ten are kept by one minute more (and a moment), all by 20.
+    # Nine of ten are in time with one minute more (and a moment), all by 20.
     rows_ = {"90 %": "11 minutes 1 second", "99 %": "30 minutes 1 second", "100 %": "30 minutes 1 second"}
     assert summary.delays == {"rows": rows_}
     assert [(window.rows, window.repaired) for window in summary.windows] == [(1, False), (1, False), (8, True)]

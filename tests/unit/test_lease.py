@@ -34,7 +34,7 @@ with acquire_lease(Checkpoint.of("rides", target, LocalFileStore()), Lease(sys.a
 """
 
 RECORD = Lease("record", 1.5)
-# Of a holder that lives: it must not be taken for dead because the machine is too busy for its beats.
+# Of a holder that lives: it must not be taken for dead because the machine is too busy for its renewals.
 PATIENT = Lease("record", 12)
 
 

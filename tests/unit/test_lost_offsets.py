@@ -1,4 +1,4 @@
-"""Which offsets are gone, by a table worked out by hand, and what is recorded of them."""
+"""Which offsets are missing, by a table worked out by hand, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_missing_topic_stops_the_flow_unless_loss_is_accepted(checkpoint: Chec
     assert refused.value.code == "HR-506"
     going_on = identities(checkpoint, Orders(data_loss_reason="why"))
     going_on.at_start({"rows": {"a": "1"}})
-    # Until a batch has gone on without it, a topic of its name is not the one that the offsets are about.
+    # Until a batch has continued without it, a topic of its name is not the one that the offsets are about.
     with pytest.raises(RecoveryError):
         going_on.before_batch({"rows": {"a": "1", "b": "3"}})
     going_on.forget("rows", {"b"})

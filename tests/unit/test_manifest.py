@@ -172,10 +172,10 @@ def test_a_file_that_must_be_there_is_named(
     for path in missing:
         at(noted, f"spark/{path}").unlink()
     if not with_manifest and named in ("sources/0/0", "commits/3"):
-        require_intact(noted)  # nothing tells that they were there
+        require_intact(noted)  # nothing shows that they existed
         return
     if not with_manifest and len(missing) == 4:
-        named = "offsets/3"  # the commits tell of it
+        named = "offsets/3"  # the commits contain it
     with pytest.raises(RecoveryError) as refused:
         require_intact(noted)
     assert refused.value.code == "HR-320"

@@ -97,7 +97,7 @@ def test_the_same_seed_results_in_the_same_orders_and_some_violate_each_rule_exc
     assert {"order", "late", "duplicate", *MALFORMED} == set(kinds)
     actual = model.silver(ConsumedRecord(0, n, item.arrival_ms, item.key, item.value) for n, item in enumerate(created))
     assert {name for name, rows in actual.broken.items() if rows} == set(model.RULES) - {"sane_amount"}
-    # What is left out: bad, a test, or there already.
+    # What is left out: invalid, a test, or there already.
     assert len(actual.orders) < len(created) - kinds["duplicate"]
     late = [item.arrival_ms - (item.event_time_ms or 0) for item in created if item.kind == "late"]
     assert min(late) >= 24 * 3_600_000

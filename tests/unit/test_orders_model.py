@@ -119,7 +119,7 @@ def test_a_row_at_or_before_the_watermark_of_the_batch_before_is_late():
 def test_rows_that_the_watermark_has_left_behind_do_not_meet_in_one_batch():
     topics = Topics()
     topics.batch("o a 12:00:00", "p a 12:00:00")
-    topics.batch("o b 10:00:00", "p b 10:10:00")  # not late yet, and too old to be kept
+    topics.batch("o b 10:00:00", "p b 10:10:00")  # not late yet, and too old to be stored
     assert topics.rows_by_batch(JOINS["full"]) == [["a"], ["b o", "b p"]]
 
 
@@ -157,7 +157,7 @@ def test_the_hit_rate_covers_the_minutes_whose_unpaid_orders_are_written():
     topics = Topics()
     topics.batch("o a 10:00:10", "o b 10:00:50", "o c 10:01:00", "p a 10:05:00", "p c 10:02:00")
     topics.batch("o x 11:31:00", "p y 11:31:00")
-    topics.batch()  # runs with 11:01: orders of before 10:01 are judged, and c is told as paid only
+    topics.batch()  # runs with 11:01: orders of before 10:01 are final, and c is written as paid only
     outcome = replay(topics.orders, topics.payments, topics.batches, JOINS["left"])
     assert paid_by_minute(outcome, JOINS["left"].bound_ms) == [(ms("10:00:00"), 2, 1)]
     # a and b, and their payments of 10:05 and 10:02, are out of the state.
@@ -176,7 +176,7 @@ def test_the_state_is_each_rate_times_the_retention_of_its_rows():
     # 20 x (10 + 60) minutes of orders and 10 x 10 minutes of payments; 30 minutes for the outer joins.
     assert settings.expected_rows("inner", 20, 10) == 20 * 4200 + 10 * 600
     assert settings.expected_rows("full", 20, 10) == 20 * 5400 + 10 * 1800
-    # An order has two texts of 24 and a time of 8, a payment a text, an amount of 8 and a time; 48 beside them each.
+    # An order has two texts of 24 and a time of 8, a payment a text, an amount of 8 and a time; 48 more each.
     assert settings.expected_bytes("full", 20, 10) == 20 * 5400 * 104 + 10 * 1800 * 88
 
 

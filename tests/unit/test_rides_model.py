@@ -299,7 +299,7 @@ def test_driver_metrics_appear_once_when_the_watermark_passes_their_window() -> 
         ride("08:16", driver_id="d1"),
     )
     topic.batch(ride("08:40", driver_id="d5"), ride("08:45", "in_progress"))  # W becomes 08:15 after it
-    topic.batch(ride("08:14:59", driver_id="d2", rider_id="u9", fare_amount=1))  # not late yet, and closed at once
+    topic.batch(ride("08:14:59", driver_id="d2", rider_id="u9", fare_amount=1))  # not late yet, and closed immediately
     topic.batch(ride("08:05", driver_id="d1"))
     outcome = replay(topic.records, topic.batches, DRIVER_METRICS)
     start, end = ms("08:00"), ms("08:15")

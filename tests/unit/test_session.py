@@ -1,4 +1,4 @@
-"""The settings that a flow's levers stand for, and a session that does not start."""
+"""The settings that a flow's levers set, and a session that does not start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""headrace.yml: what is read from it, and what is said about one that is wrong."""
+"""headrace.yml: what is read from it, and the errors of an invalid one."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_growth_in_steps_is_a_line_through_the_peaks() -> None:
 
 
 def test_windows_that_fill_and_close_are_not_growth() -> None:
-    # Fills to 120 in 6 batches, then closes: for ever the same.
+    # Fills to 120 in 6 batches, then closes: the same from then on.
     grown = growth((second, 20 * (second % 6 + 1)) for second in range(60))
     assert grown.per_second() == 0.0
     assert grown.seconds_until(125) is None

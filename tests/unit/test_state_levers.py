@@ -163,9 +163,9 @@ def test_an_unbounded_join_is_reported_with_its_state_per_hour() -> None:
     measured = {(two.name, "a"): MeasuredRates({"records": 10.0}), (two.name, "b"): MeasuredRates({"records": 5.0})}
     (actual,) = (item for item in check([two], measured, plans) if item.code == "HRC-216")
     assert actual.severity is Severity.WARNING
-    # 15 records a second; a text of 24, a time of 8 and 48 beside them are 80 bytes each, 4,320,000 in all.
+    # 15 records a second; a text of 24, a time of 8 and 48 more are 80 bytes each, 4,320,000 in all.
     assert "54,000 more rows with every hour, about 4.1 MB" in actual.reason
-    # Of a join that keeps one side for ever, its rows alone: 5 a second.
+    # Of a join that keeps one side forever, its rows alone: 5 a second.
     half = {two.name: QueryPlan((Operator(OperatorKind.OUTER_JOIN_HALF, unbounded_inputs=("b",)),))}
     warned = {item.code: item.reason for item in check([two], measured, half)}
     assert "(b 5.0 a second) the join keeps 18,000 more rows with every hour, about 1.4 MB" in warned["HRC-216"]
@@ -284,7 +284,7 @@ def test_a_damaged_record_of_the_order_is_refused(target: Target) -> None:
 
 
 class Watched:
-    """A watch with a clock of its own, and what it told."""
+    """A watch with its own clock, and its events."""
 
     def __init__(self, target: Target, budget: StateBudget) -> None:
         self.now, self.reported = 0, []

@@ -1,4 +1,4 @@
-"""Small files on this machine's disk: whole or not there."""
+"""Small files on this machine's disk: complete or missing."""
 
 from __future__ import annotations
 
