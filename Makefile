@@ -69,7 +69,7 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 jar: setup  ## Build the class that reads flat JSON, after a change of its source (needs a JDK)
 	@$(BIN)/python tools/build_jar.py
 
-lock: | $(UV)  ## Resolve the dependencies anew into the two lock files
+lock: | $(UV)  ## Resolve the dependencies again into the two lock files
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra stack --extra serve pyproject.toml -o requirements.lock
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
 

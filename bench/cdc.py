@@ -64,7 +64,7 @@ class Table:
         """Apply one batch. Returns what it took, in words.
 
         What others have written goes to the disk first, and their garbage out of the memory: a table that a MERGE wrote
-        anew is a gigabyte of both, and whoever came next would pay for it.
+        again is a gigabyte of both, and whoever came next would pay for it.
         """
         os.sync()
         jvm = self.spark._jvm
@@ -192,11 +192,11 @@ def grown(spark: SparkSession, target: Target, folder: Path, settings: Settings)
 def marked(spark: SparkSession, target: Target, folder: Path, settings: Settings) -> tuple[dict[str, object], bool]:
     """Give the same batches to mirrors with and without marked rows, of several sizes. Returns what marking brings."""
     figures = dict[str, object]()
-    # None of them begins to mark rows by itself.
+    # None of them starts to use deletion vectors.
     table._WORTH_VECTORS = sys.maxsize
     for rows in (settings.rows // part for part in (100, 30, 10, 3)):
         orders = Orders(rows, settings.batch)
-        rewriting, marks = (mirror(spark, target, orders, f"{name}-{rows}") for name in ("anew", "marks"))
+        rewriting, marks = (mirror(spark, target, orders, f"{name}-{rows}") for name in ("rewrite", "marks"))
         location = f"{target.table(f'marks-{rows}')}/orders"
         size_of_table = size(spark, location)
         spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")

@@ -5,7 +5,7 @@
 
 - skew: the same number of readings twice, a fifth of them by one device, then nine tenths. Each flow drains both topics
   in turn. Reported: how much longer the second one takes.
-- sustained: a backlog of four batches, and readings that go on coming. Reported: the size and the time of every
+- sustained: a backlog of four batches, and readings that continue to arrive. Reported: the size and the time of every
   batch, and how many readings wait behind it. The bound holds when no batch is larger, and less waits at the end.
 """
 
@@ -101,7 +101,7 @@ def _drained(spark: SparkSession, target: Target, topic: IotSettings, number: in
 
 
 def sustained(spark: SparkSession, target: Target, rate: float, seconds: float, bound: int) -> dict[str, object]:
-    """Begin with a backlog of four batches, let readings go on coming, and say what every batch took."""
+    """Begin with a backlog of four batches, let readings continue to arrive, and return the time of every batch."""
     settings = replace(settings_for("sustained", target), max_offsets=bound, trigger=Every("10 seconds"))
     readings = IotGenerator(IotTraffic(rate=rate))
     generate(readings, target, topic=settings.topic, backfill=timedelta(seconds=4 * bound / rate), live=_NOTHING)

@@ -85,7 +85,7 @@ def completed(rides: DataFrame) -> DataFrame:
 
 
 def parsed(records: DataFrame) -> DataFrame:
-    """Read the payload and check nothing: what cannot be read goes on as a row of nulls."""
+    """Read the payload and check nothing: what cannot be read becomes a row of nulls."""
     return records.select(F.from_json(F.col("value").cast("string"), RIDE).alias("ride")).select("ride.*")
 
 

@@ -51,24 +51,24 @@ def row(op: str, position: int, key: Key, pieces: Value = None, note: Value = No
 def frame(spark: SparkSession, changes: list[Change], first_offset: int = 0) -> DataFrame:
     rows = [
         (
-            each.op,
-            each.text,
+            change.op,
+            change.text,
             0,
             first_offset + number,
-            BEGAN + dt.timedelta(seconds=each.position),
+            BEGAN + dt.timedelta(seconds=change.position),
             None,
-            None if each.key is None else (each.key,),
-            None if each.op in "dt" else tuple(dict(each.values)[name] for name in ("id", "pieces", "note")),
-            sorted(each.unavailable),
+            None if change.key is None else (change.key,),
+            None if change.op in "dt" else tuple(dict(change.values)[name] for name in ("id", "pieces", "note")),
+            sorted(change.unavailable),
         )
-        for number, each in enumerate(changes)
+        for number, change in enumerate(changes)
     ]
     return spark.createDataFrame(rows, SCHEMA).coalesce(1)
 
 
 def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
     """Read envelopes with the key `id`: columns of type `bigint` as numbers, and all others as text."""
-    types = {each.name: "bigint" if each.type == "bigint" else "string" for each in table.columns}
+    types = {column.name: "bigint" if column.type == "bigint" else "string" for column in table.columns}
     after = F.struct(*(F.col("after")[name].cast(kind).alias(name) for name, kind in types.items()))
     return rows.where("op <> 'm'").select(
         F.col("op").alias("_op"),

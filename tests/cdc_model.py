@@ -1,7 +1,7 @@
 """What a mirror and a history have to hold after a set of changes: plain Python, that shares nothing with the package.
 
 A change counts once, wherever and however often it arrived. Of a key's changes and of all truncates, in the order of
-the log, each row that was told is a version, and ends with whatever comes next.
+the log, each row is a version that ends with the next change of its key.
 """
 
 from __future__ import annotations
@@ -37,50 +37,50 @@ def _order(change: Change) -> tuple[str, int]:
 
 def history(changes: Iterable[Change], *, marks: bool = False) -> set[Version]:
     """Every version; with `marks` also one without values for each time in which a row that had been was not there."""
-    log = _whole(sorted(set(changes), key=_order))
-    found: set[Version] = set()
-    for key in {each.key for each in log if each.key is not None}:
-        mine = [each for each in log if each.key in (key, None)]
+    log = _complete(sorted(set(changes), key=_order))
+    actual: set[Version] = set()
+    for key in {item.key for item in log if item.key is not None}:
+        mine = [item for item in log if item.key in (key, None)]
         for at, change in enumerate(mine):
             after = mine[at + 1 :]
             if change.op in "dt":
                 if not marks or at == 0 or mine[at - 1].op in "dt":
                     continue
-                after = [each for each in after if each.op not in "dt"]
-                told = None
+                after = [item for item in after if item.op not in "dt"]
+                reported = None
             else:
-                told = change.values
+                reported = change.values
             until = after[0] if after else None
             ends = (until.text, until.op) if until else (None, None)
-            found.add(Version(key, told, change.op, change.text, *ends))
-    return found
+            actual.add(Version(key, reported, change.op, change.text, *ends))
+    return actual
 
 
-def _whole(log: Iterable[Change]) -> list[Change]:
+def _complete(log: Iterable[Change]) -> list[Change]:
     """The log with the values that it left out: those of the row before, under its old key where it moved."""
-    held: dict[Key | None, Values] = {}
+    stored: dict[Key | None, Values] = {}
     left: dict[str, Values] = {}
-    found = []
-    for each in log:
-        if each.op == "d":
-            left[each.text] = held.pop(each.key, {})
-        elif each.op != "t":
-            before = left.get(each.text, {}) if each.op == "c" else held.get(each.key, {})
-            values = {name: before[name] if name in each.unavailable else value for name, value in each.values}
-            held[each.key] = values
-            each = replace(each, values=tuple(values.items()))  # noqa: PLW2901 - the same change, told in full
-        found.append(each)
-    return found
+    actual = []
+    for item in log:
+        if item.op == "d":
+            left[item.text] = stored.pop(item.key, {})
+        elif item.op != "t":
+            before = left.get(item.text, {}) if item.op == "c" else stored.get(item.key, {})
+            values = {name: before[name] if name in item.unavailable else value for name, value in item.values}
+            stored[item.key] = values
+            item = replace(item, values=tuple(values.items()))  # noqa: PLW2901 - the same change with all values
+        actual.append(item)
+    return actual
 
 
 def mirror(changes: Iterable[Change]) -> dict[Key, Values]:
     """The rows that are there."""
-    return {each.key: dict(each.values) for each in history(changes) if each.is_current and each.values is not None}
+    return {item.key: dict(item.values) for item in history(changes) if item.is_current and item.values is not None}
 
 
 @dataclass
 class Source:
-    """A table that things happen to by chance, and its log. What is told by a snapshot was there before."""
+    """A table that things happen to by chance, and its log. Rows of a snapshot existed before."""
 
     chance: random.Random
     keys: int
@@ -118,12 +118,14 @@ class Source:
             return
         pieces_and_note = self.rows.pop(key)
         self.log.append(row("d", self.place, key))
-        other = self.chance.choice([each for each in range(self.keys + 5) if each not in self.rows and each != key])
+        other = self.chance.choice(
+            [number for number in range(self.keys + 5) if number not in self.rows and number != key]
+        )
         if what == "move":
             self.rows[other] = pieces_and_note
             lacks = self.large and self.chance.random() < 0.5
-            told = (pieces_and_note[0], None, "note") if lacks else pieces_and_note
-            self.log.append(row("c", self.place, other, *told))
+            reported = (pieces_and_note[0], None, "note") if lacks else pieces_and_note
+            self.log.append(row("c", self.place, other, *reported))
 
     def _update(self, key: Key) -> None:
         pieces, note = self._values()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # The second compiler, for what runs often. It costs 40 s of a JVM's first 150 s and saves a quarter of what follows.
 _LONG_LIVED = "-Xms1g -XX:TieredStopAtLevel=4 -XX:Tier4InvocationThreshold=15000 -XX:Tier4CompileThreshold=30000"
 
-pytest.register_assert_rewrite("crash.checks", "systems.late_and_bad")
+pytest.register_assert_rewrite("crash.checks", "systems.late_and_invalid")
 pytest_plugins = ["own_ports", "process_logs", "early_failures", "pytester"]
 
 

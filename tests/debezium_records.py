@@ -1,4 +1,4 @@
-"""Records of Debezium as a Kafka input hands them on: the envelope read, topic, partition, offset and key beside it."""
+"""Records of Debezium as a Kafka input hands them on: the decoded envelope with topic, partition, offset and key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def recorded(name: str) -> list[Record]:
 
 def rows(spark: SparkSession, records: Iterable[Record]) -> DataFrame:
     raw = spark.createDataFrame(
-        [(each["topic"], each["partition"], each["offset"], each["key"], each["value"]) for each in records],
+        [
+            (record["topic"], record["partition"], record["offset"], record["key"], record["value"])
+            for record in records
+        ],
         "topic string, partition int, offset bigint, key string, value string",
     )
     read = raw.withColumn("read", F.from_json("value", ENVELOPE)).withColumn("key", F.col("key").cast("binary"))

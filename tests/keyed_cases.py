@@ -61,30 +61,30 @@ class Visit:
 
 
 @dataclass
-class Seen:
+class VisitEnd:
     user: str
     minute: int
     pages: list[str]
     why: str
 
 
-class Visits(KeyedState[Visit, Seen]):
+class Visits(KeyedState[Visit, VisitEnd]):
     """A visit ends after half an hour of silence, or with the page `bye`."""
 
     clock = EventTime("ts")
 
-    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Visit], timers: Timers) -> Iterator[VisitEnd]:
         for row in rows:
             visit = state.value
             if visit is not None and row.ts - visit.last > GAP:
-                yield self._seen(key, visit, "silence")
+                yield self._visit_end(key, visit, "silence")
                 visit = None
             if visit is None:
                 visit = state.value = Visit(row.ts, row.ts, [])
             visit.pages.append(row.page)
             visit.last = max(visit.last, row.ts)
             if row.page == "bye":
-                yield self._seen(key, visit, "bye")
+                yield self._visit_end(key, visit, "bye")
                 state.value = None
         if state.value is None:
             for moment in timers.pending:
@@ -92,14 +92,14 @@ class Visits(KeyedState[Visit, Seen]):
         else:
             timers.register_only(state.value.last + GAP)
 
-    def handle_timer(self, key: Row, at: datetime, state: ValueState[Visit], timers: Timers) -> Iterator[Seen]:
+    def handle_timer(self, key: Row, at: datetime, state: ValueState[Visit], timers: Timers) -> Iterator[VisitEnd]:
         visit = state.value
         assert visit is not None
-        yield self._seen(key, visit, "silence")
+        yield self._visit_end(key, visit, "silence")
         state.clear()
 
-    def _seen(self, key: Row, visit: Visit, why: str) -> Seen:
-        return Seen(key.user, round((visit.began - NOON) / timedelta(minutes=1)), list(visit.pages), why)
+    def _visit_end(self, key: Row, visit: Visit, why: str) -> VisitEnd:
+        return VisitEnd(key.user, round((visit.began - NOON) / timedelta(minutes=1)), list(visit.pages), why)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Everything:
     amount: Annotated[Decimal, Precision(10, 2)]
     day: date
     ratio: float
-    known: bool
+    recorded: bool
     raw: bytes
     place: Place
     places: list[Place]
@@ -125,7 +125,7 @@ class Everything:
 
 
 @dataclass
-class Told:
+class VisitState:
     k: str
     n: int
     before: Everything | None
@@ -140,19 +140,21 @@ def everything(row: Row) -> Everything:
     )
 
 
-class Wide(KeyedState[Everything, Told]):
-    """Returns what it kept in the call before, of each kind of state."""
+class Wide(KeyedState[Everything, VisitState]):
+    """Returns what it stored in the previous call, of each kind of state."""
 
     pages = ListOf(str)
-    seen = MapOf(str, Place)
+    observed = MapOf(str, Place)
 
-    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Everything], timers: Timers) -> Iterator[Told]:
+    def handle_rows(
+        self, key: Row, rows: list[Row], state: ValueState[Everything], timers: Timers
+    ) -> Iterator[VisitState]:
         for row in rows:
-            pages, last = list(state[self.pages]), sorted(f"{k}:{v.city}" for k, v in state[self.seen].items())
-            yield Told(key.user, key.n, state.value, pages, last)
+            pages, last = list(state[self.pages]), sorted(f"{k}:{v.city}" for k, v in state[self.observed].items())
+            yield VisitState(key.user, key.n, state.value, pages, last)
             state.value = everything(row)
             state[self.pages].append(row.page)
-            state[self.seen][row.page] = Place("Lima", row.ts)
+            state[self.observed][row.page] = Place("Lima", row.ts)
 
 
 class Brief(KeyedState[Count, Total]):
@@ -195,11 +197,11 @@ class LaterCounter(KeyedState[LaterCount, LaterTotal]):
     def handle_rows(
         self, key: Row, rows: list[Row], state: ValueState[LaterCount], timers: Timers
     ) -> Iterator[LaterTotal]:
-        kept = state.value or LaterCount(0)
-        yield LaterTotal(key.user, kept.clicks, list(kept.pages), kept.newest)
-        kept.clicks += len(rows)
-        kept.pages += [row.page for row in rows]
-        state.value = kept
+        stored = state.value or LaterCount(0)
+        yield LaterTotal(key.user, stored.clicks, list(stored.pages), stored.newest)
+        stored.clicks += len(rows)
+        stored.pages += [row.page for row in rows]
+        state.value = stored
 
 
 @dataclass

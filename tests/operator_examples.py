@@ -32,7 +32,7 @@ ROW = StructType(
 )
 HOUR = "l.id = r.id and r.at between l.at and l.at + interval 1 hour"
 BOTH = "l.id = r.id and r.at between l.at - interval 1 hour and l.at + interval 1 hour"
-# One end of a bound: the first lets go of rows on the left, the second of rows on the right.
+# One end of a bound: with the first, rows on the left expire; with the second, rows on the right.
 UP_TO = "l.id = r.id and r.at <= l.at + interval 1 hour"
 FROM = "l.id = r.id and r.at >= l.at"
 
@@ -40,7 +40,7 @@ Example = Callable[["DataFrame", "DataFrame"], "DataFrame"]
 
 
 def bare(rows: DataFrame) -> DataFrame:
-    """Return the rows without their watermark: what stands below it in their plan."""
+    """Return the rows without their watermark: the plan below it."""
     session, watermark = rows.sparkSession, rows._jdf.queryExecution().analyzed()
     assert watermark.getClass().getSimpleName() == "EventTimeWatermark"
     frame = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, watermark.child())  # type: ignore[union-attr]
@@ -53,8 +53,8 @@ def static(rows: DataFrame) -> DataFrame:
 
 def joined(how: str, on: str, marked: bool = True) -> Example:
     def join(left: DataFrame, right: DataFrame) -> DataFrame:
-        one, other = (left, right) if marked else (bare(left), bare(right))
-        return one.alias("l").join(other.alias("r"), F.expr(on), how).select("l.id" if how != "right" else "r.id")
+        first, other = (left, right) if marked else (bare(left), bare(right))
+        return first.alias("l").join(other.alias("r"), F.expr(on), how).select("l.id" if how != "right" else "r.id")
 
     return join
 
@@ -67,7 +67,7 @@ class Counting(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         before = self._count.get()[0] if self._count.exists() else 0
-        now = before + sum(len(each) for each in rows)
+        now = before + sum(len(row) for row in rows)
         self._count.update((now,))
         yield pd.DataFrame({"id": [key[0]], "n": [now]})
 
@@ -100,7 +100,7 @@ def custom(mode: str = "None") -> Callable[[DataFrame], DataFrame]:
 
 
 def counted(key: Any, rows: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    yield pd.DataFrame({"id": [key[0]], "n": [sum(len(each) for each in rows)]})
+    yield pd.DataFrame({"id": [key[0]], "n": [sum(len(row) for row in rows)]})
 
 
 def pandas_state(mode: str, timeout: str = "NoTimeout") -> Callable[[DataFrame], DataFrame]:
@@ -191,7 +191,7 @@ EXAMPLES: dict[OperatorKind, Example] = {
     OperatorKind.EXCEPT: lambda rows, _: rows.select("id").exceptAll(static(rows).select("id")),
 }
 
-# Every join by every bound: what it is, and the sides whose rows are never let go of.
+# Every join by every bound: what it is, and the sides whose rows never expire.
 BOUNDS = {"both": HOUR, "up to": UP_TO, "from": FROM, "none": "l.id = r.id"}
 JOINS: dict[tuple[str, str], tuple[OperatorKind, set[str]]] = {
     ("inner", "both"): (OperatorKind.INNER_JOIN, set()),

@@ -1,4 +1,4 @@
-"""A sink of every class that needs no part beside Spark, made for an output mode."""
+"""A sink of every class that needs nothing but Spark, made for an output mode."""
 
 from __future__ import annotations
 

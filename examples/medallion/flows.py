@@ -1,4 +1,4 @@
-"""The medallion with shorter triggers, and a rule of our own beside the usual ones."""
+"""The medallion with shorter triggers, and one additional rule."""
 
 from headrace import Every
 from headrace.flow.rules import Rule

@@ -20,7 +20,7 @@ class Case:
 
 SYSTEMS = ("rides", "orders", "medallion", "sales", "iot", "enrichment")
 _KILLED = "A driver that is killed at any point of a batch loses and repeats nothing"
-_DEMO = "test_demos.py::test_a_demo_ends_with_one_object_that_says_it_equals_the_model"
+_DEMO = "test_demos.py::test_a_demo_prints_one_json_object_that_reports_equality_with_the_model"
 _EXAMPLE = "test_examples_run.py::test_the_commands_of_an_example_run"
 
 
@@ -33,7 +33,7 @@ CASES = (
     _case("kills-kafka", "kafka", "test_kills_kafka.py", f"{_KILLED} in exactly-once topics and fan-outs."),
     _case("kills-stores", "stores", "test_kills_stores.py", f"{_KILLED} in captured tables, files, Postgres, a store."),
     _case("random-kills", "drivers", "test_random_kills.py", "Drivers killed at random leave sinks equal to models."),
-    _case("commands", "drivers", "test_late_and_bad_killed.py", "Commands that are killed finish when they run again."),
+    _case("commands", "drivers", "test_late_and_invalid_killed.py", "Killed commands finish when they run again."),
     _case("zombie", "drivers", "test_zombie.py", "A paused driver commits nothing after another one has taken over."),
     _case("cluster", "cluster", "test_cluster_loses_a_worker.py", "A Spark worker that dies loses and repeats no row."),
     _case("captures", "cdc", "test_captures_faults.py", "Mirror and history equal their source after every fault."),
@@ -52,13 +52,13 @@ CASES = (
     _case(
         "demo-cdc",
         "demos",
-        "test_demos.py::test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_goes_on_the_next_time",
+        "test_demos.py::test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_continues_on_the_next_run",
         "The demo ends with mirrors that equal their tables, and continues the next time.",
     ),
     _case(
         "demo-ctrl-c",
         "demos",
-        "test_demos.py::test_ctrl_c_ends_the_demo_in_order_and_keeps_its_data",
+        "test_demos.py::test_ctrl_c_stops_the_demo_in_order_and_retains_its_data",
         "Ctrl-C ends a demo in order and keeps its data.",
     ),
     _case("demo-list", "demos", "test_demos.py::test_every_demo_is_certified", "Every demo is in this table."),

@@ -24,12 +24,12 @@ Row = tuple[str, str, str, str, str]
 
 def duration(seconds: float) -> str:
     """Return 48 s, 3 min 02 s or 1 h 05 min."""
-    whole_seconds = round(seconds)
-    if whole_seconds < 60:
-        return f"{whole_seconds} s"
-    if whole_seconds < 3600:
-        return f"{whole_seconds // 60} min {whole_seconds % 60:02} s"
-    return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02} min"
+    seconds_only = round(seconds)
+    if seconds_only < 60:
+        return f"{seconds_only} s"
+    if seconds_only < 3600:
+        return f"{seconds_only // 60} min {seconds_only % 60:02} s"
+    return f"{seconds_only // 3600} h {seconds_only % 3600 // 60:02} min"
 
 
 def table_rows(cases: Sequence[Case], results: Mapping[str, Result], digest: str) -> list[Row]:

@@ -94,7 +94,7 @@ def run_cases(
     signals: Sequence[int],
     grace: float,
 ) -> None:
-    """Run the cases, so many at a time, until all have ended or a signal arrives. Saves each result at once."""
+    """Run the cases, so many at a time, until all have ended or a signal arrives. Saves each result immediately."""
     waiting, running = list(cases), list[Running]()
     try:
         while (waiting or running) and not signals:
@@ -232,15 +232,15 @@ def main(
             console.out(f"Interrupted: {passed}. {command} runs only the others.", highlight=False)
             return 130
         console.print(terminal_table(table_rows(selected, results, digest)))
-        return max(int(bool(failed)), _update_docs(root, cases, results, digest, console, keep=options.keep_docs))
+        return max(int(bool(failed)), _update_docs(root, cases, results, digest, console, keep_docs=options.keep_docs))
 
 
 def _update_docs(
-    root: Path, cases: Sequence[Case], results: dict[str, Result], digest: str, console: Console, *, keep: bool
+    root: Path, cases: Sequence[Case], results: dict[str, Result], digest: str, console: Console, *, keep_docs: bool
 ) -> int:
     """Write the two files in docs/ if every case has passed. Return 1 if they should be written and cannot be."""
     missing = [case.name for case in cases if needs_run(results.get(case.name), digest)]
-    if keep or missing:
+    if keep_docs or missing:
         reason = f"no passed result for this code: {', '.join(missing)}" if missing else "--keep-docs"
         console.out(f"{PAGE} and {DATA} are unchanged ({reason}).", highlight=False)
         return 0

@@ -34,10 +34,10 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     shop = Shop(spark, broker, source, worker, tmp_path)
     capture, connect = shop.capture, ConnectClient(worker.url)
 
-    # Kafka Connect is killed in the middle of the snapshot. Rows that it has told of are deleted before the next one.
+    # Kafka Connect is killed in the middle of the snapshot. Rows that it has sent are deleted before the next one.
     with stalled(source, capture, "sold.payments"), changes(broker.bootstrap, "sold.sold.orders") as until:
         assert {str(table) for table in start_capture(capture, source, worker)} == {"sold.orders", "sold.payments"}
-        until(("r", 499))  # the last row of a table is held back until the connector knows what follows
+        until(("r", 499))  # the connector sends the last row of a table only when it knows what follows
         kill(broker.home, "connect")
     assert "sold.sold.payments" not in list_topics(shop.target)
     assert {event.error.code for event in shop.apply()} == {"HR-613"}
@@ -64,7 +64,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     shop.require_equal()
     assert count_messages(capture, shop.target) >= 3
 
-    # It comes back at another address, and somebody has removed the connector: it goes on where it was.
+    # It comes back at another address, and somebody has removed the connector: it continues where it was.
     shop.source = moved(broker.home, source)
     connect.delete(capture.connector)
     start_capture(capture, shop.source, worker)
@@ -74,7 +74,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
 
     # The slot is dropped. A flow that runs, and to which nothing comes, ends with it; so does one that is started.
     running = Running(spark, shop.target, shop.flows(Every("1 second"))[0])
-    running.heard(FlowStarted)
+    running.await_event(FlowStarted)
     drop_slot(shop.source, capture)
     shop.change()
     ends_at_the_gap(running)
@@ -82,7 +82,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     refused("HR-522", lambda: check_capture(capture, shop.source, connect))
     refused("HR-522", lambda: start_capture(capture, shop.source, worker))
 
-    # Begun anew it would hide what happened in the gap, unless the topics are new as well.
+    # A new start would hide what happened in the gap, unless the topics are new as well.
     delete_capture(capture, shop.source, worker)
     refused("HR-527", lambda: start_capture(capture, shop.source, worker))
     assert connect.settings(capture.connector) is None
@@ -90,7 +90,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     deleted = shop.command("delete", "--topics", "--yes")["topics"]
     assert {"sold.sold.orders", "sold.sold.payments", "sold.transaction", "sold.message"} <= {*deleted}
     start_capture(capture, shop.source, worker)
-    shop.kept = "second"
+    shop.stored = "second"
     shop.change()
     shop.require_equal()
     delete_capture(capture, shop.source, worker)

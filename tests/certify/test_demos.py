@@ -44,7 +44,7 @@ def test_every_demo_is_certified():
 
 
 @pytest.mark.parametrize("demo", DEMOS)
-def test_a_demo_ends_with_one_object_that_says_it_equals_the_model(demo: str, tmp_path: Path):
+def test_a_demo_prints_one_json_object_that_reports_equality_with_the_model(demo: str, tmp_path: Path):
     done = headrace("demo", demo, "--for", "45s", "--json", "--port", "0", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_a_demo_ends_with_one_object_that_says_it_equals_the_model(demo: str, tm
     assert {part.state for part in LocalStack(tmp_path / ".headrace").ps()} == {"stopped"}
 
 
-def test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_goes_on_the_next_time(
+def test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_continues_on_the_next_run(
     tmp_path: Path, spark: SparkSession
 ):
     shown = headrace("demo", "cdc", "--for", "12s", cwd=tmp_path)
@@ -77,7 +77,7 @@ def test_the_cdc_demo_ends_with_mirrors_that_equal_their_tables_and_goes_on_the_
         assert re.fullmatch(r"\d{20}", table["position"])
     assert result["model"]["equal"] is True
     assert result["model"]["transactions"] > before > OPENING
-    # It read on: a flow that began anew would have read the whole history.
+    # It continued: a flow that started again would have read the complete history.
     assert 0 < result["rows_in"]["cdc_demo_shop"] < sum(table["rows"] for table in result["tables"].values())
     assert {part.state for part in LocalStack(tmp_path / ".headrace").ps()} == {"stopped"}
 
@@ -102,7 +102,7 @@ def plain(row: dict[str, object]) -> dict[str, object]:
     }
 
 
-def test_ctrl_c_ends_the_demo_in_order_and_keeps_its_data(tmp_path: Path):
+def test_ctrl_c_stops_the_demo_in_order_and_retains_its_data(tmp_path: Path):
     command = [*HEADRACE, "demo", "rides", "--for", "10m", "--backfill", "5m", "--port", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stderr is not None

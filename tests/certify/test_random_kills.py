@@ -32,7 +32,7 @@ _LATEST_KILL_SECONDS, _PATIENCE_SECONDS = 15.0, 300.0
 
 def await_first_commit(chain: Chain, driver: ProcessDriver) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while "committed" not in (chain.line.hear(0.5) or {}):
+    while "committed" not in (chain.line.receive(0.5) or {}):
         assert driver.died_of() is None, driver.died_of()
         assert time.monotonic() < deadline, f"no batch was committed; logs are in {chain.plan.folder}"
 
@@ -63,7 +63,7 @@ def test_random_kills_lose_nothing_and_repeat_nothing(broker: Broker, postgres: 
         while any(results != Difference() for results in chain.read(KILLS + 1, settled=False).values()):
             assert driver.died_of() is None, driver.died_of()
             assert time.monotonic() < deadline, chain.read(KILLS + 1, settled=False)
-            chain.line.hear(1.0)
+            chain.line.receive(1.0)
         assert driver.drain() == ""
     finally:
         driver.kill()
@@ -73,5 +73,5 @@ def test_random_kills_lose_nothing_and_repeat_nothing(broker: Broker, postgres: 
     for case in EXACT.values():
         for place in case.places:
             if isinstance(place, KafkaTopicSink):
-                observed = Counter(map(canonical, chain.follower.seen[place.topic]))
+                observed = Counter(map(canonical, chain.follower.observed[place.topic]))
                 assert observed == Counter(map(canonical, case.model(chain.stages)))

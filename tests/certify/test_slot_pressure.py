@@ -45,7 +45,7 @@ class Stopped:
 
 @pytest.fixture
 def pressed(postgres: Database) -> Iterator[psycopg.Connection]:
-    """A connection to a server with a slot of the capture; settings and slot are gone afterwards."""
+    """A connection to a server with a slot of the capture; settings and slot are removed afterwards."""
     with connect(postgres) as link:
         link.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (SHOP.slot,))
         try:
@@ -64,7 +64,7 @@ def write_log(link: psycopg.Connection, segments: int) -> None:
 
 
 def confirmed(link: psycopg.Connection) -> int:
-    """Return where the slot stands."""
+    """Return the position of the slot."""
     row = link.execute(
         "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s", (SHOP.slot,)
     ).fetchone()
@@ -85,7 +85,7 @@ def test_a_slot_that_was_moved_past_what_is_captured_is_a_gap(pressed: psycopg.C
     assert "snapshot again" in lost.value.remedy
 
 
-def test_log_that_is_held_back_is_told_then_alarmed_and_a_slot_that_is_given_up_is_a_gap(
+def test_retained_log_is_reported_then_alarmed_and_an_invalidated_slot_is_a_gap(
     pressed: psycopg.Connection, postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     worker = Stopped(confirmed(pressed))

@@ -73,7 +73,7 @@ def test_every_purchase_is_there_once_and_gets_its_product_when_it_becomes_known
         "event_time_in_future",
     }
 
-    # The same purchases beside the products as they were when they were bought.
+    # The same purchases, joined with the products as they were when they were bought.
     history = replace(settings, dimension="dim/history", as_of=AsOf("ts", "since", "until"), max_offsets=100_000)
     elsewhere = target_for(tmp_path / "as-of", broker.bootstrap)
     write_history(spark, elsewhere, history)
@@ -85,5 +85,5 @@ def test_every_purchase_is_there_once_and_gets_its_product_when_it_becomes_known
     for row in rows:
         prices.setdefault(row.product_id, set()).add(row.price)
     # Some had two prices while they were bought, some were bought before the first state that is known.
-    assert sum(len(each - {None}) > 1 for each in prices.values()) > 10
-    assert sum(len(each) > 1 and None in each for each in prices.values()) > 0
+    assert sum(len(item - {None}) > 1 for item in prices.values()) > 10
+    assert sum(len(item) > 1 and None in item for item in prices.values()) > 0

@@ -62,7 +62,7 @@ def test_every_row_equals_the_model_and_a_device_that_was_offline_for_hours_is_r
     }
     assert reasons >= {"null_key", "malformed_json", "missing:humidity", "wrong_type:temperature"}
 
-    # The readings that the device kept for six hours are late, but for those of the last two batches.
+    # The readings that the device buffered for six hours are late, but for those of the last two batches.
     late = spark.read.format("delta").load(late_table(target, "device_metrics"))
     ledger_rows = late.where("row like '%dev-back%'").count()
     assert ledger_rows > 90

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conftest import Broker
 
 from systems.medallion import (
-    KEPT,
+    RETAINED,
     filled,
     forget_all_behind_bronze,
     order_of,
@@ -43,7 +43,7 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
     settings = settings_for("layers")
     target = target_for(tmp_path, broker.bootstrap)
     sent = filled(target, settings, rate=1)
-    # An order of last year: no watermark stands in its way to gold.
+    # An order of last year: no watermark drops it on its way to gold.
     old = {"order_id": "old", "customer_id": "c-1", "country": "PT", "amount": 12.5, "items": 1}
     ordered_at = (NOW - timedelta(days=365)).isoformat()
     send(target, settings.topic, {**old, "ordered_at": ordered_at}, {"trace": b"\x00\xff", "from": b"till 7"})
@@ -72,16 +72,16 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
     }
     gold = table_rows(spark, "delta", target.table(settings.gold_table))
     assert [(row["orders"], str(row["revenue"])) for row in gold if row["country"] == "PT"] == [(1, "12.50")]
-    (told,) = demo.status(context, spark)
-    assert f"{settings.bronze_table} {sent + 2:,}, " in told
-    assert told.endswith(f"{settings.gold_table} {len(gold):,}")
+    (reported,) = demo.status(context, spark)
+    assert f"{settings.bronze_table} {sent + 2:,}, " in reported
+    assert reported.endswith(f"{settings.gold_table} {len(gold):,}")
     # Its small files were joined between batches, and readers of the versions before saw nothing of it.
     created = spark.sql(f"DESCRIBE HISTORY delta.`{target.table(settings.silver_table)}`").collect()
     assert "OPTIMIZE" in {row.operation for row in created}
     (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{target.table(settings.bronze_table)}`").collect()
-    assert detail["properties"].items() >= KEPT.items()
+    assert detail["properties"].items() >= RETAINED.items()
 
-    # A rule turns out to be too strict, and only warns from now on: what it kept out is driven again, by way of bronze.
+    # A rule was too strict, and only warns from now on: the rows that it dropped are redriven, by way of bronze.
     warned = (replace(rule, action="warn") if rule.name == "positive_amount" else rule for rule in settings.rules)
     loose = replace(settings, rules=tuple(warned), max_files=7)
     refused = [

@@ -44,21 +44,21 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     assert comparison.rows["delta:silver/paid_orders"] < comparison.rows["delta:silver/orders_and_payments"]
 
     assert {row.input for row in replayed(spark, target, settings, "inner").late} == {"orders", "payments"}
-    told = join_states(spark, target, settings)
+    reported = join_states(spark, target, settings)
     for how in settings.joins:
         figure = figures[NAMES[how]]
         outcome = replayed(spark, target, settings, how)
         assert sum(row.rows for row in figure.state) == outcome.state[-1]
-        # All that was kept and is not any more. Some rows are past their end when they come: in and out in one batch.
+        # All rows that were removed from the state. Some are past their end when they come: in and out in one batch.
         good = sent - sum(map(len, outcome.bad.values())) - len(outcome.late)
         assert 0 < sum(outcome.forgotten) <= figure.evicted <= good - outcome.state[-1]
-        # Bad and late records are not kept, and the first hour had fewer payments than the others.
-        assert told[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
-        assert told[NAMES[how]]["forecast_bytes"] > 0
+        # Invalid and late records are not stored, and the first hour had fewer payments than the others.
+        assert reported[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
+        assert reported[NAMES[how]]["forecast_bytes"] > 0
         reached = newest(target, settings, model.JOINS[how].delay_ms)
         assert {name: row.timestamp() * 1000 // 1 for name, row in figure.watermarks.items()} == reached
         # The one in force at the end is that of the topic that is further behind.
-        assert figure.held_back_by == min(reached, key=reached.__getitem__)
+        assert figure.slowest_input == min(reached, key=reached.__getitem__)
         assert outcome.watermarks[-1] == min(reached.values())
 
     # Of the minutes that are judged: the orders that are paid within the hour, but for payments that came too late.
@@ -74,7 +74,7 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     for how in ("inner", "full"):
         reconciled(command, spark, target, settings, how)
 
-    # A day whose records the broker has let go of is not computed from what is left.
+    # A day whose records the broker has deleted is not computed from what is left.
     ends = [TopicPartition(settings.orders_topic, partition, 300) for partition in (0, 1)]
     admin = AdminClient(dict(target.kafka))
     for answer in admin.delete_records(ends).values():

@@ -75,8 +75,8 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
     # A few hundred users of a category: a sketch of 4,096 registers knows nearly each of them.
     errors = sketch_errors(expected_gold(outcome, settings), gold_rows(spark, target, settings))
     assert errors.keys() == set(settings.grains)
-    assert max(each.root_mean_square for each in errors.values()) < settings.standard_error, {
-        grain: asdict(each) for grain, each in errors.items()
+    assert max(item.root_mean_square for item in errors.values()) < settings.standard_error, {
+        grain: asdict(item) for grain, item in errors.items()
     }
     assert set(verdict.as_dict()["sketch"]) == {"stated", *settings.grains}  # type: ignore[call-overload]
     tables_are_as_declared(spark, target, settings)

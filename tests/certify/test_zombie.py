@@ -1,4 +1,4 @@
-"""A driver that was paused in the middle of a batch, and goes on after another one has taken over."""
+"""A driver that was paused in the middle of a batch, and continues after another one has taken over."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def in_files(folder: Path) -> list[int]:
     log = folder / "lake" / "files" / "_spark_metadata"
     lines = [line for entry in log.iterdir() if entry.name.isdigit() for line in entry.read_text().splitlines()[1:]]
     files = [json.loads(line)["path"].removeprefix("file://") for line in lines]
-    return sorted(each for file in files for each in pq.ParquetFile(file).read()["id"].to_pylist())
+    return sorted(item for file in files for item in pq.ParquetFile(file).read()["id"].to_pylist())
 
 
 def test_a_driver_that_was_paused_in_a_batch_commits_nothing_after_another_took_over(broker: Broker, tmp_path: Path):
@@ -71,10 +71,10 @@ def test_a_driver_that_was_paused_in_a_batch_commits_nothing_after_another_took_
     (tmp_path / "lines").mkdir()
     for number, ids in enumerate(BATCHES):
         file = tmp_path / "lines" / f"{number}.txt"
-        file.write_text("".join(f"{each}\n" for each in ids))
+        file.write_text("".join(f"{item}\n" for item in ids))
         # Spark takes files by their times, in milliseconds: two written within one come in any order.
         os.utime(file, (number, number))
-    model = sorted(each for ids in BATCHES for each in ids)
+    model = sorted(item for ids in BATCHES for item in ids)
 
     def in_topic() -> list[int]:
         return sorted(json.loads(message.value() or b"")["id"] for message in read_topic(target, "zombie"))

@@ -48,7 +48,7 @@ def sinks(name: str) -> dict[str, Sink]:
 
 
 def flow(name: str, sink: Sink, folder: Path, waits: bool) -> Flow:
-    def held_up(number: int) -> int:
+    def blocking(number: int) -> int:
         if number == WAITS_AT:
             (folder / f"entered-{name}").touch()
             while not (folder / "go").exists():
@@ -57,7 +57,7 @@ def flow(name: str, sink: Sink, folder: Path, waits: bool) -> Flow:
 
     def numbers(rows: DataFrame) -> DataFrame:
         number = F.col("value").cast("long")
-        return rows.select((F.udf(held_up, "long")(number) if waits else number).alias("id"))
+        return rows.select((F.udf(blocking, "long")(number) if waits else number).alias("id"))
 
     return Flow(name, Input(Lines(str(folder / "lines"))), numbers, sink, trigger=AvailableNow())
 
@@ -71,7 +71,7 @@ def main() -> None:
         checkpoints=str(folder / "checkpoints"),
         master="local[4]",
         kafka={"bootstrap.servers": bootstrap},
-        # The first one hardly ever looks at its lease by itself: only its batches, and its sinks, can find out.
+        # The first one hardly ever checks its lease: only its batches, and its sinks, can find out.
         lease=Lease("record", 600 if role == "first" else 3),
     )
     flows = [flow(row, sink, folder, role == "first") for row, sink in sinks(name).items()]

@@ -145,7 +145,7 @@ def overflow(page: Page) -> int:
     return width
 
 
-def test_before_the_first_row_the_page_says_what_to_do(page: Page, url: str) -> None:
+def test_before_the_first_row_the_page_shows_what_to_do(page: Page, url: str) -> None:
     page.goto(url)
     expect(page.get_by_role("heading", name="Waiting for the first window…")).to_be_visible()
     expect(page.get_by_text("headrace demo rides")).to_be_visible()

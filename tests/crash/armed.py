@@ -1,4 +1,4 @@
-"""How a driver and its Python workers tell the chain where they are, and stop there.
+"""How a driver and its Python workers report their position to the chain, and stop there.
 
 Kafka's producers are stopped just before they commit, wherever they are made. So this is imported before anything that
 makes one, and as a program it stands in for PySpark's own daemon, from which all workers are forked.

@@ -1,6 +1,6 @@
 """The sinks that are killed, each with a flow into it and a model in plain Python of what it has to hold.
 
-The stream comes in stages. A stage is what the sources get at once, and a flow reads it in one batch; a flow with a
+The stream comes in stages. A stage is what the sources get in one step, and a flow reads it in one batch; a flow with a
 watermark runs a second batch without rows, which closes what the first one has passed.
 
 To add a sink, add a line to `CASES`, and a reader to `readers` when its kind of place is new.
@@ -21,7 +21,7 @@ from deltalake import write_deltalake
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from crash.shelf import Shelf
+from crash.sqlite_store import SqliteTransaction
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.flow.flow import Flow
@@ -124,7 +124,7 @@ def per_minute(events: DataFrame) -> DataFrame:
 
 def closed_minutes(stages: Stages) -> list[Row]:
     """The minutes that ended half a minute before the newest event, or earlier."""
-    events = [event for each in stages for event in each]
+    events = [event for stage in stages for event in stage]
     watermark = max((event.at for event in events), default=_START) - timedelta(seconds=30)
     minutes = sorted({event.at.replace(second=0) for event in events})
     return [
@@ -140,7 +140,7 @@ def running_totals(events: DataFrame) -> DataFrame:
 
 
 def totals(stages: Stages) -> list[Row]:
-    events = [event for each in stages for event in each]
+    events = [event for stage in stages for event in stage]
     return [
         {"key": key, "events": len(seqs), "sum": sum(seqs)}
         for key in KEYS
@@ -171,7 +171,7 @@ def summed(rows: GroupedData) -> DataFrame:
 
 def minutes_and_hours(stages: Stages) -> list[Row]:
     """Every minute so far, and every hour: of each key what its events add up to."""
-    events = [event for each in stages for event in each]
+    events = [event for stage in stages for event in stage]
     minute, hour = {"second": 0}, {"minute": 0, "second": 0}
     grains = {"1 minute": (timedelta(minutes=1), minute), "1 hour": (timedelta(hours=1), hour)}
     return [
@@ -191,7 +191,7 @@ def beside_their_rank(stages: Stages) -> list[Row]:
 
 
 def as_envelopes(events: DataFrame) -> DataFrame:
-    """Changes of two tables, told by events: every fifth deletes the row of its key, the others set it."""
+    """Changes of two tables, derived from events: every fifth deletes the row of its key, the others set it."""
     missing = F.expr(f"seq % {_DELETES} = 0")
     columns = F.create_map(F.lit("key"), F.col("key"), F.lit("seq"), F.col("seq").cast("string"))
     return events.select(
@@ -301,7 +301,7 @@ class Case:
         return self.first_batch(number + 1) - 1
 
     def batch_to_die_in(self, point: str, number: int) -> int:
-        # A batch without rows follows from what the driver has in memory: a new driver does not plan it anew.
+        # A batch without rows follows from what the driver has in memory: a new driver does not plan it again.
         return self.first_batch(number) if point == "P0" else self.last_batch(number)
 
     def flow(self, sink: Sink) -> Flow:
@@ -361,7 +361,7 @@ CASES = {
             middle=1,
         ),
         Case("stores", "jdbc", JdbcUpsert("shop", "crash_totals", ["key"], "events"), totals, running_totals, "update"),
-        Case("stores", "custom", CustomExactlyOnceSink("shelf", Shelf), from_files=True),
+        Case("stores", "custom", CustomExactlyOnceSink("shelf", SqliteTransaction), from_files=True),
         Case("delta", "careless-append", CarelessAppend("careless"), repeats=("P3", "P4")),
         Case("kafka", "kafka-at-least-once", KafkaSink("crash-plain", key="key"), repeats=("P2", "P3", "P4")),
     )

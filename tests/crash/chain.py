@@ -31,7 +31,7 @@ from confluent_kafka import Producer
 from crash import armed
 from crash.cases import FOLDER, TOPIC, WRITTEN, Case, Event, make_dimension, stage
 from crash.driver import LOST_WORKER, REACHED, Plan, end_the_flow, report_of
-from crash.readers import Follower, half_done, held
+from crash.readers import Follower, half_done, stored_rows_of
 from headrace.clients.topics import create_topics
 from headrace.flow.secret import revealed
 from headrace.flow.target import Database
@@ -40,7 +40,7 @@ from headrace.runtime import events
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 from headrace.sinks.kafka.topic import KafkaTopicSink
 
-# A driver with all flows is up in 10 s on a quiet machine; this one may be busy.
+# A driver with all flows is up in 10 s on an idle machine; this one may be busy.
 _PATIENCE_SECONDS = 480.0
 
 if TYPE_CHECKING:
@@ -78,13 +78,13 @@ class Outcome:
 
 
 class Line:
-    """Where drivers and their workers report. A caller that waits is held until `hang_up`."""
+    """Where drivers and their workers report. A caller that waits is blocked until `hang_up`."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
-        self._held: list[socket.socket] = []
-        self._heard: queue.Queue[dict[str, object]] = queue.Queue()
+        self._delayed: list[socket.socket] = []
+        self._received: queue.Queue[dict[str, object]] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -93,29 +93,29 @@ class Line:
                 caller, _ = self._server.accept()
             except OSError:
                 return  # the server is closed
-            self._held.append(caller)
-            # A caller that was killed while it spoke, or hung up on, has said nothing. The next one is heard.
+            self._delayed.append(caller)
+            # A caller that was killed while it sent, or disconnected, has sent nothing. The next one is read.
             with contextlib.suppress(OSError):
                 words = caller.makefile().readline()
                 if words.endswith("\n"):
-                    self._heard.put(json.loads(words))
+                    self._received.put(json.loads(words))
 
     def put(self, report: dict[str, object]) -> None:
         """Take a report from this process."""
-        self._heard.put(report)
+        self._received.put(report)
 
-    def hear(self, seconds: float) -> dict[str, object] | None:
+    def receive(self, seconds: float) -> dict[str, object] | None:
         """Return the next report, or None when there is none in time."""
         try:
-            return self._heard.get(timeout=seconds)
+            return self._received.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def hang_up(self) -> None:
-        """Let everyone go who is still there, and forget what was not heard: its sender is dead."""
-        while self._held:
-            self._held.pop().close()
-        while self.hear(0) is not None:
+        """Release every caller, and drop what was not received: its sender is dead."""
+        while self._delayed:
+            self._delayed.pop().close()
+        while self.receive(0) is not None:
             pass
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Step:
 
 
 def killed_at_every_point(points: Sequence[str]) -> list[Step]:
-    """Return a chain in which a process is killed at every point; the last driver loses workers and ends by itself."""
+    """Return a chain in which a process is killed at every point; the last driver loses workers and ends normally."""
     kills = [Step(((point, number),)) for number, point in enumerate(points)]
     return [*kills, Step(((LOST_WORKER, len(points)),))]
 
@@ -159,7 +159,7 @@ class Driver(Protocol):
     """What runs the flows of one step."""
 
     def died_of(self) -> str | None:
-        """Return why it ended by itself, or None while it runs."""
+        """Return why it ended without a kill, or None while it runs."""
 
     def drain(self) -> str:
         """Let it drain and end; return what it complained about."""
@@ -303,7 +303,7 @@ class Chain:
         create_topics(self.plan.target.kafka, {TOPIC: 1, **dict.fromkeys(outputs, 2)})
         exact = [place.topic for place in places if isinstance(place, KafkaExactlyOnceSink)]
         self.follower = Follower(self.plan.target, exact)
-        # In transactions, so that a stage is there as a whole: a flow reads it in one batch.
+        # In transactions, so that a stage appears completely: a flow reads it in one batch.
         self._feed = Producer({"bootstrap.servers": bootstrap, "transactional.id": "crash-feed"})
         self._feed.init_transactions()
 
@@ -345,16 +345,16 @@ class Chain:
         """Wait until every flow is at the point."""
         arrived: set[object] = set()
 
-        def hear(words: dict[str, object]) -> None:
-            # Of this point: what a driver said before it died may be heard by the next step.
+        def on_event(words: dict[str, object]) -> None:
+            # Of this point: a report that a driver sent before it died may be received by the next step.
             if words.get("point") in (point, REACHED):
                 arrived.add(words["case"])
 
         if point in ("P0", "P1", "P2", "P3"):
-            self._await(driver, lambda case: case.name in arrived, hear)
+            self._await(driver, lambda case: case.name in arrived, on_event)
         else:
             batches = {case.name: case.batch_to_die_in(point, number) for case in self.cases.values()}
-            self._await(driver, lambda case: self._has_commit(case, batches[case.name]), hear)
+            self._await(driver, lambda case: self._has_commit(case, batches[case.name]), on_event)
         if point == LOST_WORKER:
             self.lost_workers = arrived
 
@@ -404,14 +404,14 @@ class Chain:
         self,
         driver: Driver,
         done: Callable[[Case], bool],
-        hear: Callable[[dict[str, object]], object] = lambda _words: None,
+        on_event: Callable[[dict[str, object]], object] = lambda _words: None,
     ) -> None:
-        """Wait until every flow that is up is done; errors of flows are kept, and those that stay down left out."""
+        """Wait until every flow that is up is done; errors of flows are recorded, and those that stay down left out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while waiting := [case.name for case in self._up() if not done(case)]:
-            words = self.line.hear(0.5)
+            words = self.line.receive(0.5)
             if words is not None:
-                hear(words)
+                on_event(words)
                 if "error" in words:
                     self.errors[str(words["case"])].append(str(words["error"]))
                     if words["down"]:
@@ -426,7 +426,7 @@ class Chain:
     # ---- sources, checkpoints and sinks ----
 
     def give(self, number: int) -> None:
-        """Hand a stage to the sources, as a whole."""
+        """Send a stage to the sources, completely."""
         events: list[Event] = self.stages[number]
         beside = self._inbox.with_name(f"{number}.json")
         beside.write_text("".join(event.encoded() + "\n" for event in events))
@@ -465,6 +465,6 @@ class Chain:
         result = {}
         for name, case in self.cases.items():
             expected = case.expected(self.stages[:visible], earlier)
-            holds = held(case, self.plan.target, settled=settled)
+            holds = stored_rows_of(case, self.plan.target, settled=settled)
             result[name] = Difference(holds - expected, expected - holds)
         return result

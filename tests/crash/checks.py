@@ -121,7 +121,7 @@ def test_no_version_of_a_table_holds_a_part_of_a_batch(chain: Chain, exact: Case
 def test_a_reader_of_committed_records_never_sees_one_twice_or_out_of_order(chain: Chain, exact: Case):
     for place in exact.places:
         if isinstance(place, KafkaTopicSink):
-            observed = chain.follower.seen[place.topic]
+            observed = chain.follower.observed[place.topic]
             assert Counter(map(canonical, observed)) == Counter(map(canonical, exact.model(chain.stages)))
             for key in KEYS:
                 numbers = [row["seq"] for row in observed if row["key"] == key and "seq" in row]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from crash.armed import arm, tell
 from crash.cases import CASES, Case
 from crash.readers import half_done
-from crash.shelf import in_the_middle
+from crash.sqlite_store import in_the_middle
 from headrace.cdc import sink as delta_cdc
 from headrace.cdc.apply.published import PublishedTable
 from headrace.cdc.sink import DeltaCdc
@@ -29,7 +29,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.secret import Secret
-from headrace.flow.sink import Batch, CommittedBatches, Sink, TracksBatches
+from headrace.flow.sink import Batch, Sink, WrapsSinks
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
 from headrace.runtime.events import BatchCommitted, Event, FlowFailed
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# A blocked task holds its slot, and every flow needs one more to go on.
+# A blocked task holds its slot, and every flow needs one more to continue.
 _SLOTS = 32
-# At a task, as on a cluster: a driver on one machine does not try again by itself.
+# At a task, as on a cluster: a driver on one machine does not retry by default.
 _ATTEMPTS = 4
 
 # Not a point to die at: the driver keeps running, and loses a Python worker in the batch of the stage.
 LOST_WORKER = "lost worker"
-# What is said of a flow that an exception has ended, at whichever point it was to end.
+# What is reported of a flow that an exception has ended, at whichever point it was to end.
 REACHED = "reached"
 
 # Ends a flow, or stops it until the driver is dead.
@@ -106,7 +106,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(WrapsSinks):
     """A sink that stops at points, by number of the batch, and is otherwise the sink that it holds."""
 
     sink: Sink
@@ -131,9 +131,8 @@ class Probe:
     def prepare(self, spark: SparkSession, target: Target) -> None:
         self.sink.prepare(spark, target)
 
-    def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
-        assert isinstance(self.sink, TracksBatches)
-        return self.sink.committed_batches(spark, flow, step, target)
+    def wrapped_sinks(self, step: str) -> tuple[tuple[str, Sink]]:
+        return ((step, self.sink),)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         point = self.points.get(batch.id)
@@ -164,7 +163,7 @@ class Probe:
 
 
 def _stop_before_publishing(stopped: Batch) -> None:
-    """Have the sink for captured tables stop when all of them have the batch and nobody is told."""
+    """Have the sink for captured tables stop when all of them have the batch and it is not published."""
     publish = delta_cdc.publish
 
     def stopping(session: SparkSession, location: str, tables: Iterable[PublishedTable], batch: Batch) -> None:

@@ -18,8 +18,8 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from crash.cases import CarelessAppend, Case, Row, canonical
-from crash.shelf import on_the_shelf
-from crash.shelf import place as shelf
+from crash.sqlite_store import place as sqlite_file
+from crash.sqlite_store import stored_rows
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.sink import PUBLISHED, DeltaCdc
 from headrace.clients.kafka import await_stable
@@ -36,7 +36,7 @@ from headrace.sinks.kafka.topic import KafkaTopicSink
 _ANSWER_SECONDS = 30.0
 
 
-def held(case: Case, target: Target, *, settled: bool = True) -> Counter[tuple[int, str]]:
+def stored_rows_of(case: Case, target: Target, *, settled: bool = True) -> Counter[tuple[int, str]]:
     """Return the rows of every place of a case; with `settled`, when no transaction into a topic is open."""
     return Counter(
         (number, canonical(row)) for number, place in enumerate(case.places) for row in rows_in(place, target, settled)
@@ -58,11 +58,11 @@ def rows_in(place: Sink, target: Target, settled: bool) -> Iterator[Row]:
                 yield from _rows_of_file(file)
         case JdbcUpsert(database=database, table=table):
             with closing(_connection(target, database)) as connection:
-                made = connection.execute("SELECT to_regclass(%s) AS made", [table]).fetchone()
-                if made and made["made"]:
+                created = connection.execute("SELECT to_regclass(%s) AS made", [table]).fetchone()
+                if created and created["made"]:
                     yield from connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(table)))
         case CustomExactlyOnceSink():
-            yield from map(json.loads, on_the_shelf(target))
+            yield from map(json.loads, stored_rows(target))
         case KafkaTopicSink(topic=topic):
             yield from _records(target, topic, settled)
         case _:
@@ -84,9 +84,9 @@ def half_done(place: Sink, target: Target) -> bool:
         case DeltaCdc(path=path):
             folder = Path(target.table(path))
             published = _published(str(folder))
-            tables = [each for each in folder.glob("[!_]*") if any((each / "_delta_log").glob("*.json"))]
+            tables = [item for item in folder.glob("[!_]*") if any((item / "_delta_log").glob("*.json"))]
             # The first version of a table is the empty one.
-            return any(DeltaTable(each).version() > published.get(str(each), 0) for each in tables)
+            return any(DeltaTable(item).version() > published.get(str(item), 0) for item in tables)
         case FileSink(path=path):
             folder = Path(target.table(path))
             return _unmentioned(folder, (folder / "_spark_metadata").glob("[0-9]*"))
@@ -95,7 +95,7 @@ def half_done(place: Sink, target: Target) -> bool:
                 staging = "SELECT 1 FROM pg_tables WHERE starts_with(tablename, 'headrace_staging_')"
                 return connection.execute(staging).fetchone() is not None
         case CustomExactlyOnceSink():
-            return Path(f"{shelf(target)}-journal").exists()
+            return Path(f"{sqlite_file(target)}-journal").exists()
         case KafkaTopicSink(topic=topic):
             committed = sum(1 for _ in topic_values(target, topic))
             return sum(1 for _ in topic_values(target, topic, "read_uncommitted")) > committed
@@ -147,7 +147,7 @@ class Follower(threading.Thread):
 
     def __init__(self, target: Target, topics: list[str]) -> None:
         super().__init__(daemon=True)
-        self.seen: dict[str, list[Row]] = {topic: [] for topic in topics}
+        self.observed: dict[str, list[Row]] = {topic: [] for topic in topics}
         self._target = target
         self._consumer = _consumer(target, "read_committed")
         self._ends: dict[tuple[str | None, int | None], int] = {}
@@ -164,12 +164,12 @@ class Follower(threading.Thread):
             ended = _is_end(message)
             reached[message.topic(), message.partition()] = (message.offset() or 0) + (not ended)
             if not ended:
-                self.seen[str(message.topic())].append(json.loads(message.value() or b""))
+                self.observed[str(message.topic())].append(json.loads(message.value() or b""))
         self._consumer.close()
 
     def finish(self) -> None:
         """Read on to the end of every topic, and stop."""
-        ends = {topic: await_stable(self._target, topic) for topic in self.seen}
+        ends = {topic: await_stable(self._target, topic) for topic in self.observed}
         self._ends = {(topic, number): end for topic, result in ends.items() for number, end in result.items()}
         self._finishing.set()
         self.join(_ANSWER_SECONDS)

@@ -67,7 +67,7 @@ def commands(group: object = COMMAND, words: tuple[str, ...] = ("headrace",)) ->
 
 
 def section(page: Path, heading: str) -> str:
-    """Return what stands below a heading, up to the next one."""
+    """Return the text below a heading, up to the next one."""
     _, heading_line, rest = page.read_text().partition(f"# `{heading}`\n")
     assert heading_line, f"{named(page)} has no heading `{heading}`"
     return re.split(r"^#", rest, maxsplit=1, flags=re.MULTILINE)[0]
@@ -85,7 +85,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
-    """Yield every headrace command in a shell fence, with the page it stands on."""
+    """Yield every headrace command in a shell fence, with its page."""
     for page in PAGES:
         for text in fences(page, "sh", "console"):
             for line in text.splitlines():
@@ -96,7 +96,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 def parse(words: list[str], *, complete: bool) -> None:
-    """Find the command and its options, or raise LookupError. With `whole`, parse as the command line would."""
+    """Find the command and its options, or raise LookupError. With `complete`, parse as the command line would."""
     command, rest = COMMAND, list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]

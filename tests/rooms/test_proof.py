@@ -17,7 +17,7 @@ from proofs import CASES  # noqa: E402
 KILLS = [f"tests/certify/test_kills_{family}.py" for family in ("delta", "kafka", "stores")]
 CRASH = "tests/stack/test_crash_points.py"
 SYSTEMS = "tests/stack/test_systems.py"
-WHOLE_SYSTEMS = [f"tests/certify/test_system_{name}.py" for name in ("rides", "orders", "medallion", "sales", "iot")]
+COMPLETE_SYSTEMS = [f"tests/certify/test_system_{name}.py" for name in ("rides", "orders", "medallion", "sales", "iot")]
 
 
 def in_chain(test: str) -> list[str]:
@@ -44,7 +44,7 @@ PROOFS = {
         f"{SYSTEMS}::test_{name}"
         for name in ("rides", "orders_and_payments", "medallion", "sales", "iot", "enrichment")
     ],
-    "C10": [*WHOLE_SYSTEMS, "tests/certify/test_system_enrichment.py"],
+    "C10": [*COMPLETE_SYSTEMS, "tests/certify/test_system_enrichment.py"],
     "C11": ["tests/stack/test_captures.py", "tests/certify/test_captures_faults.py", "tests/stack/test_cdc.py"],
     "C12": [
         "tests/stack/test_captures.py",
@@ -58,7 +58,7 @@ PROOFS = {
     ],
     "C15": ["tests/certify/test_examples_run.py"],
     "C16": ["tests/stack/test_cli.py::test_a_project_runs_once_drains_and_resumes"],
-    "C17": ["tests/stack/test_late_and_bad.py", "tests/certify/test_late_and_bad_killed.py"],
+    "C17": ["tests/stack/test_late_and_invalid.py", "tests/certify/test_late_and_invalid_killed.py"],
 }
 
 
@@ -90,8 +90,8 @@ def test_the_tests_that_prove_a_claim_are_there(claim: str):
 def test_every_long_proof_is_run_by_certify_and_proves_a_claim():
     files = {f"tests/certify/{path.name}" for path in (ROOT / "tests" / "certify").glob("test_*.py")}
 
-    whole_files = [case for case in CASES if case.name != "variants"]
-    assert {test.partition("::")[0] for case in whole_files for test in case.tests} == files
+    complete_files = [case for case in CASES if case.name != "variants"]
+    assert {test.partition("::")[0] for case in complete_files for test in case.tests} == files
     proving = {proof.partition("::")[0] for proofs in PROOFS.values() for proof in proofs}
     assert files <= proving
     # A file that is run test by test is run completely.

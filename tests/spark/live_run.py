@@ -31,7 +31,7 @@ PATIENCE = 240.0
 
 @dataclass
 class Hands:
-    """A clock that stands still until it is set. It shows minutes after noon."""
+    """A clock that does not advance until it is set. It shows minutes after noon."""
 
     minute: float
 
@@ -72,7 +72,7 @@ class Broke(Exception):
 
 @dataclass
 class Brittle:
-    """Keeps rows in memory, breaks once at each of the given batches, and tells of every write."""
+    """Keeps rows in memory, breaks once at each of the given batches, and reports every write."""
 
     breaks: set[int] = field(default_factory=set)
     on_write: Callable[[], None] = lambda: None
@@ -104,10 +104,10 @@ class Running:
         self.events: list[Event] = []
         self.figures: dict[str, FlowFigures] = {}
         self._changed = threading.Condition()
-        application.bus.subscribe(self._hear)
+        application.bus.subscribe(self._on_event)
         self.thread = threading.Thread(target=self._run, name="live-run")
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()

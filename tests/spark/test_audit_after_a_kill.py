@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_batches_of_a_source_that_cannot_be_read_again_and_is_not_judged_need_no_audit(
+def test_batches_of_a_source_that_is_not_replayable_and_not_validated_need_no_audit(
     spark: SparkSession, tmp_path: Path
 ):
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))

@@ -39,8 +39,8 @@ STORED_AS = [
 
 
 def table(**columns: str) -> SourceTable:
-    told = tuple(SourceColumn(name, kind.replace("_", " "), True) for name, kind in columns.items())
-    return SourceTable("public", "orders", told, ("id",), "postgres")
+    reported = tuple(SourceColumn(name, kind.replace("_", " "), True) for name, kind in columns.items())
+    return SourceTable("public", "orders", reported, ("id",), "postgres")
 
 
 FIRST = table(id="integer", qty="integer", price="numeric(6,2)", note="text")
@@ -62,9 +62,9 @@ class Source:
         self.asked += 1
         return self.now
 
-    def batches(self, spark: SparkSession, *told: tuple[str, Texts | None, Texts | None]) -> DataFrame:
+    def batches(self, spark: SparkSession, *reported: tuple[str, Texts | None, Texts | None]) -> DataFrame:
         rows = []
-        for op, before, after in told:
+        for op, before, after in reported:
             self.place += 1
             key = {name: (after or before or {})[name] for name in self.now.key}
             source = {"ts_us": self.place * 1_000_000, "txId": "7", "lsn": self.place}
@@ -84,7 +84,7 @@ def history_of(rows: DataFrame) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("stored_as", STORED_AS)
-def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_apart(
+def test_rows_from_before_and_after_a_column_change_in_one_batch_are_distinguished(
     spark: SparkSession, tmp_path: Path, stored_as: StoredAs
 ):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
@@ -98,8 +98,8 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
         dropped_columns=dropped,
     )
 
-    def write(number: int, *told: tuple[str, Texts | None, Texts | None]) -> DataFrame:
-        sink.write(source.batches(spark, *told), Batch("shop", "q1", number, target))
+    def write(number: int, *reported: tuple[str, Texts | None, Texts | None]) -> DataFrame:
+        sink.write(source.batches(spark, *reported), Batch("shop", "q1", number, target))
         return spark.read.format("delta").load(f"{tmp_path}/shop/orders")
 
     write(
@@ -109,7 +109,7 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
         ("c", None, order("5", "5", "5.50", "e")),
         ("d", order("5", "5", "5.50", "e"), None),
     )
-    # Wider types, with no other column to tell of it: a number that does not fit does.
+    # Wider types, with no other column to indicate it: a number that does not fit does.
     wider = (("u", None, order("1", "5", "1.75", "a")), ("c", None, order("3000000000", "3000000001", "3.1234", "c")))
     source.now, alone = WIDER, isinstance(stored_as, Mirror)
     if alone:
@@ -155,12 +155,12 @@ def test_rows_from_before_and_after_a_change_of_columns_in_one_batch_are_told_ap
         }
     else:
         columns = ("offset", "op", "key.id", "before.extra", "after.qty", "after.extra", "unavailable", "transaction")
-        told = {row[0]: tuple(row)[1:] for row in rows.select(*columns).collect()}
-        assert rows.count() == len(told) == 12
-        assert told[4] == ("d", 5, None, None, None, [], "7")
-        assert told[7] == ("u", 2, None, 6, None, ["extra"], "7")
-        assert told[11] == ("u", 1, 9, 7, 10, [], "7")
-        assert told[12] == ("d", 2, None, None, None, [], "7")
+        reported = {row[0]: tuple(row)[1:] for row in rows.select(*columns).collect()}
+        assert rows.count() == len(reported) == 12
+        assert reported[4] == ("d", 5, None, None, None, [], "7")
+        assert reported[7] == ("u", 2, None, 6, None, ["extra"], "7")
+        assert reported[11] == ("u", 1, 9, 7, 10, [], "7")
+        assert reported[12] == ("d", 2, None, None, None, [], "7")
 
 
 def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark: SparkSession, tmp_path: Path):
@@ -182,8 +182,8 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
 
     write(0, qty="1", at="1000000")
     # Known from the first batch on.
-    (told,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{tmp_path}/shop/orders` ('headrace.told')").collect()
-    assert json.loads(told.value) == {"at": "microseconds"}
+    (reported,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{tmp_path}/shop/orders` ('headrace.text_format')").collect()
+    assert json.loads(reported.value) == {"at": "microseconds"}
 
     # Another name: the first two of the statements say that it is one column.
     source.now = table(id="integer", amount="bigint", at="timestamp(6)_without_time_zone")
@@ -253,19 +253,17 @@ def test_a_time_in_another_unit_than_its_type_has_is_ambiguous(
     seconds = (
         (43_200, 3_600) if is_clock else (-5_364_662_400, -1_262_304_000, 157_766_400, 1_704_067_200, 7_258_118_400)
     )
-    doubtful = [str(each * other) for each in seconds]
-    rows = spark.createDataFrame([({"at": each},) for each in [*safe, *doubtful]], "after map<string,string>")
+    doubtful = [str(second * other) for second in seconds]
+    rows = spark.createDataFrame([({"at": item},) for item in [*safe, *doubtful]], "after map<string,string>")
     condition = ambiguous_value(of)
     assert condition is not None
 
-    found = rows.withColumn("before", F.lit(None).cast("map<string,string>")).select(condition).collect()
+    actual = rows.withColumn("before", F.lit(None).cast("map<string,string>")).select(condition).collect()
 
-    assert [row[0] for row in found] == [False] * len(safe) + [True] * len(doubtful)
+    assert [row[0] for row in actual] == [False] * len(safe) + [True] * len(doubtful)
 
 
-def test_a_dropped_column_does_not_stand_in_the_way_of_a_new_one_and_comes_back_empty(
-    spark: SparkSession, tmp_path: Path
-):
+def test_a_dropped_column_does_not_block_a_new_one_and_comes_back_empty(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(table(id="integer", note="text"))
     sink = DeltaCdc("shop", source, decode_changes)
@@ -291,7 +289,7 @@ def test_a_dropped_column_does_not_stand_in_the_way_of_a_new_one_and_comes_back_
     write(4, table(id="integer"))
     assert source.asked == asked + 1
 
-    # A column that is made again holds nothing at the source, whatever its name held before.
+    # A column that is recreated is empty at the source, whatever a column of its name contained before.
     write(5, table(id="integer", note="text"), note="new")
     rows = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
     assert {(row.id, row.note) for row in rows.collect()} == {(0, None), (1, None), (2, None), (4, None), (5, "new")}
@@ -319,15 +317,15 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
     sink = DeltaCdc("shop", source, decode_changes, stored_as)
     who, note, other = "${spark.master} `'\\\"", "it's ${env:HOME}", "${spark.app.name}"
 
-    def told(op: str, day: str, who: str, note: str | None = None) -> tuple[str, Texts | None, Texts | None]:
+    def reported(op: str, day: str, who: str, note: str | None = None) -> tuple[str, Texts | None, Texts | None]:
         row = {DAY_OF: day, WHO: who, NOTE: note}
         return (op, row, None) if op == "d" else (op, None, row)
 
-    known = [told("c", OLD, who, note), told("c", OLDER, who, note), told("c", OLD, other, other)]
-    first = [*known, told("c", FAR, who), told("c", OLDEST, who, note)]
+    recorded = [reported("c", OLD, who, note), reported("c", OLDER, who, note), reported("c", OLD, other, other)]
+    first = [*recorded, reported("c", FAR, who), reported("c", OLDEST, who, note)]
     # Old days only, by which Delta leaves files out; the last two are a row that moves, without its large value.
-    second = [told("u", OLDER, who, PLACEHOLDER), told("u", OLD, other, note)]
-    second += [told("d", OLD, who), told("c", OLD, "moved", PLACEHOLDER)]
+    second = [reported("u", OLDER, who, PLACEHOLDER), reported("u", OLD, other, note)]
+    second += [reported("d", OLD, who), reported("c", OLD, "moved", PLACEHOLDER)]
     for number, batch in enumerate((first, second)):
         rows = source.batches(spark, *batch)
         move = F.when(F.col("offset") == 9, 8).otherwise(F.col("source.lsn"))
@@ -337,8 +335,8 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
     table = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
     inside = "after." if isinstance(stored_as, ChangeLog) else ""
     values = [F.col(f"{inside}{quote_name(name)}") for name in (DAY_OF, WHO, NOTE)]
-    found = table.where("is_current") if isinstance(stored_as, History) else table
-    rows = found.select(F.unix_date(values[0]).cast("string"), *values[1:]).collect()
+    actual = table.where("is_current") if isinstance(stored_as, History) else table
+    rows = actual.select(F.unix_date(values[0]).cast("string"), *values[1:]).collect()
     if isinstance(stored_as, ChangeLog):
         assert len(rows) == 9
     else:

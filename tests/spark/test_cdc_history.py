@@ -29,29 +29,37 @@ def when(position: str | None) -> dt.datetime | None:
     return None if position is None else BEGAN + dt.timedelta(seconds=int(position.lstrip("-")))
 
 
-def held(spark: SparkSession, folder: Path) -> set[model.Version]:
-    """Return the versions, having compared their times with the positions that they stand for."""
+def stored_rows(spark: SparkSession, folder: Path) -> set[model.Version]:
+    """Return the versions, having compared their times with their positions."""
     rows = spark.read.format("delta").load(str(folder / "orders")).collect()
-    found = set()
-    for each in rows:
-        gone = each.asDict().get("_headrace_deleted")
-        values = None if gone else (("id", each.id), ("pieces", each.pieces), ("note", each.note))
+    actual = set()
+    for stored_row in rows:
+        missing = stored_row.asDict().get("_headrace_deleted")
+        values = None if missing else (("id", stored_row.id), ("pieces", stored_row.pieces), ("note", stored_row.note))
         version = model.Version(
-            each.id, values, each._headrace_op, each._headrace_position, each._headrace_until, each._headrace_ended
+            stored_row.id,
+            values,
+            stored_row._headrace_op,
+            stored_row._headrace_position,
+            stored_row._headrace_until,
+            stored_row._headrace_ended,
         )
-        times = (each.valid_from.astimezone(dt.UTC), each.valid_to and each.valid_to.astimezone(dt.UTC))
+        times = (
+            stored_row.valid_from.astimezone(dt.UTC),
+            stored_row.valid_to and stored_row.valid_to.astimezone(dt.UTC),
+        )
         assert times == (when(version.position), when(version.until)), version
-        assert each.is_current == version.is_current, version
-        found.add(version)
-    assert len(found) == len(rows), "a version is there twice"
-    return found
+        assert stored_row.is_current == version.is_current, version
+        actual.add(version)
+    assert len(actual) == len(rows), "a version is there twice"
+    return actual
 
 
 def mirrored(spark: SparkSession, folder: Path) -> dict[Key, model.Values]:
     rows = spark.read.format("delta").load(str(folder / "orders")).collect()
-    found = {each.id: {"id": each.id, "pieces": each.pieces, "note": each.note} for each in rows}
-    assert len(found) == len(rows), "a key is there twice"
-    return found
+    actual = {row.id: {"id": row.id, "pieces": row.pieces, "note": row.note} for row in rows}
+    assert len(actual) == len(rows), "a key is there twice"
+    return actual
 
 
 def apply(spark: SparkSession, folder: Path, *batches: list[Change], kind: History | None = None) -> None:
@@ -66,21 +74,21 @@ def apply(spark: SparkSession, folder: Path, *batches: list[Change], kind: Histo
         pytest.param(model.shuffled, 2, False, "close", id="in any order"),
     ],
 )
-def test_any_changes_cut_in_any_way_give_the_rows_of_the_source_and_all_their_versions(
+def test_any_changes_split_in_any_way_result_in_the_rows_of_the_source_and_all_their_versions(
     spark: SparkSession, tmp_path: Path, deal: Deal, count: int, large: bool, deletes: Literal["close", "mark"]
 ):
     chance = random.Random(int(large))  # noqa: S311 - a seed, so that a failure comes again
     log = model.Source(chance, 40, large).live(160)
-    seen: list[Change] = []
+    observed: list[Change] = []
 
     for number, batch in enumerate(deal(chance, log, count)):
-        seen += batch
+        observed += batch
         changes = frame(spark, batch, 1000 * number)
         Mirror().apply(changes, into(tmp_path / "mirror", number))
         History(deletes).apply(changes, into(tmp_path / "history", number))
 
-        assert mirrored(spark, tmp_path / "mirror") == model.mirror(seen)
-        assert held(spark, tmp_path / "history") == model.history(seen, marks=deletes == "mark")
+        assert mirrored(spark, tmp_path / "mirror") == model.mirror(observed)
+        assert stored_rows(spark, tmp_path / "history") == model.history(observed, marks=deletes == "mark")
 
 
 def test_a_batch_that_breaks_off_and_comes_again_and_a_clock_that_went_back_leave_no_gap(
@@ -104,7 +112,7 @@ def test_a_batch_that_breaks_off_and_comes_again_and_a_clock_that_went_back_leav
     seconds = rows.selectExpr(
         "id", "pieces", *(f"CAST(valid_{end} - TIMESTAMP'2026-01-01' AS INT)" for end in ("from", "to"))
     )
-    # The snapshot was taken at 90, after the change at 2: as if it had been told at once, and so without a time.
+    # The snapshot was taken at 90, after the change at 2: as if it had been captured at once, so without a time.
     assert sorted(map(tuple, seconds.collect())) == [(1, 1, 2, 2), (1, 2, 2, 5), (2, 5, 3, 6), (2, 6, 6, None)]
 
 
@@ -116,8 +124,8 @@ def test_a_row_that_moves_takes_its_large_value_along_from_the_version_that_ende
     for number, batch in enumerate((first, second, third)):
         History().apply(frame(spark, batch, 100 * number), into(tmp_path, number))
 
-    assert held(spark, tmp_path) == model.history([*first, *second, *third])
-    notes = {(each.key, each.position[-1]): dict(each.values or ())["note"] for each in held(spark, tmp_path)}
+    assert stored_rows(spark, tmp_path) == model.history([*first, *second, *third])
+    notes = {(item.key, item.position[-1]): dict(item.values or ())["note"] for item in stored_rows(spark, tmp_path)}
     assert notes == {(1, "1"): "other", **dict.fromkeys(((1, "3"), (1, "4"), (2, "5"), (3, "6"), (3, "7")), "long")}
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def files(folder: Path) -> set[Path]:
-    return {each for each in folder.rglob("*.parquet") if "_delta_log" not in each.parts}
+    return {path for path in folder.rglob("*.parquet") if "_delta_log" not in path.parts}
 
 
 @pytest.mark.spark
-def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotten(spark: SparkSession, tmp_path: Path):
+def test_maintenance_compacts_small_files_and_removes_old_files_and_tombstones(spark: SparkSession, tmp_path: Path):
     for number in range(3):
         changes = [row("c", 10 * number + 1, number, number)] + ([row("d", 10 * number + 2, 0)] if number == 1 else [])
         Mirror().apply(frame(spark, changes, 100 * number), into(tmp_path, number))
@@ -51,7 +51,7 @@ def test_small_files_are_joined_and_old_ones_removed_and_old_tombstones_forgotte
     assert spark.read.format("delta").load(last.tombstones).count() == 1
     assert CdcMaintenance(retention=None).clean(spark, last, now, now + dt.timedelta(days=2))
     assert spark.read.format("delta").load(last.tombstones).count() == 0
-    assert {each.id for each in spark.read.format("delta").load(last.location).collect()} == {1, 2}
+    assert {item.id for item in spark.read.format("delta").load(last.location).collect()} == {1, 2}
 
 
 def test_files_that_a_batch_under_way_needs_are_never_declared_old():

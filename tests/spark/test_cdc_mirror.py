@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def held(spark: SparkSession, folder: Path) -> dict[Key, dict[str, Value]]:
+def stored_rows(spark: SparkSession, folder: Path) -> dict[Key, dict[str, Value]]:
     rows = spark.read.format("delta").load(str(folder / "orders")).collect()
-    found = {
-        each.id: {"id": each.id, "pieces": each.pieces, "note": each.note, "_position": each._headrace_position}
-        for each in rows
+    actual = {
+        row.id: {"id": row.id, "pieces": row.pieces, "note": row.note, "_position": row._headrace_position}
+        for row in rows
     }
-    assert len(found) == len(rows), "a key is there twice"
-    return found
+    assert len(actual) == len(rows), "a key is there twice"
+    return actual
 
 
 def apply(spark: SparkSession, folder: Path, *batches: list[Change], mirror: Mirror | None = None) -> None:
@@ -35,22 +35,22 @@ def apply(spark: SparkSession, folder: Path, *batches: list[Change], mirror: Mir
 def test_a_late_update_does_not_bring_a_deleted_row_back(spark: SparkSession, tmp_path: Path):
     apply(spark, tmp_path, [row("c", 1, 1), row("c", 2, 2)], [row("d", 5, 1)], [row("u", 3, 1, 7)])
 
-    assert list(held(spark, tmp_path)) == [2]
+    assert list(stored_rows(spark, tmp_path)) == [2]
 
 
 def test_a_late_change_of_a_key_that_was_never_seen_does_not_survive_a_truncate(spark: SparkSession, tmp_path: Path):
     apply(spark, tmp_path, [row("c", 1, 1)], [Change("t", 5, None), row("c", 6, 2)], [row("u", 3, 3, 7)])
 
-    assert list(held(spark, tmp_path)) == [2]
+    assert list(stored_rows(spark, tmp_path)) == [2]
 
 
 def test_a_row_that_is_made_again_after_its_delete_is_there(spark: SparkSession, tmp_path: Path):
     apply(spark, tmp_path, [row("c", 1, 1, 1)], [row("d", 5, 1)], [row("c", 6, 1, 2)], [row("d", 5, 1)])
 
-    assert held(spark, tmp_path)[1]["pieces"] == 2
+    assert stored_rows(spark, tmp_path)[1]["pieces"] == 2
 
 
-def test_a_crash_between_tombstones_and_rows_is_made_good_by_the_next_attempt(
+def test_the_next_attempt_repairs_a_crash_between_tombstones_and_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     apply(spark, tmp_path, [row("c", 1, 1), row("c", 2, 2)])
@@ -63,18 +63,18 @@ def test_a_crash_between_tombstones_and_rows_is_made_good_by_the_next_attempt(
         patched.setattr(Mirror, "_write", dies)
         with pytest.raises(KeyboardInterrupt):
             Mirror().apply(frame(spark, second, 10), into(tmp_path, 1))
-    assert sorted(held(spark, tmp_path)) == [1, 2]
+    assert sorted(stored_rows(spark, tmp_path)) == [1, 2]
 
     Mirror().apply(frame(spark, second, 10), into(tmp_path, 1))
-    assert {key: each["pieces"] for key, each in held(spark, tmp_path).items()} == {2: 7}
+    assert {key: item["pieces"] for key, item in stored_rows(spark, tmp_path).items()} == {2: 7}
 
 
-def test_a_value_that_the_log_left_out_is_kept_from_the_table(spark: SparkSession, tmp_path: Path):
+def test_a_value_that_is_missing_from_the_log_is_taken_from_the_table(spark: SparkSession, tmp_path: Path):
     apply(
         spark, tmp_path, [row("c", 1, 1, 1, "long")], [row("u", 2, 1, 2, None, "note"), row("u", 3, 1, 3, None, "note")]
     )
 
-    assert held(spark, tmp_path)[1]["note"] == "long"
+    assert stored_rows(spark, tmp_path)[1]["note"] == "long"
 
 
 def test_a_value_that_is_nowhere_known_is_refused_and_not_taken_for_null(spark: SparkSession, tmp_path: Path):
@@ -96,28 +96,28 @@ def test_a_row_that_moves_takes_its_large_value_along_and_one_that_is_nowhere_kn
     first = [row("c", number, number, number, f"note {number}") for number in (1, 4, 5, 6)]
     apply(spark, tmp_path, first, moves)
     expected = {3: (7, "note 1"), 1: (5, "note 4"), 5: (6, "six")}
-    assert {key: (each["pieces"], each["note"]) for key, each in held(spark, tmp_path).items()} == expected
+    assert {key: (item["pieces"], item["note"]) for key, item in stored_rows(spark, tmp_path).items()} == expected
 
     # All of it comes once more, when the rows that moved are where they moved to.
     Mirror().apply(frame(spark, moves, 200), into(tmp_path, 2))
-    assert {key: (each["pieces"], each["note"]) for key, each in held(spark, tmp_path).items()} == expected
+    assert {key: (item["pieces"], item["note"]) for key, item in stored_rows(spark, tmp_path).items()} == expected
 
     with pytest.raises(DataError, match="HR-541"):
         Mirror().apply(frame(spark, [row("d", 20, 8), row("c", 20, 9, 1, None, "note")]), into(tmp_path, 3))
     with pytest.raises(DataError, match="HR-541"):
         Mirror().apply(frame(spark, [row("d", 20, 8), row("c", 20, 5, 1, None, "note")]), into(tmp_path, 3))
-    assert sorted(held(spark, tmp_path)) == [1, 3, 5]
+    assert sorted(stored_rows(spark, tmp_path)) == [1, 3, 5]
 
 
-def test_rows_of_a_snapshot_that_broke_off_go_when_the_next_one_is_whole(spark: SparkSession, tmp_path: Path):
-    # A place of a snapshot begins with a minus, so that it stands before every change.
+def test_rows_of_an_interrupted_snapshot_are_deleted_when_the_next_one_is_complete(spark: SparkSession, tmp_path: Path):
+    # A position of a snapshot begins with a minus, so that it sorts before every change.
     first = [row("r", 5, 1), row("r", 5, 2), row("c", 3, 4)]
     apply(spark, tmp_path, first, [row("r", 9, 1, 7)], [Change("t", -9, None), row("r", 9, 3)])
 
-    assert {key: each["pieces"] for key, each in held(spark, tmp_path).items()} == {1: 7, 3: None, 4: None}
+    assert {key: item["pieces"] for key, item in stored_rows(spark, tmp_path).items()} == {1: 7, 3: None, 4: None}
 
 
-def test_a_soft_delete_keeps_the_row_with_its_time_until_the_key_is_used_again(spark: SparkSession, tmp_path: Path):
+def test_a_soft_delete_retains_the_row_with_its_time_until_the_key_is_used_again(spark: SparkSession, tmp_path: Path):
     first = [row("c", 1, 1, 1, "a"), row("c", 2, 2, 2), row("c", 3, 3, 3), row("d", 4, 9)]
     late_and_again = [row("u", 3, 1, 7), row("c", 6, 2, 8), row("d", 5, 1)]
     apply(spark, tmp_path, first, [row("d", 5, 1), row("d", 5, 2)], late_and_again, mirror=Mirror("soft"))
@@ -125,7 +125,7 @@ def test_a_soft_delete_keeps_the_row_with_its_time_until_the_key_is_used_again(s
     def marked() -> set[tuple[object, ...]]:
         rows = spark.read.format("delta").load(str(tmp_path / "orders"))
         at = "CAST(_headrace_deleted_at - TIMESTAMP'2026-01-01' AS INT)"
-        return {tuple(each) for each in rows.selectExpr("id", "pieces", "note", "_headrace_deleted", at).collect()}
+        return {tuple(item) for item in rows.selectExpr("id", "pieces", "note", "_headrace_deleted", at).collect()}
 
     assert marked() == {
         (1, 1, "a", True, 5),
@@ -135,4 +135,10 @@ def test_a_soft_delete_keeps_the_row_with_its_time_until_the_key_is_used_again(s
     }
 
     Mirror("soft").apply(frame(spark, [Change("t", 7, None), row("c", 8, 4, 4)], 900), into(tmp_path, 3))
-    assert {(key, gone) for key, _, _, gone, _ in marked()} == {(1, True), (2, True), (3, True), (9, True), (4, False)}
+    assert {(key, missing) for key, _, _, missing, _ in marked()} == {
+        (1, True),
+        (2, True),
+        (3, True),
+        (9, True),
+        (4, False),
+    }

@@ -87,14 +87,14 @@ def test_the_mirror_equals_the_table_after_old_changes_come_again_and_a_crash(sp
             Arrive(
                 change("u", 110, 1, "paid", "10.50"),
                 change("d", 120, 2),
-                Keyed('{"id": 2}', None),  # Kafka's tombstone says nothing
+                Keyed('{"id": 2}', None),  # Kafka's tombstone has no content
                 change("c", 130, 3, "new", "30.00"),
                 change("u", 140, 3, "sent", "30.00"),
                 Keyed('{"id": 9}', '{"op": "torn'),
                 Keyed('{"id": 9}', {"after": {"id": 9}}),
             ),
             Crash(Point.AFTER_SINK),
-            # The connector was restarted, and tells changes again that the mirror has, or has newer ones of.
+            # The connector was restarted, and sends changes again that the mirror has, or has newer ones of.
             Arrive(change("u", 105, 1, "old", "0.00"), change("c", 115, 2, "old", "0.00"), change("c", 130, 3, "new")),
         ],
         spark=spark,

@@ -1,4 +1,4 @@
-"""Transactions over several tables, cut by batches anywhere: what is published holds whole ones only."""
+"""Transactions over several tables, cut by batches anywhere: what is published contains complete ones only."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MESSAGES = "io.debezium.connector.postgresql.LogicalDecodingMessageMonitor$Logic
 def change(table: str, offset: int, transaction: int, key: str, order: str) -> Record:
     lsn = transaction * 100 + offset
     columns = {"id": key, "order": order}
-    told = (lsn, None, None, None)
-    return (table, 0, offset, key, "c", None, columns, told, 1, (f"{transaction}:{lsn}",), *(None,) * 4)
+    reported = (lsn, None, None, None)
+    return (table, 0, offset, key, "c", None, columns, reported, 1, (f"{transaction}:{lsn}",), *(None,) * 4)
 
 
 def end(offset: int, transaction: int, changes: int, ended_ms: int = 1, messages: int = 0) -> Record:
@@ -48,7 +48,7 @@ def end(offset: int, transaction: int, changes: int, ended_ms: int = 1, messages
 
 
 def table(name: str) -> SourceTable:
-    columns = tuple(SourceColumn(each, "text", nullable=True) for each in ("id", "order"))
+    columns = tuple(SourceColumn(item, "text", nullable=True) for item in ("id", "order"))
     return SourceTable("public", name, columns, ("id",), "postgres")
 
 
@@ -67,11 +67,11 @@ def write(spark: SparkSession, sink: DeltaCdc, target: Target, batch: int, *reco
 
 
 def orders(spark: SparkSession, target: Target, name: str) -> list[str]:
-    """The orders that a table tells of, as the published version has them."""
+    """The orders that a table contains, as the published version has them."""
     for row in spark.read.format("delta").load(f"{target.lake}/shop/_published").collect():
         if row.table == f"public.{name}":
             then = spark.read.format("delta").option("versionAsOf", row.version).load(row.path)
-            return sorted(each["order"] for each in then.collect())
+            return sorted(item["order"] for item in then.collect())
     return []
 
 
@@ -98,7 +98,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
 
     # A part of the first transaction is sent again after a crash of the connector: it waits for nothing.
     write(spark, sink, target, 2, change("items", 2, 1, "a2", "a"), end(2, 1, 3), end(3, 3, 1))
-    # A batch that cleans its tables cleans what it notes beside them, too.
+    # A batch that cleans its tables cleans its metadata tables, too.
     left = [Path(target.lake, "shop", name, "part-00000-killed.snappy.parquet") for name in ("_published", "_pending")]
     for file in left:
         file.write_bytes(b"PAR1")
@@ -108,7 +108,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
     assert [file for file in left if file.exists()] == []
     assert (orders(spark, target, "orders"), orders(spark, target, "items")) == (["a", "b", "c"], ["a", "a"])
 
-    # A transaction with two messages in the log beside its change, and one of a message alone, keep nothing waiting.
+    # A transaction with two messages in addition to its change, and one of a message alone, delay nothing.
     write(spark, sink, target, 4, change("orders", 3, 4, "d", "d"), end(4, 4, 1, messages=2), end(5, 5, 0, messages=1))
     assert orders(spark, target, "orders") == ["a", "b", "c", "d"]
 
@@ -122,12 +122,12 @@ def test_what_is_complete_is_a_prefix_of_the_commits_and_the_longest():
     chance = random.Random(7)  # noqa: S311 - not for secrets
     for _ in range(500):
         changes = [chance.randint(1, 4) for _ in range(6)]
-        seen = {str(n): chance.choice([size, size, size, size - 1]) for n, size in enumerate(changes)}
+        observed = {str(n): chance.choice([size, size, size, size - 1]) for n, size in enumerate(changes)}
         done = [str(n) for n in range(chance.randint(0, 2))]
         ends = [TransactionEnd(n, str(n), size, 1) for n, size in enumerate(changes)]
 
-        found = complete_ids(ends, seen, done)
+        actual = complete_ids(ends, observed, done)
 
-        whole = [n for n in range(6) if str(n) in done or seen[str(n)] == changes[n]]
-        prefix = next((n for n in range(6) if n not in whole), 6)
-        assert found == [str(n) for n in range(prefix) if str(n) not in done]
+        complete = [n for n in range(6) if str(n) in done or observed[str(n)] == changes[n]]
+        prefix = next((n for n in range(6) if n not in complete), 6)
+        assert actual == [str(n) for n in range(prefix) if str(n) not in done]

@@ -40,7 +40,7 @@ def target(tmp_path: Path) -> Target:
 
 
 def rows(spark: SparkSession, *ids: int) -> DataFrame:
-    return spark.createDataFrame([(each,) for each in ids], "id long").coalesce(1)
+    return spark.createDataFrame([(item,) for item in ids], "id long").coalesce(1)
 
 
 def counted(spark: SparkSession, *ids: int) -> tuple[DataFrame, Accumulator[int]]:
@@ -60,13 +60,13 @@ def batch(target: Target, number: int, query_id: str = "q1", offsets: str = "") 
 
 @dataclass
 class Calls:
-    """A function that notes what it is handed, and fails as often as it is told, after it took the rows."""
+    """A function that notes what it is handed, and fails as often as declared, after it took the rows."""
 
     failures: int = 0
-    seen: list[tuple[int, list[int]]] = field(default_factory=list)
+    observed: list[tuple[int, list[int]]] = field(default_factory=list)
 
     def __call__(self, rows: DataFrame, batch: Batch) -> None:
-        self.seen.append((batch.id, sorted(row.id for row in rows.collect())))
+        self.observed.append((batch.id, sorted(row.id for row in rows.collect())))
         if self.failures:
             self.failures -= 1
             raise ConnectionError("killed here")
@@ -81,7 +81,7 @@ def test_a_function_is_handed_every_batch_and_none_that_is_complete(spark: Spark
     for number, ids in ((0, (1, 2)), (0, (1, 2)), (1, (3,)), (1, (3,))):
         sink.write(rows(spark, *ids), batch(target, number))
 
-    assert calls.seen == [(0, [1, 2]), (1, [3])]
+    assert calls.observed == [(0, [1, 2]), (1, [3])]
     assert sink.guarantee is Guarantee.AT_LEAST_ONCE
     assert not isinstance(sink, TracksBatches)
 
@@ -93,7 +93,7 @@ def test_a_batch_that_the_function_did_not_finish_is_handed_over_again(spark: Sp
         sink.write(rows(spark, 1), batch(target, 0))
     sink.write(rows(spark, 1), batch(target, 0))
 
-    assert calls.seen == [(0, [1]), (0, [1])]
+    assert calls.observed == [(0, [1]), (0, [1])]
 
 
 def test_a_ledger_that_does_not_fit_the_batch_is_refused(spark: SparkSession, target: Target):
@@ -110,10 +110,10 @@ def test_a_ledger_that_does_not_fit_the_batch_is_refused(spark: SparkSession, ta
         with pytest.raises(RecoveryError, match=why):
             sink.write(rows(spark, 9), refused)
 
-    assert calls.seen == [(0, [0]), (1, [1])]
+    assert calls.observed == [(0, [0]), (1, [1])]
 
 
-def test_a_ledger_that_is_gone_begins_anew_and_a_damaged_one_is_refused(spark: SparkSession, target: Target):
+def test_a_missing_ledger_starts_again_and_a_damaged_one_is_refused(spark: SparkSession, target: Target):
     calls = Calls()
     sink = CustomSink("calls", calls)
     sink.write(rows(spark, 7), batch(target, 7))
@@ -122,7 +122,7 @@ def test_a_ledger_that_is_gone_begins_anew_and_a_damaged_one_is_refused(spark: S
     with pytest.raises(RecoveryError, match=r"HR-319.*cannot be read"):
         sink.write(rows(spark, 8), batch(target, 8))
 
-    assert calls.seen == [(7, [7])]
+    assert calls.observed == [(7, [7])]
 
 
 def test_a_driver_that_a_later_one_has_overtaken_is_refused(spark: SparkSession, target: Target):
@@ -141,22 +141,22 @@ def test_the_rows_are_computed_once_however_often_the_function_reads_them(
         for _ in range(reads):
             assert rows.count() == 3
 
-    made, computed = counted(spark, 1, 2, 3)
-    CustomSink("reads", read).write(made, batch(target, 0))
+    created, computed = counted(spark, 1, 2, 3)
+    CustomSink("reads", read).write(created, batch(target, 0))
 
     assert computed.value == 3
-    assert not made.is_cached
+    assert not created.is_cached
 
 
-def test_sinks_that_keep_their_rows_leave_those_of_a_fan_out_to_it(spark: SparkSession, target: Target):
+def test_a_sink_does_not_unpersist_the_rows_that_a_fan_out_has_persisted(spark: SparkSession, target: Target):
     """Each keeps its rows while it works; letting go of the fan-out's would have the next sink compute them again."""
-    made, computed = counted(spark, 1, 2, 3)
+    created, computed = counted(spark, 1, 2, 3)
     first, last = Calls(), Calls()
     keeping = [CustomSink("first", first), DeltaUpsert("table", key=["id"]), FanOut(Noop())]
-    FanOut(*keeping, CustomSink("last", last)).write(made, batch(target, 0))
+    FanOut(*keeping, CustomSink("last", last)).write(created, batch(target, 0))
 
     assert computed.value == 3
-    assert first.seen == last.seen == [(0, [1, 2, 3])]
+    assert first.observed == last.observed == [(0, [1, 2, 3])]
 
 
 # ---- a store with transactions ----
@@ -173,8 +173,8 @@ class Orders:
         self._connection.execute("BEGIN IMMEDIATE")
 
     def last(self, key: str) -> str | None:
-        found = self._connection.execute("SELECT text FROM epochs WHERE key = ?", (key,)).fetchone()
-        return None if found is None else str(found[0])
+        actual = self._connection.execute("SELECT text FROM epochs WHERE key = ?", (key,)).fetchone()
+        return None if actual is None else str(actual[0])
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         self._connection.executemany("INSERT INTO orders VALUES (?)", ((row.id,) for row in rows.toLocalIterator()))
@@ -202,7 +202,7 @@ class Orders:
 
 def orders(path: Path) -> list[int]:
     with closing(sqlite3.connect(path)) as connection:
-        return [found for (found,) in connection.execute("SELECT id FROM orders ORDER BY id")]
+        return [actual for (actual,) in connection.execute("SELECT id FROM orders ORDER BY id")]
 
 
 @pytest.fixture
@@ -247,14 +247,14 @@ def test_a_record_that_does_not_fit_the_batch_is_refused(spark: SparkSession, ta
 def test_a_batch_that_is_in_is_computed_all_the_same(spark: SparkSession, target: Target, database: Path):
     sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
     sink.write(rows(spark, 1), batch(target, 0))
-    made, computed = counted(spark, 1)
-    sink.write(made, batch(target, 0))
+    created, computed = counted(spark, 1)
+    sink.write(created, batch(target, 0))
 
     assert computed.value == 1
     assert orders(database) == [1]
 
 
-def test_a_store_says_which_batches_it_holds(spark: SparkSession, target: Target, database: Path):
+def test_a_store_returns_its_committed_batches(spark: SparkSession, target: Target, database: Path):
     sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
     assert isinstance(sink, TracksBatches)
     empty = sink.committed_batches(spark, "rides", "0", target)
@@ -274,19 +274,19 @@ def test_a_store_says_which_batches_it_holds(spark: SparkSession, target: Target
 # ---- memory, and nothing ----
 
 
-def test_memory_keeps_each_batch_once_in_the_order_of_batches(spark: SparkSession, target: Target):
+def test_memory_stores_each_batch_once_in_the_order_of_batches(spark: SparkSession, target: Target):
     sink = Memory()
     for number, ids in ((0, (1,)), (1, (2, 3)), (0, (4,)), (2, ())):
         sink.write(rows(spark, *ids), batch(target, number))
     sink.write(rows(spark, 5), batch(target, 0, "q2"))
 
-    assert [[row.id for row in kept] for kept in sink.batches()] == [[4], [2, 3], [], [5]]
+    assert [[row.id for row in part] for part in sink.batches()] == [[4], [2, 3], [], [5]]
     assert [row.id for row in sink.rows()] == [4, 2, 3, 5]
     sink.clear()
     assert sink.rows() == []
 
 
-def test_memory_holds_the_last_result_in_complete_mode_and_every_change_in_update_mode(
+def test_memory_stores_the_last_result_in_complete_mode_and_every_change_in_update_mode(
     spark: SparkSession, target: Target
 ):
     def changes(*pairs: tuple[str, int]) -> DataFrame:
@@ -303,7 +303,7 @@ def test_memory_holds_the_last_result_in_complete_mode_and_every_change_in_updat
         assert sorted(tuple(row) for row in sink.newest("city")) == newest
 
 
-def test_memory_refuses_what_it_has_no_room_for_and_keeps_what_it_has(spark: SparkSession, target: Target):
+def test_memory_refuses_a_batch_beyond_its_limit_and_retains_its_rows(spark: SparkSession, target: Target):
     sink = Memory(limit=3)
     sink.write(rows(spark, 1, 2), batch(target, 0))
     sink.write(rows(spark, 1, 2, 3), batch(target, 0))
@@ -350,4 +350,4 @@ def test_a_flow_with_state_runs_into_every_sink_and_again_after_a_crash(
 
     if isinstance(sink, Memory):
         assert sorted(tuple(row) for row in sink.newest("odd")) == [(0, 10), (1, 10)]
-        assert [len(kept) for kept in sink.batches()] == [2, 2]
+        assert [len(batch) for batch in sink.batches()] == [2, 2]

@@ -90,10 +90,10 @@ class Shop:
 @pytest.fixture(scope="module")
 def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     """Three batches, all committed. Tests put back what they damage."""
-    made = Shop(spark, tmp_path_factory.mktemp("shop"))
-    made.order(1, 2, 3)
-    assert made.run().error is None
-    return made
+    created = Shop(spark, tmp_path_factory.mktemp("shop"))
+    created.order(1, 2, 3)
+    assert created.run().error is None
+    return created
 
 
 def test_a_flow_notes_the_sums_of_all_its_log_files(shop: Shop):
@@ -112,13 +112,15 @@ def test_a_flow_notes_the_sums_of_all_its_log_files(shop: Shop):
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "deleted"])
 def test_a_damaged_log_is_refused_before_spark_reads_it_until_it_is_put_back(shop: Shop, path: str, harm: str):
     file = shop.folder / "spark" / path
-    whole = file.read_bytes()
+    complete = file.read_bytes()
     if harm == "deleted":
         file.unlink()
         file.with_name(f".{file.name}.crc").unlink()
     else:
         # The last byte of the version, of a digit or of a brace: whatever it is, it is another one now.
-        file.write_bytes(whole[:-3] if harm == "truncated" else whole[:1] + bytes([whole[1] ^ 1]) + whole[2:])
+        file.write_bytes(
+            complete[:-3] if harm == "truncated" else complete[:1] + bytes([complete[1] ^ 1]) + complete[2:]
+        )
 
     figures = shop.run()
 
@@ -126,7 +128,7 @@ def test_a_damaged_log_is_refused_before_spark_reads_it_until_it_is_put_back(sho
         # As after a crash before the commit: the batch is run again, and the table has it already.
         assert (figures.error, figures.batches) == (None, 1)
     else:
-        file.write_bytes(whole)
+        file.write_bytes(complete)
         assert figures.error is not None
         assert (figures.error.code, figures.batches) == ("HR-320", 0)
         assert f"{file} " in figures.error.what
@@ -134,43 +136,41 @@ def test_a_damaged_log_is_refused_before_spark_reads_it_until_it_is_put_back(sho
     assert shop.counts() == {"Oslo": 2, "Rome": 1}
 
 
-def test_the_real_checkpoint_has_no_flaws_and_shows_where_it_stands(shop: Shop):
-    found = shop.checkpoint()
+def test_the_real_checkpoint_has_no_flaws_and_shows_its_progress(shop: Shop):
+    actual = shop.checkpoint()
 
-    assert verify(found).flaws == ()
+    assert verify(actual).flaws == ()
     # Hadoop's filesystems show no checksums; the files are the same.
     through_hadoop = verify(Checkpoint("counts", f"file:{shop.folder}", HadoopFileStore(shop.spark)))
-    assert (through_hadoop.flaws, through_hadoop.files) == ((), verify(found).files)
-    anatomy = show(found, shop.target, shop.flow)
+    assert (through_hadoop.flaws, through_hadoop.files) == ((), verify(actual).files)
+    anatomy = show(actual, shop.target, shop.flow)
     assert (anatomy.planned, anatomy.committed, anatomy.unfinished) == ((0, 2), (0, 2), None)
     assert anatomy.watermark is None
-    assert [(each.input, each.kind, each.ranges[0].start) for each in anatomy.reads] == [("rows", "files", "entry 2")]
+    assert [(read.input, read.kind, read.ranges[0].start) for read in anatomy.reads] == [("rows", "files", "entry 2")]
     # One row per city, in two partitions.
     assert {store.name for store in anatomy.state} == {"stateStoreSave"}
-    assert sum(store.rows or 0 for store in count_rows(shop.spark, found, anatomy.state)) == 2
+    assert sum(store.rows or 0 for store in count_rows(shop.spark, actual, anatomy.state)) == 2
 
 
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "deleted", "emptied"])
 @pytest.mark.parametrize("path", ["state/0/1/3.changelog", "state/0/0/1.changelog", "state/0/_metadata/metadata"])
 def test_every_damaged_file_of_the_state_is_named(shop: Shop, path: str, harm: str):
     file = shop.folder / "spark" / path
-    whole = file.read_bytes()
-    middle = len(whole) // 2
+    complete = file.read_bytes()
+    middle = len(complete) // 2
     harmed = {
-        "truncated": whole[:middle],
-        "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+        "truncated": complete[:middle],
+        "flipped": complete[:middle] + bytes([complete[middle] ^ 1]) + complete[middle + 1 :],
         "emptied": b"",
     }
     file.unlink() if harm == "deleted" else file.write_bytes(harmed[harm])
     try:
         assert [flaw.path for flaw in verify(shop.checkpoint()).damages] == [f"spark/{path}"]
     finally:
-        file.write_bytes(whole)
+        file.write_bytes(complete)
 
 
-def test_a_backup_is_restored_in_the_place_of_what_was_damaged_or_lost_and_the_flow_goes_on(
-    spark: SparkSession, tmp_path: Path
-):
+def test_a_backup_replaces_a_damaged_or_lost_checkpoint_and_the_flow_continues(spark: SparkSession, tmp_path: Path):
     shop, table = Shop(spark, tmp_path), tmp_path / "lake" / "counts"
     shop.order(1, 2, 3)
     shop.run()
@@ -178,7 +178,7 @@ def test_a_backup_is_restored_in_the_place_of_what_was_damaged_or_lost_and_the_f
     shutil.copytree(table, tmp_path / "table")
     assert (backup.committed, backup.planned) == (2, 2)
 
-    # Damaged: refused, restored, kept aside; the next batch counts on from the state of the backup.
+    # Damaged: refused, restored, renamed; the next batch counts on from the state of the backup.
     (shop.folder / "spark/offsets/2").write_text("v1")
     assert getattr(shop.run().error, "code", None) == "HR-320"
     aside = shop.restore(folder)

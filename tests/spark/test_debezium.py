@@ -67,9 +67,9 @@ def decoded(spark: SparkSession, *records: Record, table: SourceTable = ITEMS) -
     return decode_changes(rows(spark, records), table).orderBy("_position", "_offset", F.desc("_op")).collect()
 
 
-def test_each_op_says_its_key_and_its_row(spark: SparkSession) -> None:
+def test_each_op_has_its_key_and_its_row(spark: SparkSession) -> None:
     row = EMPTY | {"price": "1.50", "note": "x"}
-    found = decoded(
+    actual = decoded(
         spark,
         record(change("r", row, source=at(1)), {"id": 1}, 0),
         record(change("c", row | {"id": 2}, source=at(2)), {"id": 2}, 1),
@@ -78,30 +78,30 @@ def test_each_op_says_its_key_and_its_row(spark: SparkSession) -> None:
         record(change("t", source=at(5)), None, 4),
     )
 
-    assert [each._op for each in found] == ["r", "c", "u", "d", "t"]
-    assert [each._key and each._key.id for each in found] == [1, 2, 1, 1, None]
-    assert [each._after and each._after.note for each in found] == ["x", "x", "y", None, None]
-    assert found[0]._after.asDict() == EMPTY | {"price": Decimal("1.50"), "note": "x"}
-    assert [(each._unavailable, each._unreadable) for each in found] == [([], [])] * 5
+    assert [item._op for item in actual] == ["r", "c", "u", "d", "t"]
+    assert [item._key and item._key.id for item in actual] == [1, 2, 1, 1, None]
+    assert [item._after and item._after.note for item in actual] == ["x", "x", "y", None, None]
+    assert actual[0]._after.asDict() == EMPTY | {"price": Decimal("1.50"), "note": "x"}
+    assert [(item._unavailable, item._unreadable) for item in actual] == [([], [])] * 5
 
 
-def test_the_last_row_of_a_snapshot_tells_that_what_is_older_is_gone(spark: SparkSession) -> None:
-    told = [
+def test_the_last_row_of_a_snapshot_marks_older_rows_as_deleted(spark: SparkSession) -> None:
+    reported = [
         record(change("r", EMPTY | {"id": number}, source=at(4) | {"snapshot": mark}), {"id": number}, number)
         for number, mark in enumerate(("first", "true", "last_in_data_collection"))
     ]
-    found = decode_changes(rows(spark, told), ITEMS, cleared=True).orderBy("_offset", F.desc("_op")).collect()
+    actual = decode_changes(rows(spark, reported), ITEMS, cleared=True).orderBy("_offset", F.desc("_op")).collect()
 
-    assert [(each._op, each._key and each._key.id) for each in found] == [("r", 0), ("r", 1), ("t", None), ("r", 2)]
-    # It stands between this snapshot and any earlier one, wherever its row comes among the others.
+    assert [(item._op, item._key and item._key.id) for item in actual] == [("r", 0), ("r", 1), ("t", None), ("r", 2)]
+    # It sorts between this snapshot and any earlier one, wherever its row comes among the others.
     place, before = f"-{4:019}", f"-{3:019}"
-    assert [each._position for each in found] == [place, place, before, place]
-    assert [each._unreadable for each in found] == [[]] * 4
+    assert [item._position for item in actual] == [place, place, before, place]
+    assert [item._unreadable for item in actual] == [[]] * 4
 
 
 def test_a_key_comes_from_the_message_key_and_else_from_the_row(spark: SparkSession) -> None:
     row = EMPTY | {"id": 7}
-    found = decoded(
+    actual = decoded(
         spark,
         record(change("c", row, source=at(1)), {"id": 7}),
         record(change("c", row, source=at(2))),
@@ -109,23 +109,23 @@ def test_a_key_comes_from_the_message_key_and_else_from_the_row(spark: SparkSess
         record(change("d", None, {"id": 7}, source=at(4))),
     )
 
-    assert [each._key.id for each in found] == [7, 7, 7, 7]
-    assert [each._unreadable for each in found] == [[]] * 4
+    assert [item._key.id for item in actual] == [7, 7, 7, 7]
+    assert [item._unreadable for item in actual] == [[]] * 4
 
 
-def test_a_change_that_tells_no_key_is_unreadable(spark: SparkSession) -> None:
-    (found,) = decoded(spark, record(change("d", None, None)))
+def test_a_change_without_a_key_is_unreadable(spark: SparkSession) -> None:
+    (actual,) = decoded(spark, record(change("d", None, None)))
 
-    assert found._unreadable == ["id"]
+    assert actual._unreadable == ["id"]
 
 
-def test_a_key_of_several_columns_keeps_the_order_of_the_primary_key(spark: SparkSession) -> None:
+def test_a_key_of_several_columns_has_the_order_of_the_primary_key(spark: SparkSession) -> None:
     source = {"ts_ms": 1, "file": "binlog.000007", "pos": 12, "row": 3}
-    (found,) = decoded(spark, record(change("c", {"b": 1, "a": "x"}, source=source), {"b": 1, "a": "x"}), table=PAIRS)
+    (actual,) = decoded(spark, record(change("c", {"b": 1, "a": "x"}, source=source), {"b": 1, "a": "x"}), table=PAIRS)
 
-    assert found._key.asDict() == {"a": "x", "b": 1}
-    assert list(found._key.asDict()) == ["a", "b"]
-    assert list(found._after.asDict()) == ["b", "a"]
+    assert actual._key.asDict() == {"a": "x", "b": 1}
+    assert list(actual._key.asDict()) == ["a", "b"]
+    assert list(actual._after.asDict()) == ["b", "a"]
 
 
 def test_a_table_without_a_primary_key_is_refused(spark: SparkSession) -> None:
@@ -137,43 +137,43 @@ def test_a_table_without_a_primary_key_is_refused(spark: SparkSession) -> None:
     assert refused.value.code == "HR-245"
 
 
-def test_an_update_that_tells_another_key_before_is_a_delete_and_an_insert(spark: SparkSession) -> None:
+def test_an_update_that_changes_the_key_is_a_delete_and_an_insert(spark: SparkSession) -> None:
     old, new = EMPTY | {"id": 1, "note": "x"}, EMPTY | {"id": 2, "note": "x"}
-    gone, come = decoded(spark, record(change("u", new, old), {"id": 2}, 4))
+    missing, come = decoded(spark, record(change("u", new, old), {"id": 2}, 4))
 
-    assert (gone._op, gone._key.id, gone._after) == ("d", 1, None)
+    assert (missing._op, missing._key.id, missing._after) == ("d", 1, None)
     assert (come._op, come._key.id, come._after.note) == ("c", 2, "x")
-    assert gone._unreadable == come._unreadable == []
+    assert missing._unreadable == come._unreadable == []
 
 
 def test_an_update_of_the_same_key_stays_one(spark: SparkSession) -> None:
-    (found,) = decoded(spark, record(change("u", EMPTY | {"note": "y"}, EMPTY), {"id": 1}))
+    (actual,) = decoded(spark, record(change("u", EMPTY | {"note": "y"}, EMPTY), {"id": 1}))
 
-    assert (found._op, found._key.id, found._after.note) == ("u", 1, "y")
+    assert (actual._op, actual._key.id, actual._after.note) == ("u", 1, "y")
 
 
 def test_messages_of_the_log_are_left_out(spark: SparkSession) -> None:
-    given_rows = rows(spark, [record(change("m"), {"prefix": "note"}), record(change("c", EMPTY), {"id": 1}, 1)])
+    input_rows = rows(spark, [record(change("m"), {"prefix": "note"}), record(change("c", EMPTY), {"id": 1}, 1)])
 
-    assert [each._op for each in decode_changes(given_rows, ITEMS).collect()] == ["c"]
+    assert [row._op for row in decode_changes(input_rows, ITEMS).collect()] == ["c"]
 
 
 def test_positions_of_postgres_sort_as_numbers(spark: SparkSession) -> None:
     lsns = [9, 10, 2**63 - 1, 100]
-    found = decoded(spark, *(record(change("c", EMPTY, source=at(lsn)), {"id": 1}, n) for n, lsn in enumerate(lsns)))
+    actual = decoded(spark, *(record(change("c", EMPTY, source=at(lsn)), {"id": 1}, n) for n, lsn in enumerate(lsns)))
 
-    assert [each._position for each in found] == [f"{lsn:020d}" for lsn in sorted(lsns)]
+    assert [item._position for item in actual] == [f"{lsn:020d}" for lsn in sorted(lsns)]
 
 
-def test_rows_of_a_snapshot_stand_before_changes_at_lower_places_of_the_log(spark: SparkSession) -> None:
-    found = decoded(
+def test_rows_of_a_snapshot_come_before_changes_at_lower_log_positions(spark: SparkSession) -> None:
+    actual = decoded(
         spark,
         record(change("r", EMPTY, source=at(100)), {"id": 1}, 0),
         record(change("r", EMPTY, source=at(90)), {"id": 1}, 1),
         record(change("u", EMPTY, source=at(50)), {"id": 1}, 2),
     )
 
-    assert [each._offset for each in found] == [1, 0, 2]
+    assert [item._offset for item in actual] == [1, 0, 2]
 
 
 def test_a_transaction_of_several_changes_has_one_name(spark: SparkSession) -> None:
@@ -181,36 +181,36 @@ def test_a_transaction_of_several_changes_has_one_name(spark: SparkSession) -> N
         change("c", EMPTY, source=at(lsn, txId=859)) | {"transaction": {"id": f"859:{lsn}", "total_order": lsn}}
         for lsn in (1, 2)
     )
-    found = decoded(spark, record(first, {"id": 1}), record(second, {"id": 2}))
+    actual = decoded(spark, record(first, {"id": 1}), record(second, {"id": 2}))
 
-    assert [each._transaction for each in found] == ["859", "859"]
+    assert [item._transaction for item in actual] == ["859", "859"]
 
 
 def test_positions_of_a_binlog_sort_by_file_place_and_row(spark: SparkSession) -> None:
     places = [("log.000010", 4, 0), ("log.000009", 900, 1), ("log.000009", 900, 0), ("log.000009", 1000, 0)]
     sources = [{"ts_ms": 1, "file": file, "pos": pos, "row": row} for file, pos, row in places]
-    records = [record(change("c", {"a": "x", "b": 1}, source=each), None, n) for n, each in enumerate(sources)]
+    records = [record(change("c", {"a": "x", "b": 1}, source=item), None, n) for n, item in enumerate(sources)]
 
-    found = decoded(spark, *records, table=PAIRS)
+    actual = decoded(spark, *records, table=PAIRS)
 
-    assert [each._offset for each in found] == [2, 1, 3, 0]
-    assert found[0]._position == "0000000009" + "00000000000000000900" + "0000000000"
+    assert [item._offset for item in actual] == [2, 1, 3, 0]
+    assert actual[0]._position == "0000000009" + "00000000000000000900" + "0000000000"
 
 
 def test_a_change_without_a_position_is_unreadable(spark: SparkSession) -> None:
-    (found,) = decoded(spark, record(change("c", EMPTY, source={"ts_ms": 1}), {"id": 1}))
+    (actual,) = decoded(spark, record(change("c", EMPTY, source={"ts_ms": 1}), {"id": 1}))
 
-    assert found._unreadable == ["_position"]
+    assert actual._unreadable == ["_position"]
 
 
 def test_an_op_that_nobody_knows_is_unreadable(spark: SparkSession) -> None:
-    (found,) = decoded(spark, record(change("x", EMPTY), {"id": 1}))
+    (actual,) = decoded(spark, record(change("x", EMPTY), {"id": 1}))
 
-    assert found._unreadable == ["_op"]
+    assert actual._unreadable == ["_op"]
 
 
-def test_the_commit_time_has_microseconds_where_the_source_tells_them(spark: SparkSession) -> None:
-    found = decode_changes(
+def test_the_commit_time_has_microseconds_if_the_source_sends_them(spark: SparkSession) -> None:
+    actual = decode_changes(
         rows(
             spark,
             [
@@ -223,9 +223,9 @@ def test_the_commit_time_has_microseconds_where_the_source_tells_them(spark: Spa
         ITEMS,
     )
 
-    texts = found.orderBy("_position").select(F.col("_commit_time").cast("string")).collect()
+    texts = actual.orderBy("_position").select(F.col("_commit_time").cast("string")).collect()
     moment = datetime.fromtimestamp(1_700_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    assert [each[0] for each in texts] == [f"{moment}.123456", f"{moment}.123"]
+    assert [text[0] for text in texts] == [f"{moment}.123456", f"{moment}.123"]
 
 
 def test_a_placeholder_is_unavailable_in_each_of_its_forms(spark: SparkSession) -> None:
@@ -237,14 +237,14 @@ def test_a_placeholder_is_unavailable_in_each_of_its_forms(spark: SparkSession) 
         "tags": [PLACEHOLDER],
         "sizes": list(PLACEHOLDER.encode()),
     }
-    (found,) = decoded(spark, record(change("u", row), {"id": 1}))
+    (actual,) = decoded(spark, record(change("u", row), {"id": 1}))
 
-    assert found._unavailable == ["price", "note", "photo", "tags", "sizes"]
-    assert found._unreadable == []
-    assert found._after.asDict() == EMPTY
+    assert actual._unavailable == ["price", "note", "photo", "tags", "sizes"]
+    assert actual._unreadable == []
+    assert actual._after.asDict() == EMPTY
 
 
-def test_a_column_that_an_update_lacks_keeps_its_old_value(spark: SparkSession) -> None:
+def test_a_column_that_an_update_lacks_retains_its_old_value(spark: SparkSession) -> None:
     row = {name: value for name, value in EMPTY.items() if name != "note"}
     update, insert = decoded(
         spark, record(change("u", row, source=at(1)), {"id": 1}), record(change("c", row, source=at(2)), {"id": 1})
@@ -255,9 +255,9 @@ def test_a_column_that_an_update_lacks_keeps_its_old_value(spark: SparkSession) 
 
 
 def test_a_null_is_a_value(spark: SparkSession) -> None:
-    (found,) = decoded(spark, record(change("u", EMPTY), {"id": 1}))
+    (actual,) = decoded(spark, record(change("u", EMPTY), {"id": 1}))
 
-    assert (found._unavailable, found._unreadable, found._after.note) == ([], [], None)
+    assert (actual._unavailable, actual._unreadable, actual._after.note) == ([], [], None)
 
 
 UNFIT: list[tuple[str, object]] = [
@@ -273,7 +273,7 @@ UNFIT: list[tuple[str, object]] = [
 
 
 def test_a_text_that_does_not_fit_its_type_is_named_and_never_a_silent_null(spark: SparkSession) -> None:
-    found = decoded(
+    actual = decoded(
         spark,
         *(
             record(change("c", EMPTY | {column: value}, source=at(n)), {"id": 1}, n)
@@ -281,7 +281,7 @@ def test_a_text_that_does_not_fit_its_type_is_named_and_never_a_silent_null(spar
         ),
     )
 
-    assert [each._unreadable for each in found] == [[column] for column, _ in UNFIT]
+    assert [item._unreadable for item in actual] == [[column] for column, _ in UNFIT]
 
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
@@ -296,41 +296,41 @@ def test_any_order_and_doubling_of_records_sorts_to_the_same_changes(
     records = []
     for offset, (op, number, note) in enumerate(history):
         row = EMPTY | {"id": number, "note": note}
-        # Two changes may stand at one place of the log: the offset tells them apart.
+        # Two changes may have one position of the log: the offset distinguishes them.
         source = at(100 + offset // 2)
         value = change(op, None, {"id": number}, source) if op == "d" else change(op, row, None, source)
         records.append(record(value, {"id": number}, offset))
     shuffled = data.draw(st.permutations(records + records[: len(records) // 2]))
 
     frame = decode_changes(rows(spark, shuffled), ITEMS)
-    found = frame.dropDuplicates(["_position", "_offset"]).orderBy("_position", "_offset").collect()
+    actual = frame.dropDuplicates(["_position", "_offset"]).orderBy("_position", "_offset").collect()
 
     expected = [
         (op, place(op, 100 + n // 2), n, number, None if op == "d" or note == PLACEHOLDER else note)
         for n, (op, number, note) in enumerate(history)
     ]
-    expected.sort(key=lambda each: each[1:3])
+    expected.sort(key=lambda item: item[1:3])
     assert [
-        (each._op, each._position, each._offset, each._key.id, each._after and each._after.note) for each in found
+        (item._op, item._position, item._offset, item._key.id, item._after and item._after.note) for item in actual
     ] == expected
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(given_texts=st.lists(TEXTS | st.none(), min_size=1, max_size=20))
-def test_texts_and_lists_of_texts_arrive_as_they_were_sent(spark: SparkSession, given_texts: list[str | None]) -> None:
+@given(source_texts=st.lists(TEXTS | st.none(), min_size=1, max_size=20))
+def test_texts_and_lists_of_texts_arrive_as_they_were_sent(spark: SparkSession, source_texts: list[str | None]) -> None:
     records = [
         record(change("c", EMPTY | {"note": text, "tags": [text, "x"]}, source=at(n)), {"id": 1}, n)
-        for n, text in enumerate(given_texts)
+        for n, text in enumerate(source_texts)
     ]
 
-    found = decoded(spark, *records)
+    actual = decoded(spark, *records)
 
-    assert [(each._after.note, each._after.tags) for each in found] == [(text, [text, "x"]) for text in given_texts]
-    assert json.dumps([each._unreadable for each in found]) == json.dumps([[] for _ in given_texts])
+    assert [(item._after.note, item._after.tags) for item in actual] == [(text, [text, "x"]) for text in source_texts]
+    assert json.dumps([item._unreadable for item in actual]) == json.dumps([[] for _ in source_texts])
 
 
 def test_a_change_of_any_size_is_read_and_none_is_set_aside(spark: SparkSession):
-    (given_,) = SHOP.named_inputs.values()
+    (input_,) = SHOP.named_inputs.values()
     head, tail = '{"op":"c","before":null,"after":{"id":1,"note":"', '"},"source":{"lsn":1}}'
     # More than Spark reads by default, and than was once the bound.
     note = F.repeat(F.lit("x"), 21_000_000)
@@ -342,5 +342,5 @@ def test_a_change_of_any_size_is_read_and_none_is_set_aside(spark: SparkSession)
         F.concat(F.lit(head), note, F.lit(tail)).cast("binary").alias("value"),
         F.current_timestamp().alias("timestamp"),
     )
-    read = valid_rows(validate(raw, given_), given_).select("offset", F.length(F.col("after")["note"]))
+    read = valid_rows(validate(raw, input_), input_).select("offset", F.length(F.col("after")["note"]))
     assert [tuple(row) for row in read.collect()] == [(7, 21_000_000)]

@@ -24,7 +24,7 @@ NAN = "NaN"
 LAST_DAY, FIRST_DAY = "+5881580-07-11", "-5877641-06-23"
 LAST, FIRST = "+294247-01-10 04:00:54.775807", "-290308-12-21 19:59:05.224192"
 
-# Column, type as the catalogue writes it, and what the full row holds. Times are told as texts, so that those outside
+# Column, type as the catalogue writes it, and the value in the full row. Times are texts, so that those outside
 # Python's calendar can be compared too.
 POSTGRES: list[tuple[str, str, object]] = [
     ("b", "boolean", True),
@@ -139,21 +139,21 @@ MARIADB: list[tuple[str, str, object]] = [
 
 
 def table(family: Family, columns: list[tuple[str, str, object]]) -> SourceTable:
-    known = tuple(SourceColumn(name, kind, nullable=True) for name, kind, _ in columns)
+    existing = tuple(SourceColumn(name, kind, nullable=True) for name, kind, _ in columns)
     # Arrays that do not arrive marked are refused otherwise; no record here leaves one of them out.
-    return SourceTable("s", "everything", (SourceColumn("id", "bigint", False), *known), ("id",), family, "full")
+    return SourceTable("s", "everything", (SourceColumn("id", "bigint", False), *existing), ("id",), family, "full")
 
 
 def as_text(value: Column, kind: DataType) -> Column:
     if isinstance(kind, ArrayType):
-        return F.transform(value, lambda each: as_text(each, kind.elementType))
+        return F.transform(value, lambda item: as_text(item, kind.elementType))
     return value.cast("string") if isinstance(kind, DateType | TimestampType | TimestampNTZType) else value
 
 
 def shown(frame: DataFrame, key: int, op: str) -> dict[str, object]:
     """The row of one change, times as texts."""
     after: list[StructField] = frame.schema["_after"].dataType.fields  # type: ignore[attr-defined]
-    texts = [as_text(F.col(f"_after.`{each.name}`"), each.dataType).alias(each.name) for each in after]
+    texts = [as_text(F.col(f"_after.`{item.name}`"), item.dataType).alias(item.name) for item in after]
     (row,) = frame.where((F.col("_key.id") == key) & (F.col("_op") == op)).select("_unreadable", *texts).collect()
     return {name: plain(value) for name, value in row.asDict().items()}
 
@@ -161,7 +161,7 @@ def shown(frame: DataFrame, key: int, op: str) -> dict[str, object]:
 def plain(value: object) -> object:
     """NaN as a word, since it differs from itself; bytes as bytes."""
     if isinstance(value, list):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, bytearray):
         return bytes(value)
     return NAN if isinstance(value, float) and value != value else value  # noqa: PLR0124
@@ -220,18 +220,18 @@ ODD_ROWS: list[tuple[int, str, dict[str, object], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "op", "values", "unreadable"), ODD_ROWS, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("key", "op", "values", "unreadable"), ODD_ROWS, ids=lambda value: str(value)[:20])
 @pytest.mark.parametrize("streamed", [False, True], ids=["snapshot", "stream"])
 def test_the_edges_of_postgres_arrive_as_they_were_inserted(
     postgres_changes: DataFrame, key: int, op: str, values: dict[str, object], unreadable: list[str], streamed: bool
 ) -> None:
     key, op = (key + 10, "c") if streamed else (key, op)
-    found = shown(postgres_changes, key, op)
+    actual = shown(postgres_changes, key, op)
     faulty = {"iv", "dt"} if key % 10 == 3 else set()
 
     expected = {name: values.get(name) for name, _, _ in POSTGRES if name not in faulty}
-    assert {name: found[name] for name in expected} == expected
-    assert found["_unreadable"] == unreadable
+    assert {name: actual[name] for name in expected} == expected
+    assert actual["_unreadable"] == unreadable
 
 
 def test_a_date_before_christ_arrives_from_the_stream(postgres_changes: DataFrame) -> None:
@@ -253,19 +253,19 @@ MARIADB_ODD: list[tuple[int, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "values"), MARIADB_ODD, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("key", "values"), MARIADB_ODD, ids=lambda value: str(value)[:20])
 @pytest.mark.parametrize("streamed", [False, True], ids=["snapshot", "stream"])
 def test_the_edges_of_mariadb_arrive_as_they_were_inserted(
     mariadb_changes: DataFrame, key: int, values: dict[str, object], streamed: bool
 ) -> None:
     key, op = (key + 10, "c") if streamed else (key, "r")
-    found = shown(mariadb_changes, key, op)
+    actual = shown(mariadb_changes, key, op)
 
-    # Two that Debezium tells otherwise in a snapshot than in the stream: the year 0000 and a timestamp of zeros.
+    # Two that Debezium encodes differently in a snapshot than in the stream: the year 0000 and a timestamp of zeros.
     faulty = {"y", "ts", "gen"} if key % 10 == 2 else {"gen"}
     expected = {name: values.get(name) for name, _, _ in MARIADB if name not in faulty}
-    assert {name: found[name] for name in expected} == expected
-    assert found["_unreadable"] == []
+    assert {name: actual[name] for name in expected} == expected
+    assert actual["_unreadable"] == []
 
 
 SCALARS: list[tuple[str, str, object]] = [
@@ -305,7 +305,7 @@ RARE: list[tuple[str, str, object]] = [
 
 
 def test_rare_types_of_postgres_arrive_as_they_were_inserted(spark: SparkSession) -> None:
-    records = [each for each in recorded("postgres_edges") if str(each["topic"]).endswith("scalars")]
+    records = [item for item in recorded("postgres_edges") if str(item["topic"]).endswith("scalars")]
     frame = decode_changes(rows(spark, records), table("postgres", RARE)).where("_key.id = 1")
     expected = ([], 1, *(value for _, _, value in RARE))
     assert [tuple(row) for row in frame.select("_unreadable", "_after.*").collect()] == [expected] * 2
@@ -313,13 +313,13 @@ def test_rare_types_of_postgres_arrive_as_they_were_inserted(spark: SparkSession
 
 @pytest.mark.parametrize("op", ["r", "u"])
 def test_times_outside_the_usual_calendar_arrive_as_they_were_inserted(spark: SparkSession, op: str) -> None:
-    records = [each for each in recorded("postgres_edges") if str(each["topic"]).endswith("scalars")]
+    records = [item for item in recorded("postgres_edges") if str(item["topic"]).endswith("scalars")]
     frame = decode_changes(rows(spark, records), table("postgres", SCALARS)).cache()
 
     for key, values in EDGES.items():
-        found = shown(frame, key, op)
-        assert [found[name] for name, _, _ in SCALARS] == values
-        assert found["_unreadable"] == (["c_ts", "c_ts3", "c_tstz", "c_tstz3"] if key == 13 else [])
+        actual = shown(frame, key, op)
+        assert [actual[name] for name, _, _ in SCALARS] == values
+        assert actual["_unreadable"] == (["c_ts", "c_ts3", "c_tstz", "c_tstz3"] if key == 13 else [])
 
 
 ARRAYS: list[tuple[str, str, object]] = [
@@ -344,7 +344,7 @@ ARRAYS: list[tuple[str, str, object]] = [
 
 @pytest.mark.parametrize("op", ["r", "u"])
 def test_arrays_arrive_with_their_nulls_and_edges(spark: SparkSession, op: str) -> None:
-    records = [each for each in recorded("postgres_edges") if str(each["topic"]).endswith("arrays")]
+    records = [item for item in recorded("postgres_edges") if str(item["topic"]).endswith("arrays")]
     frame = decode_changes(rows(spark, records), table("postgres", ARRAYS)).cache()
 
     assert shown(frame, 1, op) == {name: value for name, _, value in ARRAYS} | {"id": 1, "_unreadable": []}
@@ -352,8 +352,8 @@ def test_arrays_arrive_with_their_nulls_and_edges(spark: SparkSession, op: str) 
 
 
 def test_what_an_update_leaves_alone_is_unavailable_in_the_recorded_forms(spark: SparkSession) -> None:
-    known = [(name, kind, None) for name, kind in TOASTED.items()]
-    frame = decode_changes(rows(spark, recorded("postgres")), table("postgres", known))
+    existing = [(name, kind, None) for name, kind in TOASTED.items()]
+    frame = decode_changes(rows(spark, recorded("postgres")), table("postgres", existing))
 
     update = frame.where("_op = 'u' and _key.id = 11").first()
     moved = frame.where("_op = 'c' and _key.id = 111").first()
@@ -364,11 +364,11 @@ def test_what_an_update_leaves_alone_is_unavailable_in_the_recorded_forms(spark:
 
 
 def test_a_recorded_change_of_a_key_is_a_delete_and_an_insert_at_one_place(postgres_changes: DataFrame) -> None:
-    told = postgres_changes.where("_key.id in (11, 111)").orderBy("_position", "_offset")
-    found = told.select("_op", "_key", "_position", "_transaction").collect()
+    reported = postgres_changes.where("_key.id in (11, 111)").orderBy("_position", "_offset")
+    actual = reported.select("_op", "_key", "_position", "_transaction").collect()
 
     place = f"{30161912:020d}"
-    assert [(each._op, each._key.id, *each[2:]) for each in found[2:4]] == [
+    assert [(item._op, item._key.id, *item[2:]) for item in actual[2:4]] == [
         ("d", 11, place, "854"),
         ("c", 111, place, "854"),
     ]
@@ -378,9 +378,9 @@ def test_recorded_changes_of_both_families_sort_as_their_logs(
     postgres_changes: DataFrame, mariadb_changes: DataFrame
 ) -> None:
     for frame in (postgres_changes, mariadb_changes):
-        found = frame.orderBy("_position", "_offset").select("_op", "_offset").collect()
-        assert [each._offset for each in found] == list(range(len(found)))
-        assert found[-1]._op == "t"
+        actual = frame.orderBy("_position", "_offset").select("_op", "_offset").collect()
+        assert [item._offset for item in actual] == list(range(len(actual)))
+        assert actual[-1]._op == "t"
 
 
 def decoded(spark: SparkSession, values: list[tuple[str, object]]) -> Row:
@@ -388,8 +388,8 @@ def decoded(spark: SparkSession, values: list[tuple[str, object]]) -> Row:
     columns = [(f"v{n}", kind, None) for n, (kind, _) in enumerate(values)]
     after = {"id": 1} | {f"v{n}": value for n, (_, value) in enumerate(values)}
     sent = record({"op": "c", "before": None, "after": after, "source": {"lsn": 1, "ts_ms": 1}}, {"id": 1})
-    (found,) = decode_changes(rows(spark, [sent]), table("postgres", columns)).collect()
-    return found
+    (actual,) = decode_changes(rows(spark, [sent]), table("postgres", columns)).collect()
+    return actual
 
 
 UNFIT: list[tuple[str, object]] = [
@@ -440,17 +440,17 @@ LESS_COMMON: list[tuple[str, object, object]] = [
 
 
 def test_texts_that_do_not_fit_are_unreadable(spark: SparkSession) -> None:
-    found = decoded(spark, UNFIT)
+    actual = decoded(spark, UNFIT)
 
-    assert found._unreadable == [f"v{n}" for n in range(len(UNFIT))]
-    assert set(found._after.asDict().values()) == {1, None}
+    assert actual._unreadable == [f"v{n}" for n in range(len(UNFIT))]
+    assert set(actual._after.asDict().values()) == {1, None}
 
 
 def test_values_of_less_common_types_are_read(spark: SparkSession) -> None:
-    found = decoded(spark, [(kind, value) for kind, value, _ in LESS_COMMON])
+    actual = decoded(spark, [(kind, value) for kind, value, _ in LESS_COMMON])
 
-    assert found._unreadable == []
-    assert [found._after[f"v{n}"] for n in range(len(LESS_COMMON))] == [expected for _, _, expected in LESS_COMMON]
+    assert actual._unreadable == []
+    assert [actual._after[f"v{n}"] for n in range(len(LESS_COMMON))] == [expected for _, _, expected in LESS_COMMON]
 
 
 @pytest.mark.parametrize(
@@ -471,13 +471,13 @@ def test_columns_of_which_the_connector_loses_values_are_refused(
     spark: SparkSession, kind: str, identity: str, refused: bool
 ) -> None:
     columns = (SourceColumn("id", "bigint", nullable=False), SourceColumn("v", kind, nullable=True))
-    known = SourceTable("public", "t", columns, ("id",), "postgres", identity)
+    existing = SourceTable("public", "t", columns, ("id",), "postgres", identity)
 
     if not refused:
-        assert decode_changes(rows(spark, []), known).columns
+        assert decode_changes(rows(spark, []), existing).columns
         return
     with pytest.raises(FlowError, match=r"v \(") as error:
-        decode_changes(rows(spark, []), known)
+        decode_changes(rows(spark, []), existing)
     assert error.value.code == "HR-246"
 
 
@@ -488,8 +488,8 @@ def test_infinities_survive_a_delta_table(spark: SparkSession, tmp_path: object,
 
     back = spark.read.format("delta").load(path)
     infinite = back.where(F.col("dt") == F.date_from_unix_date(F.lit(2**31 - 1))).orderBy("id")
-    assert [each.id for each in infinite.select("id").collect()] == [2, 12]
+    assert [item.id for item in infinite.select("id").collect()] == [2, 12]
     (row,) = back.where("id = 12").select(*(F.col(name).cast("string") for name in ("dt", "ts", "tstz"))).collect()
     assert tuple(row) == (LAST_DAY, LAST, FIRST)
     before = back.where(F.col("tstz") < F.lit("-0001-01-01").cast("timestamp")).select("id").orderBy("id").collect()
-    assert [each.id for each in before] == [2, 3, 12, 13]
+    assert [item.id for item in before] == [2, 3, 12, 13]

@@ -29,11 +29,13 @@ source struct<lsn: bigint>
 """
 
 
-GONE = DataError("It is gone.", why="w.", state="s.", remedy="r.", code="HR-547")
+MISSING = DataError("It is gone.", why="w.", state="s.", remedy="r.", code="HR-547")
 
 
 def table(name: str, *columns: str, schema: str = "public") -> SourceTable:
-    return SourceTable(schema, name, tuple(SourceColumn(each, "text", True) for each in columns), ("id",), "postgres")
+    return SourceTable(
+        schema, name, tuple(SourceColumn(column, "text", True) for column in columns), ("id",), "postgres"
+    )
 
 
 @dataclass
@@ -49,14 +51,14 @@ class Catalogue:
 
 
 def envelopes(spark: SparkSession, *rows: tuple[str, str, int, dict[str, str]]) -> DataFrame:
-    told = [
+    reported = [
         (topic, 0, position, None, op, after if op == "d" else None, None if op == "d" else after, (position,))
         for topic, op, position, after in rows
     ]
-    return spark.createDataFrame(told, ENVELOPES).coalesce(1)
+    return spark.createDataFrame(reported, ENVELOPES).coalesce(1)
 
 
-def held(spark: SparkSession, target: Target, name: str) -> set[tuple[str | None, ...]]:
+def stored_rows(spark: SparkSession, target: Target, name: str) -> set[tuple[str | None, ...]]:
     rows = spark.read.format("delta").load(f"{target.lake}/shop/{name}").drop("_headrace_position")
     return {tuple(row) for row in rows.collect()}
 
@@ -75,7 +77,7 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
         {
             "shop.orders": table("orders", "id", "state"),
             "shop.items": table("items", "id"),
-            "shop.brief": SkippedTable("shop.brief", "gone", GONE),
+            "shop.brief": SkippedTable("shop.brief", "gone", MISSING),
         }
     )
     sink = DeltaCdc("shop", catalogue, decode)
@@ -92,26 +94,26 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
         ("shop.brief", "c", 6, {"id": "1"}),
         ("shop.brief", "d", 7, {"id": "1"}),
     )
-    told: list[DeadLetters] = []
+    reported: list[DeadLetters] = []
 
     sink.write(first, Batch("shop", "q1", 0, target))
     for _ in range(2):
-        sink.write(second, Batch("shop", "q1", 1, target, on_dead_letters=told.append))
+        sink.write(second, Batch("shop", "q1", 1, target, on_dead_letters=reported.append))
     sink.write(envelopes(spark), Batch("shop", "q1", 2, target))
 
-    # A table that was made and dropped again stops no other. One of which something is kept may not go like that.
-    assert [(each.rows, each.why) for each in told] == [(2, "gone")] * 2
-    catalogue.tables["shop.orders"] = SkippedTable("shop.orders", "gone", GONE)
+    # A table that was made and dropped again stops no other. One of which rows are stored may not be dropped silently.
+    assert [(item.rows, item.why) for item in reported] == [(2, "gone")] * 2
+    catalogue.tables["shop.orders"] = SkippedTable("shop.orders", "gone", MISSING)
     sink.prepare(spark, target)
     with pytest.raises(DataError) as lacking:
         sink.write(first, Batch("shop", "q1", 3, target))
-    assert lacking.value is GONE
+    assert lacking.value is MISSING
 
-    assert held(spark, target, "orders") == {("2", "new")}
+    assert stored_rows(spark, target, "orders") == {("2", "new")}
     assert {f"{target.lake}/shop/orders", f"{target.lake}/shop/_tombstones/orders"} <= {*looked_after}
-    assert held(spark, target, "items") == {("7",)}
+    assert stored_rows(spark, target, "items") == {("7",)}
     assert catalogue.asked == ["shop.orders", "shop.brief", "shop.items", "shop.brief", "shop.orders"]
-    assert isinstance(sink, Sink)
+    assert {name for name in vars(Sink) if name[0] != "_"} <= set(dir(sink))
     assert isinstance(sink, TracksBatches)
     assert isinstance(sink, WritesFolder)
     assert sink.committed_batches(spark, "shop", "0", target).last == {"q1": 2}
@@ -121,7 +123,7 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
         assert then.count() == 1, row.table
 
 
-def test_a_crash_between_two_tables_is_made_good_by_the_next_attempt(
+def test_the_next_attempt_repairs_a_crash_between_two_tables(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ):
     catalogue = Catalogue({"shop.items": table("items", "id"), "shop.orders": table("orders", "id")})
@@ -138,12 +140,12 @@ def test_a_crash_between_two_tables_is_made_good_by_the_next_attempt(
         patched.setattr(Mirror, "apply", dies)
         with pytest.raises(KeyboardInterrupt):
             sink.write(rows, Batch("shop", "q1", 0, target))
-    assert held(spark, target, "items") == {("1",)}
+    assert stored_rows(spark, target, "items") == {("1",)}
     assert sink.committed_batches(spark, "shop", "0", target).last == {}
 
     sink.write(rows, Batch("shop", "q1", 0, target))
-    assert held(spark, target, "items") == {("1",)}
-    assert held(spark, target, "orders") == {("2",)}
+    assert stored_rows(spark, target, "items") == {("1",)}
+    assert stored_rows(spark, target, "orders") == {("2",)}
 
 
 def test_a_column_that_is_new_is_looked_up_and_added_and_a_renamed_one_refused(spark: SparkSession, target: Target):
@@ -163,7 +165,7 @@ def test_a_column_that_is_new_is_looked_up_and_added_and_a_renamed_one_refused(s
     renamed = envelopes(spark, ("shop.orders", "c", 3, {"id": "3", "status": "new"}))
     with pytest.raises(DataError, match="'status' is new and 'state' is gone"):
         sink.write(renamed, Batch("shop", "q1", 2, target))
-    assert held(spark, target, "orders") == {("1", None), ("2", "new")}
+    assert stored_rows(spark, target, "orders") == {("1", None), ("2", "new")}
 
 
 def test_two_tables_of_one_name_are_refused(spark: SparkSession, target: Target):

@@ -1,4 +1,4 @@
-"""Rows beside a dimension that changes: each once, enriched or waiting, in every version of the table."""
+"""Rows joined with a dimension that changes: each once, enriched or waiting, in every version of the table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sink(dimension: Dimension = PRODUCTS) -> DeltaEnriched:
 
 
 def products(spark: SparkSession, target: Target, *names: str) -> None:
-    """Write the next version of the dimension: products named by themselves."""
+    """Write the next version of the dimension: products whose name equals their key."""
     rows = spark.createDataFrame([(name, name.upper(), None) for name in names], "id string, name string, price string")
     typed = rows.withColumn("price", rows.price.cast("decimal(10,2)")).coalesce(1)
     typed.write.format("delta").mode("overwrite").save(target.table("dim/products"))
@@ -67,11 +67,11 @@ def bought(spark: SparkSession, *rows: str) -> DataFrame:
     return spark.createDataFrame([tuple(row.split()) for row in rows], "id string, product string").coalesce(1)
 
 
-def write(given: DeltaEnriched, rows: DataFrame, batch: int, target: Target) -> None:
-    given.write(rows, Batch("purchases", "q", batch, target))
+def write(declared: DeltaEnriched, rows: DataFrame, batch: int, target: Target) -> None:
+    declared.write(rows, Batch("purchases", "q", batch, target))
 
 
-def held(spark: SparkSession, target: Target, version: int | None = None) -> list[Row]:
+def stored_rows(spark: SparkSession, target: Target, version: int | None = None) -> list[Row]:
     reader = spark.read.format("delta")
     reader = reader if version is None else reader.option("versionAsOf", str(version))
     rows = reader.load(target.table("silver/purchases")).collect()
@@ -84,17 +84,17 @@ def versions_seen(spark: SparkSession, target: Target) -> list[int]:
 
 
 def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target: Target):
-    given = sink()
-    given.prepare(spark, target)
-    write(given, bought(spark, "1 nut"), 0, target)
+    declared = sink()
+    declared.prepare(spark, target)
+    write(declared, bought(spark, "1 nut"), 0, target)
     products(spark, target, "nut")
-    write(given, bought(spark, "2 nut", "3 bolt", "3 bolt"), 1, target)
-    write(given, bought(spark, "4 gear"), 2, target)
+    write(declared, bought(spark, "2 nut", "3 bolt", "3 bolt"), 1, target)
+    write(declared, bought(spark, "4 gear"), 2, target)
     products(spark, target, "nut", "bolt")
-    write(given, bought(spark), 3, target)
+    write(declared, bought(spark), 3, target)
 
-    assert held(spark, target, 0) == [("1", "nut", None, False, -1)]
-    assert held(spark, target) == [
+    assert stored_rows(spark, target, 0) == [("1", "nut", None, False, -1)]
+    assert stored_rows(spark, target) == [
         ("1", "nut", "NUT", True, 0),
         ("2", "nut", "NUT", True, 0),
         ("3", "bolt", "BOLT", True, 1),
@@ -102,34 +102,34 @@ def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target
         ("4", "gear", None, False, 1),
     ]
     assert versions_seen(spark, target) == [-1, 0, 0, 1]
-    assert given.committed_batches(spark, "purchases", "0", target).last == {"q": 3}
+    assert declared.committed_batches(spark, "purchases", "0", target).last == {"q": 3}
     # Nobody is there twice, and nobody is missing, in between.
     for number, rows in enumerate([1, 4, 5, 5]):
-        assert len(held(spark, target, number)) == rows
+        assert len(stored_rows(spark, target, number)) == rows
 
 
 def test_a_row_that_waits_gets_its_product_while_no_other_row_comes(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, clock = Folder(tmp_path / "in"), Hands(8)
-    given = DeltaEnriched("silver/purchases", key="product", dimension=PRODUCTS)
+    declared = DeltaEnriched("silver/purchases", key="product", dimension=PRODUCTS)
     flow = Flow(
         "purchases",
         Input(folder.source, watermark=Watermark("at", "1 minute", idle_timeout="2 seconds")),
         lambda rows: rows.selectExpr("CAST(id AS STRING) id", "shop AS product"),
-        given,
+        declared,
     )
     folder.put((1, 1))
     with live(spark, target, flow, clock) as running:
         running.wait_rows(read=1)
-        assert held(spark, target) == [("1", "north", None, False, -1)]
+        assert stored_rows(spark, target) == [("1", "north", None, False, -1)]
         products(spark, target, "north")
         clock.minute = 60
         running.wait(lambda events: sum(isinstance(event, BatchCommitted) for event in events) == 2)
-        assert held(spark, target) == [("1", "north", "NORTH", True, 0)]
+        assert stored_rows(spark, target) == [("1", "north", "NORTH", True, 0)]
         # Nobody waits any more, whatever becomes known.
         products(spark, target, "north", "south")
-        assert not given.is_due(spark, target)
+        assert not declared.is_due(spark, target)
     assert versions_seen(spark, target) == [-1, 0]
     assert (running.figures["purchases"].rows_in, running.figures["purchases"].error) == (1, None)
 
@@ -137,41 +137,41 @@ def test_a_row_that_waits_gets_its_product_while_no_other_row_comes(
 def test_rows_that_wait_are_due_when_the_policy_takes_another_version(spark: SparkSession, target: Target):
     now = [1000.0]
     every = replace(PRODUCTS, refresh=EveryInterval("5 minutes"))
-    given = replace(sink(every), dimension_cache=DimensionCache(lambda: now[0]))
+    declared = replace(sink(every), dimension_cache=DimensionCache(lambda: now[0]))
     products(spark, target, "nut")
-    given.prepare(spark, target)
-    assert not given.is_due(spark, target)
-    write(given, bought(spark, "1 bolt"), 0, target)
-    write(given, bought(spark, "2 nut"), 1, target)
-    assert not given.is_due(spark, target)
+    declared.prepare(spark, target)
+    assert not declared.is_due(spark, target)
+    write(declared, bought(spark, "1 bolt"), 0, target)
+    write(declared, bought(spark, "2 nut"), 1, target)
+    assert not declared.is_due(spark, target)
     products(spark, target, "nut", "bolt")
     now[0] += 299
-    assert not given.is_due(spark, target)
+    assert not declared.is_due(spark, target)
     now[0] += 1
-    assert given.is_due(spark, target)
-    write(given, bought(spark), 2, target)
-    assert not given.is_due(spark, target)
+    assert declared.is_due(spark, target)
+    write(declared, bought(spark), 2, target)
+    assert not declared.is_due(spark, target)
     # A batch without rows that has nobody to look up is in the table's log as any other.
-    write(given, bought(spark), 3, target)
+    write(declared, bought(spark), 3, target)
     assert versions_seen(spark, target) == [0, 0, 1, 1]
 
 
 def test_what_is_enriched_stays_when_the_product_changes_or_goes_and_files_are_joined(
     spark: SparkSession, target: Target
 ):
-    given = replace(sink(), policy=TablePolicy(small_files=2))
+    declared = replace(sink(), policy=TablePolicy(small_files=2))
     products(spark, target, "nut")
-    given.prepare(spark, target)
-    write(given, bought(spark, "1 nut"), 0, target)
+    declared.prepare(spark, target)
+    write(declared, bought(spark, "1 nut"), 0, target)
     products(spark, target, "bolt")
-    write(given, bought(spark, "2 nut"), 1, target)
+    write(declared, bought(spark, "2 nut"), 1, target)
 
-    write(given, bought(spark, "3 bolt"), 2, target)
+    write(declared, bought(spark, "3 bolt"), 2, target)
 
     stays = [("1", "nut", "NUT", True, 0), ("2", "nut", None, False, 1), ("3", "bolt", "BOLT", True, 1)]
-    assert held(spark, target) == stays
+    assert stored_rows(spark, target) == stays
     history = spark.sql(f"DESCRIBE HISTORY delta.`{target.table('silver/purchases')}`").orderBy("version").collect()
-    assert [each.operation for each in history] == ["WRITE", "WRITE", "WRITE", "OPTIMIZE"]
+    assert [item.operation for item in history] == ["WRITE", "WRITE", "WRITE", "OPTIMIZE"]
 
 
 def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_version(
@@ -187,11 +187,11 @@ def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_
     second.prepare(spark, target)
     write(second, bought(spark, "1 nut", "2 bolt"), 0, target)
 
-    assert held(spark, target) == [("1", "nut", "NUT", True, 0), ("2", "bolt", None, False, 0)]
+    assert stored_rows(spark, target) == [("1", "nut", "NUT", True, 0), ("2", "bolt", None, False, 0)]
 
     write(second, bought(spark, "3 nut"), 1, target)
 
-    assert held(spark, target) == [
+    assert stored_rows(spark, target) == [
         ("1", "nut", "NUT", True, 0),
         ("2", "bolt", "BOLT", True, 1),
         ("3", "nut", "NUT", True, 1),
@@ -202,16 +202,16 @@ def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_
     ("refresh", "expected"),
     [(OnNewVersion(), [0, 1, 2]), (EachBatch(), [0, 1, 2]), (EveryInterval("5 minutes"), [0, 0, 2])],
 )
-def test_a_policy_says_which_version_a_batch_sees(
+def test_the_refresh_policy_decides_which_version_a_batch_reads(
     spark: SparkSession, target: Target, refresh: Refresh, expected: list[int]
 ):
     now = [1000.0]
-    given = replace(sink(replace(PRODUCTS, refresh=refresh)), dimension_cache=DimensionCache(lambda: now[0]))
+    declared = replace(sink(replace(PRODUCTS, refresh=refresh)), dimension_cache=DimensionCache(lambda: now[0]))
     products(spark, target, "nut")
-    given.prepare(spark, target)
+    declared.prepare(spark, target)
     for number, seconds in enumerate([0, 299, 1]):
         now[0] += seconds
-        write(given, bought(spark, f"{number} bolt"), number, target)
+        write(declared, bought(spark, f"{number} bolt"), number, target)
         products(spark, target, "nut", "bolt")
 
     assert versions_seen(spark, target) == expected
@@ -223,26 +223,31 @@ def test_by_event_time_a_row_gets_what_was_valid_then(spark: SparkSession, targe
 
     columns = "id string, name string, price decimal(10,2), valid_from timestamp, valid_to timestamp"
     # The version from 11 to 11 was never valid.
-    told = [("nut", "first", 9, 11), ("nut", "never", 11, 11), ("nut", "second", 11, 13), ("nut", "third", 14, None)]
+    reported = [
+        ("nut", "first", 9, 11),
+        ("nut", "never", 11, 11),
+        ("nut", "second", 11, 13),
+        ("nut", "third", 14, None),
+    ]
     # Nobody knows since when.
-    told += [("bolt", "old", None, 11), ("bolt", "new", 11, None)]
-    rows = [(key, name, None, *(hour and at(hour) for hour in hours)) for key, name, *hours in told]
+    reported += [("bolt", "old", None, 11), ("bolt", "new", 11, None)]
+    rows = [(key, name, None, *(hour and at(hour) for hour in hours)) for key, name, *hours in reported]
     spark.createDataFrame(rows, columns).write.format("delta").save(target.table("dim/products"))
     times = [8, 9, 10, 11, 13, 14, 20]
     bought = [(f"{hour}", product, at(hour)) for product in ("nut", "bolt") for hour in times]
     events = spark.createDataFrame(bought, "id string, product string, ts timestamp")
-    given = sink(replace(PRODUCTS, as_of=AsOf("ts")))
-    given.prepare(spark, target)
+    declared = sink(replace(PRODUCTS, as_of=AsOf("ts")))
+    declared.prepare(spark, target)
 
-    write(given, events, 0, target)
+    write(declared, events, 0, target)
 
-    found = {(row[1], int(row[0])): row[2] for row in held(spark, target)}
+    actual = {(row[1], int(row[0])): row[2] for row in stored_rows(spark, target)}
     expected = [None, "first", "first", "second", None, "third", "third"]
-    assert [found["nut", hour] for hour in times] == expected
-    assert [found["bolt", hour] for hour in times] == ["old"] * 3 + ["new"] * 4
+    assert [actual["nut", hour] for hour in times] == expected
+    assert [actual["bolt", hour] for hour in times] == ["old"] * 3 + ["new"] * 4
 
 
-def test_of_a_history_of_changes_a_row_gets_what_the_source_held_then_and_waits_where_it_held_nothing(
+def test_a_row_is_joined_with_the_version_that_was_valid_then_and_waits_if_there_was_none(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     marked = History("mark")
@@ -250,21 +255,21 @@ def test_of_a_history_of_changes_a_row_gets_what_the_source_held_then_and_waits_
     log = [("c", 10, "a"), ("u", 20, "b"), ("d", 30, None), ("c", 40, "c")]
     marked.apply(frame(spark, [row(op, at, 7, note=note) for op, at, note in log]), into(tmp_path, 0))
     orders = Dimension("orders", key="id", columns=StructType([StructField("note", StringType())]), as_of=AsOf("ts"))
-    given = DeltaEnriched("silver/seen", key="order", dimension=orders)
-    given.prepare(spark, target)
+    declared = DeltaEnriched("silver/seen", key="order", dimension=orders)
+    declared.prepare(spark, target)
     seconds = [9, 10, 19, 20, 29, 30, 39, 40, 99]
     events = [(7, BEGAN + timedelta(seconds=second)) for second in seconds]
 
-    write(given, spark.createDataFrame(events, "order bigint, ts timestamp"), 0, target)
+    write(declared, spark.createDataFrame(events, "order bigint, ts timestamp"), 0, target)
 
-    found = spark.read.format("delta").load(target.table("silver/seen")).orderBy("ts").collect()
-    assert [each.note for each in found] == [None, "a", "a", "b", "b", None, None, "c", "c"]
-    assert [each.enriched for each in found] == [each.note is not None for each in found]
+    actual = spark.read.format("delta").load(target.table("silver/seen")).orderBy("ts").collect()
+    assert [item.note for item in actual] == [None, "a", "a", "b", "b", None, None, "c", "c"]
+    assert [item.enriched for item in actual] == [item.note is not None for item in actual]
 
 
-def refused(given: DeltaEnriched, spark: SparkSession, target: Target) -> str:
+def refused(declared: DeltaEnriched, spark: SparkSession, target: Target) -> str:
     with pytest.raises(HeadraceError) as error:
-        given.prepare(spark, target)
+        declared.prepare(spark, target)
     assert not Path(target.table("silver/purchases")).exists()
     return f"{error.value.code} {error.value.what} {error.value.why}"
 
@@ -282,13 +287,13 @@ def test_validity_that_overlaps_is_refused(spark: SparkSession, target: Target):
     rows = [("nut", "a", None, moment, None), ("nut", "b", None, moment.replace(hour=5), None)]
     spark.createDataFrame(rows, columns).write.format("delta").save(target.table("dim/products"))
 
-    given = sink(replace(PRODUCTS, as_of=AsOf("ts")))
-    assert "HR-562" in refused(given, spark, target)
+    declared = sink(replace(PRODUCTS, as_of=AsOf("ts")))
+    assert "HR-562" in refused(declared, spark, target)
     # Nor may two of them have been valid from ever.
     unknown = [("nut", "a", None, None, moment), ("nut", "b", None, None, moment)]
-    told = spark.createDataFrame(unknown, columns)
-    told.write.format("delta").mode("overwrite").save(target.table("dim/products"))
-    assert "HR-562" in refused(given, spark, target)
+    reported = spark.createDataFrame(unknown, columns)
+    reported.write.format("delta").mode("overwrite").save(target.table("dim/products"))
+    assert "HR-562" in refused(declared, spark, target)
 
 
 @pytest.mark.parametrize("limit", ["100 B", "30 KB"])
@@ -310,7 +315,7 @@ def test_columns_that_nobody_takes_do_not_count(spark: SparkSession, target: Tar
     # 128 KB that cannot be compressed.
     wide = spark.read.format("delta").load(location).selectExpr("*", "sha2(id, 512) one", "sha2(name, 512) other")
     wide.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
-    assert sum(each.stat().st_size for each in Path(location).glob("*.parquet")) > 128_000
+    assert sum(path.stat().st_size for path in Path(location).glob("*.parquet")) > 128_000
 
     sink(replace(PRODUCTS, broadcast_limit="65 KB")).prepare(spark, target)
 
@@ -329,6 +334,6 @@ def test_a_dimension_that_lacks_a_column_or_is_not_there_is_refused(spark: Spark
     assert "'name' is not there; 'price' is string and not decimal(10,2)" in message
 
 
-def test_a_column_of_the_rows_that_the_dimension_would_give_is_refused(spark: SparkSession, target: Target):
+def test_a_column_of_the_rows_that_the_dimension_also_has_is_refused(spark: SparkSession, target: Target):
     with pytest.raises(HeadraceError, match="HR-564"):
         write(sink(), bought(spark, "1 nut").withColumnRenamed("id", "name"), 0, target)

@@ -64,7 +64,7 @@ def windows(spark: SparkSession, *rows: Row) -> DataFrame:
     return spark.createDataFrame(sums, f"{columns} orders long").coalesce(1)
 
 
-def held(spark: SparkSession, target: Target, grain: str) -> list[tuple[object, ...]]:
+def stored_rows(spark: SparkSession, target: Target, grain: str) -> list[tuple[object, ...]]:
     table = spark.read.format("delta").load(target.table("gold/sales")).where(f"grain = '{grain}'")
     result = [
         (row.shop, row.window_start.astimezone(UTC), row.window_end - row.window_start, str(row.revenue), row.orders)
@@ -109,14 +109,14 @@ def test_every_version_adds_up_while_windows_come_change_and_come_again(spark: S
     SINK.write(windows(spark), Batch("sales", "q", 2, target))
     SINK.write(windows(spark, (None, "10:30", "0.25", 1)), Batch("sales", "q", 3, target))
 
-    assert held(spark, target, "1 hour") == [
+    assert stored_rows(spark, target, "1 hour") == [
         ("a", at("10:00"), hour, "11.50", 4),
         ("a", at("11:00"), hour, "16.00", 1),
         ("b", at("10:00"), hour, "4.00", 2),
         ("b", at("1 00:00"), hour, "32.00", 1),
         (None, at("10:00"), hour, "64.25", 2),
     ]
-    assert held(spark, target, "1 day") == [
+    assert stored_rows(spark, target, "1 day") == [
         ("a", at("0:00"), day, "27.50", 5),
         ("b", at("0:00"), day, "4.00", 2),
         ("b", at("1 00:00"), day, "32.00", 1),

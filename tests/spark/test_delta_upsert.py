@@ -36,7 +36,7 @@ def stock(spark: SparkSession, *rows: Row) -> DataFrame:
     return spark.createDataFrame(list(rows), "item string, pieces long, change long").coalesce(1)
 
 
-def held(spark: SparkSession, target: Target) -> list[Row]:
+def stored_rows(spark: SparkSession, target: Target) -> list[Row]:
     table = spark.read.format("delta").load(target.table("gold/stock"))
     return sorted(((row.item, row.pieces, row.change) for row in table.collect()), key=str)
 
@@ -50,7 +50,7 @@ def test_a_row_replaces_the_one_with_its_key_or_is_added(spark: SparkSession, ta
     UPSERT.write(stock(spark, ("nut", 5, 1), ("bolt", 7, 2)), Batch("stock", "q1", 0, target))
     UPSERT.write(stock(spark, ("nut", 4, 3), ("gear", 1, 4)), Batch("stock", "q1", 1, target))
 
-    assert held(spark, target) == [("bolt", 7, 2), ("gear", 1, 4), ("nut", 4, 3)]
+    assert stored_rows(spark, target) == [("bolt", 7, 2), ("gear", 1, 4), ("nut", 4, 3)]
 
 
 def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, target: Target):
@@ -60,7 +60,7 @@ def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, target: 
 
     UPSERT.write(stock(spark, ("nut", 9, 9)), Batch("stock", "q1", 1, target))
 
-    assert held(spark, target) == [("nut", 4, 2)]
+    assert stored_rows(spark, target) == [("nut", 4, 2)]
     assert version(spark, target) == before
 
 
@@ -68,20 +68,20 @@ def test_an_older_change_never_replaces_a_newer_one(spark: SparkSession, target:
     UPSERT.write(stock(spark, ("nut", 5, 8)), Batch("stock", "q1", 0, target))
     UPSERT.write(stock(spark, ("nut", 1, 7)), Batch("stock", "q1", 1, target))
 
-    assert held(spark, target) == [("nut", 5, 8)]
+    assert stored_rows(spark, target) == [("nut", 5, 8)]
 
 
 def test_of_several_changes_of_a_key_in_one_batch_the_newest_wins(spark: SparkSession, target: Target):
     UPSERT.write(stock(spark, ("nut", 5, 1), ("nut", 3, 3), ("nut", 4, 2)), Batch("stock", "q1", 0, target))
 
-    assert held(spark, target) == [("nut", 3, 3)]
+    assert stored_rows(spark, target) == [("nut", 3, 3)]
 
 
 def test_a_key_may_be_null(spark: SparkSession, target: Target):
     UPSERT.write(stock(spark, (None, 5, 1)), Batch("stock", "q1", 0, target))
     UPSERT.write(stock(spark, (None, 6, 2)), Batch("stock", "q1", 1, target))
 
-    assert held(spark, target) == [(None, 6, 2)]
+    assert stored_rows(spark, target) == [(None, 6, 2)]
 
 
 def test_the_identity_of_a_merge_is_not_left_to_the_next_write_of_the_session(spark: SparkSession, target: Target):
@@ -93,12 +93,12 @@ def test_the_identity_of_a_merge_is_not_left_to_the_next_write_of_the_session(sp
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
 
 
-def test_the_whole_result_replaces_the_table_once_per_batch(spark: SparkSession, target: Target):
+def test_the_complete_result_replaces_the_table_once_per_batch(spark: SparkSession, target: Target):
     OVERWRITE.write(stock(spark, ("nut", 5, 1), ("bolt", 1, 1)), Batch("stock", "q1", 0, target))
     OVERWRITE.write(stock(spark, ("nut", 6, 2)), Batch("stock", "q1", 1, target))
     OVERWRITE.write(stock(spark, ("nut", 9, 9)), Batch("stock", "q1", 1, target))
 
-    assert held(spark, target) == [("nut", 6, 2)]
+    assert stored_rows(spark, target) == [("nut", 6, 2)]
 
 
 @pytest.mark.parametrize("sink", [UPSERT, OVERWRITE])
@@ -106,7 +106,7 @@ def test_a_new_checkpoint_counts_from_zero_and_loses_nothing(spark: SparkSession
     sink.write(stock(spark, ("nut", 5, 1)), Batch("stock", "q1", 0, target))
     sink.write(stock(spark, ("nut", 6, 2)), Batch("stock", "q2", 0, target))
 
-    assert held(spark, target) == [("nut", 6, 2)]
+    assert stored_rows(spark, target) == [("nut", 6, 2)]
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,7 @@ def test_the_dimension_has_the_newest_state_of_each_product_whatever_the_order(s
     assert rehearsal.restarts == 1
 
 
-def test_a_purchase_waits_for_its_product_and_keeps_the_price_that_it_was_joined_with(
-    spark: SparkSession, tmp_path: Path
-):
+def test_a_purchase_waits_for_its_product_and_retains_the_price_of_the_join(spark: SparkSession, tmp_path: Path):
     arriving = {
         0: [product("lamp", "10.00", "10:00")],
         1: [product("lamp", "12.00", "11:00"), product("desk", "50.00", "11:00")],

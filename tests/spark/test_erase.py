@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SUBJECT = 42
-# Every text that the row ever held, and that no other row holds. The city is not among them: others live there.
+# Every text that the row ever contained, and that no other row contains. The city is not among them: others live there.
 TEXTS = [
     "anna.first@example.org",
     "anna.second@example.org",
@@ -151,7 +151,7 @@ class Lake:
             [("op", pa.string()), ("key", pa.struct([("id", pa.int64())])), ("before", both), ("after", both)]
         )
         write_deltalake(str(self.root / "bronze/customers"), pa.Table.from_pylist(changes, schema))
-        # What a batch kept of transactions that were not whole, and the next one after it, when they were.
+        # What a batch stored of incomplete transactions, and the next one after it, when they were complete.
         self.wait(1, 42, 43, 421)
         self.wait(2, 40)
         orders = [(42, 7, "a"), (43, SUBJECT, "b"), (44, SUBJECT, "c")]
@@ -184,7 +184,7 @@ class Lake:
     def rows(self, path: str) -> list[tuple[object, ...]]:
         return sorted(map(tuple, self.spark.read.format("delta").load(str(self.root / path)).collect()), key=str)
 
-    def held(self) -> dict[str, int]:
+    def committed_batches(self) -> dict[str, int]:
         return dict(self.sink.committed_batches(self.spark, "cdc_shop", "0", self.target).last)
 
     def erase(self, *words: str) -> Result:
@@ -198,11 +198,11 @@ def places(root: Path) -> set[str]:
         path, content = str(file.relative_to(root)), file.read_bytes()
         table = re.split("/_delta_log/|/_change_data/|/part-", path, maxsplit=1)[0]
         part = "log" if "_delta_log" in path else "feed" if "_change_data" in path else "data"
-        held = [content]
+        stored = [content]
         if file.suffix == ".parquet":
             rows = pq.read_table(file).to_pylist()
-            held += [str(value).encode() for row in rows for value in _flat(row)]
-            held += [value for row in rows for value in _flat(row) if isinstance(value, bytes)]
+            stored += [str(value).encode() for row in rows for value in _flat(row)]
+            stored += [value for row in rows for value in _flat(row) if isinstance(value, bytes)]
             column = {"silver/shop/customers": "id", "silver/shop/_tombstones/customers": "id"}.get(
                 table, "customer_id"
             )
@@ -210,10 +210,10 @@ def places(root: Path) -> set[str]:
                 result.add(f"{table}: {part} row")
             if part == "data" and table.startswith(("_headrace", PENDING)) and any(_names_it(row) for row in rows):
                 result.add(f"{table}: {part} payload")
-        if any(text[:32].encode() in item for text in TEXTS[:2] for item in held):
+        if any(text[:32].encode() in item for text in TEXTS[:2] for item in stored):
             result.add(f"{table}: {part} text")
         # The third text holds quotes, which JSON escapes: its end has none.
-        if any("Löwe of a name".encode() in item or "Änna".encode() in item for item in held):
+        if any("Löwe of a name".encode() in item or "Änna".encode() in item for item in stored):
             result.add(f"{table}: {part} text")
         if part == "log" and file.suffix == ".json" and "orders" not in table:
             plain = content.decode().replace("\\", "")
@@ -311,7 +311,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     assert not (lake.folder / "erasures").exists()
 
 
-def test_state_that_holds_the_row_is_named_with_what_it_holds_and_when_it_leaves(spark: SparkSession, tmp_path: Path):
+def test_state_that_contains_the_row_is_listed_with_its_content_and_its_expiry(spark: SparkSession, tmp_path: Path):
     target = Target("dev", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     setup = Input(RateSource(1), watermark=Watermark("timestamp", "1 hour"))
     flow = Flow("totals", setup, lambda rows: rows, DeltaAppend("gold/totals"))
@@ -349,7 +349,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
         f"{PENDING}: data payload", f"{PENDING}: data text",
     } <= before  # fmt: skip
     others = {path: lake.rows(path) for path in (mirror, "_headrace/totals/quarantine")}
-    batches_in = lake.held()
+    batches_in = lake.committed_batches()
 
     # A run that is killed has written down what it looks for, for its owner only.
     with dying(monkeypatch, mirror):
@@ -387,7 +387,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     ]
     assert waiting == keys
     assert [str(row[1]) for row in lake.rows("bronze/customers")] == ["Row(id=43)"]
-    assert lake.held() == batches_in
+    assert lake.committed_batches() == batches_in
     (published,) = lake.rows("silver/shop/_published")
     assert lake.spark.read.option("versionAsOf", published[2]).format("delta").load(str(published[1])).count() == 4
     lake.write(2, [("c", customer(99, "twice@example.org", "Twice"))])

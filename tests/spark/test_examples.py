@@ -48,12 +48,12 @@ def test_the_tests_of_an_example_pass(
     example: str, load: Callable[[str, str], ModuleType], spark: SparkSession, tmp_path: Path
 ) -> None:
     module = load(example, "test_flows")
-    tests = {name: each for name, each in vars(module).items() if name.startswith("test_")}
+    tests = {name: var for name, var in vars(module).items() if name.startswith("test_")}
     assert tests
-    for name, each in tests.items():
+    for name, test in tests.items():
         (tmp_path / name).mkdir()
         fixtures = {"spark": spark, "tmp_path": tmp_path / name}
-        each(**{expected: fixtures[expected] for expected in inspect.signature(each).parameters})
+        test(**{expected: fixtures[expected] for expected in inspect.signature(test).parameters})
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ def target(tmp_path: Path) -> Target:
 
 @dataclass
 class Recording:
-    """A sink that fails as often as it is told, and otherwise keeps what it is handed."""
+    """A sink that fails as often as declared, and otherwise records its rows."""
 
     failures: int = 0
-    seen: list[tuple[str, list[int]]] = field(default_factory=list)
+    observed: list[tuple[str, list[int]]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     guarantee: ClassVar[Guarantee] = Guarantee.BEST_EFFORT
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND, OutputMode.UPDATE})
@@ -53,14 +53,14 @@ class Recording:
         if self.failures:
             self.failures -= 1
             raise ConnectionError("killed here")
-        self.seen.append((batch.step, sorted(row["id"] for row in rows.collect())))
+        self.observed.append((batch.step, sorted(row["id"] for row in rows.collect())))
 
 
 def rows(spark: SparkSession, *ids: int) -> DataFrame:
-    return spark.createDataFrame([(each,) for each in ids], "id long").coalesce(1)
+    return spark.createDataFrame([(item,) for item in ids], "id long").coalesce(1)
 
 
-def held(spark: SparkSession, target: Target, sink: DeltaAppend | FileSink) -> list[int]:
+def stored_rows(spark: SparkSession, target: Target, sink: DeltaAppend | FileSink) -> list[int]:
     kind = "delta" if isinstance(sink, DeltaAppend) else "parquet"
     return sorted(row["id"] for row in spark.read.format(kind).load(target.table(sink.path)).collect())
 
@@ -75,57 +75,55 @@ def test_a_crash_before_any_sink_and_the_batch_run_again_leaves_every_row_once(
     with pytest.raises(ConnectionError):
         fan_out.write(rows(spark, 1, 2), batch)
     fan_out.write(rows(spark, 1, 2), batch)
-    assert held(spark, target, TABLE) == held(spark, target, FOLDER) == [1, 2]
+    assert stored_rows(spark, target, TABLE) == stored_rows(spark, target, FOLDER) == [1, 2]
 
 
 def test_sinks_before_the_crash_have_the_batch_and_sinks_after_it_do_not(spark: SparkSession, target: Target) -> None:
     later = Recording()
     with pytest.raises(ConnectionError):
         FanOut(TABLE, Recording(failures=1), later).write(rows(spark, 1), Batch("rides", "q1", 0, target))
-    assert held(spark, target, TABLE) == [1]
-    assert later.seen == []
+    assert stored_rows(spark, target, TABLE) == [1]
+    assert later.observed == []
 
 
 def test_two_sinks_of_one_table_both_write_because_their_steps_differ(spark: SparkSession, target: Target) -> None:
     fan_out = FanOut(Filtered("id < 2", TABLE), Filtered("id >= 2", TABLE))
     for _ in range(2):
         fan_out.write(rows(spark, 1, 2, 3), Batch("rides", "q1", 0, target))
-    assert held(spark, target, TABLE) == [1, 2, 3]
+    assert stored_rows(spark, target, TABLE) == [1, 2, 3]
 
 
-def test_every_sink_is_told_a_step_of_its_own_also_in_a_fan_out_of_fan_outs(
-    spark: SparkSession, target: Target
-) -> None:
+def test_every_sink_gets_its_own_step_also_in_a_fan_out_of_fan_outs(spark: SparkSession, target: Target) -> None:
     recording = Recording()
     FanOut(recording, FanOut(recording, recording), recording).write(rows(spark, 1), Batch("r", "q1", 0, target))
-    assert [step for step, _ in recording.seen] == ["0.0", "0.1.0", "0.1.1", "0.2"]
+    assert [step for step, _ in recording.observed] == ["0.0", "0.1.0", "0.1.1", "0.2"]
 
 
 def test_only_passes_on_the_rows_that_meet_its_condition(spark: SparkSession, target: Target) -> None:
     all_rows, some, none = Recording(), Recording(), Recording()
     fan_out = FanOut(all_rows, Filtered("id > 1 and id % 2 = 1", some), Filtered("id is null", none))
     fan_out.write(rows(spark, 1, 2, 3, 5), Batch("rides", "q1", 0, target))
-    assert [sink.seen[0][1] for sink in (all_rows, some, none)] == [[1, 2, 3, 5], [3, 5], []]
+    assert [sink.observed[0][1] for sink in (all_rows, some, none)] == [[1, 2, 3, 5], [3, 5], []]
 
 
-def test_a_batch_is_computed_once_for_all_sinks_and_let_go_afterwards(spark: SparkSession, target: Target) -> None:
+def test_a_batch_is_computed_once_for_all_sinks_and_unpersisted_afterwards(spark: SparkSession, target: Target) -> None:
     counted = spark.sparkContext.accumulator(0)
 
     def count(row: object) -> object:
         counted.add(1)
         return row
 
-    made = spark.createDataFrame(rows(spark, 1, 2, 3).rdd.map(count), "id long")
-    FanOut(Recording(), Recording(), Recording()).write(made, Batch("rides", "q1", 0, target))
+    created = spark.createDataFrame(rows(spark, 1, 2, 3).rdd.map(count), "id long")
+    FanOut(Recording(), Recording(), Recording()).write(created, Batch("rides", "q1", 0, target))
     assert counted.value == 3
-    assert not made.is_cached
+    assert not created.is_cached
 
 
-def test_a_batch_is_let_go_also_when_a_sink_fails(spark: SparkSession, target: Target) -> None:
-    made = rows(spark, 1)
+def test_a_batch_is_unpersisted_also_when_a_sink_fails(spark: SparkSession, target: Target) -> None:
+    created = rows(spark, 1)
     with pytest.raises(ConnectionError):
-        FanOut(Recording(failures=1)).write(made, Batch("rides", "q1", 0, target))
-    assert not made.is_cached
+        FanOut(Recording(failures=1)).write(created, Batch("rides", "q1", 0, target))
+    assert not created.is_cached
 
 
 def test_every_sink_is_asked_and_prepared(spark: SparkSession, target: Target) -> None:
@@ -146,7 +144,7 @@ def test_every_sink_is_asked_and_prepared(spark: SparkSession, target: Target) -
         ((TABLE, FanOut(TABLE, Console())), Guarantee.BEST_EFFORT),
     ],
 )
-def test_the_whole_is_as_good_as_its_weakest_sink(sinks: tuple[Sink, ...], weakest: Guarantee) -> None:
+def test_a_fan_out_has_the_guarantee_of_its_weakest_sink(sinks: tuple[Sink, ...], weakest: Guarantee) -> None:
     assert FanOut(*sinks).guarantee is weakest
 
 

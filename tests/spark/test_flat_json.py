@@ -146,7 +146,7 @@ def records(spark: SparkSession, values: Sequence[bytes]) -> DataFrame:
     return spark.createDataFrame(rows, "n int, key binary, value binary, timestamp timestamp").coalesce(1)
 
 
-def at_once(spark: SparkSession, values: Sequence[bytes]) -> list[Row | None]:
+def fast_parsed(spark: SparkSession, values: Sequence[bytes]) -> list[Row | None]:
     rows = records(spark, values)
     flat = read_flat_json(rows, KINDS)
     assert flat is not None
@@ -163,32 +163,32 @@ def _readable(struct: F.Column) -> F.Column:
 
 def the_long_way(spark: SparkSession, values: Sequence[bytes], monkeypatch: pytest.MonkeyPatch) -> dict[int, Row]:
     with monkeypatch.context() as patched:
-        patched.setattr(parse, "read_flat_json", lambda _rows, _given: None)
+        patched.setattr(parse, "read_flat_json", lambda _rows, _declared: None)
         rows = parse.valid_rows(parse.validate(records(spark, values), KINDS), KINDS, F.col("n"))
-    whole = F.struct(*(F.col(f"`{field.name}`") for field in ALL_KINDS))
-    return {row["n"]: row["row"] for row in rows.select("n", _readable(whole).alias("row")).collect()}
+    full = F.struct(*(F.col(f"`{field.name}`") for field in ALL_KINDS))
+    return {row["n"]: row["row"] for row in rows.select("n", _readable(full).alias("row")).collect()}
 
 
-def test_plain_values_of_every_kind_are_read_at_once(spark: SparkSession) -> None:
+def test_plain_values_of_every_type_are_parsed_by_the_fast_parser(spark: SparkSession) -> None:
     payloads = [
         (f'{{"{name}": {value}}}' if name == "text" else f'{{"text": "t", "{name}": {value}}}').encode()
         for name, value, _ in PLAIN
     ]
-    found = at_once(spark, payloads)
-    assert [(row and row[name]) for row, (name, _, _) in zip(found, PLAIN, strict=True)] == [e for _, _, e in PLAIN]
-    assert None not in found
+    actual = fast_parsed(spark, payloads)
+    assert [(row and row[name]) for row, (name, _, _) in zip(actual, PLAIN, strict=True)] == [e for _, _, e in PLAIN]
+    assert None not in actual
 
 
 def test_fields_nobody_asked_for_and_blanks_are_passed_over(spark: SparkSession) -> None:
     payload = ' {\n"x" : {"aã": [1, -2.5e+3, "\\"", null, {}], "b": []} ,\t"né": "n", "text":"t"}\r\n'.encode()
-    (row,) = at_once(spark, [payload])
+    (row,) = fast_parsed(spark, [payload])
     assert row is not None
     assert (row["text"], row["né"], row["int"]) == ("t", "n", None)
 
 
 def test_whatever_is_in_doubt_is_left_to_the_long_way(spark: SparkSession) -> None:
-    found = at_once(spark, IN_DOUBT)
-    assert [value for value, row in zip(IN_DOUBT, found, strict=True) if row is not None] == []
+    actual = fast_parsed(spark, IN_DOUBT)
+    assert [value for value, row in zip(IN_DOUBT, actual, strict=True) if row is not None] == []
 
 
 def test_a_schema_with_depth_or_odd_names_goes_the_long_way(spark: SparkSession) -> None:
@@ -211,14 +211,14 @@ values_of_any_kind = st.one_of(numbers, texts, times, st.sampled_from(["null", "
 objects = st.dictionaries(st.sampled_from([*ALL_KINDS.names, "other"]), values_of_any_kind, min_size=1, max_size=6).map(
     lambda fields: "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
 )
-whole = st.tuples(objects, st.booleans()).map(
-    lambda made: '{"text": "t", ' + made[0][1:] if made[1] and '"text"' not in made[0] else made[0]
+complete = st.tuples(objects, st.booleans()).map(
+    lambda pair: '{"text": "t", ' + pair[0][1:] if pair[1] and '"text"' not in pair[0] else pair[0]
 )
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    payload = bytearray(draw(whole).encode("utf-8", "surrogatepass"))
+    payload = bytearray(draw(complete).encode("utf-8", "surrogatepass"))
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.integers(0, len(payload) - 1)) if payload else 0
         match draw(st.sampled_from(["cut", "change", "double", "end"])):
@@ -235,15 +235,15 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 @given(values=st.lists(damaged(), min_size=150, max_size=200))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_is_read_at_once_is_good_and_the_same_the_long_way(
+def test_rows_of_the_fast_parser_are_valid_and_equal_those_of_sparks_parser(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, values: list[bytes]
 ) -> None:
-    found = {n: row for n, row in enumerate(at_once(spark, values)) if row is not None}
+    actual = {n: row for n, row in enumerate(fast_parsed(spark, values)) if row is not None}
     slow = the_long_way(spark, values, monkeypatch)
-    assert {n: (values[n], row) for n, row in found.items()} == {n: (values[n], slow.get(n)) for n in found}
+    assert {n: (values[n], row) for n, row in actual.items()} == {n: (values[n], slow.get(n)) for n in actual}
 
 
 def test_the_tables_above_are_read_alike_the_long_way(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     payloads = [f'{{"text": "t", "{name}": {value}}}'.encode() for name, value, _ in PLAIN if name != "text"]
-    found = dict(enumerate(at_once(spark, payloads)))
-    assert found == the_long_way(spark, payloads, monkeypatch)
+    actual = dict(enumerate(fast_parsed(spark, payloads)))
+    assert actual == the_long_way(spark, payloads, monkeypatch)

@@ -66,9 +66,9 @@ def test_a_file_is_made_once_and_can_be_deleted(spark: SparkSession, tmp_path: P
 
 
 def test_a_checkpoint_on_other_storage_is_leased_by_records(spark: SparkSession, tmp_path: Path):
-    """`file:` through Hadoop stands for any of its filesystems.
+    """`file:` through Hadoop represents any of its filesystems.
 
-    The second driver hears the first one's next beat, after two seconds. Twelve are for a machine that is busy.
+    The second driver reads the first one's next renewal, after two seconds. Twelve are for a machine that is busy.
     """
     target = Target("test", lake="unused", checkpoints=f"file:{tmp_path}")
     checkpoint, terms = Checkpoint.of("rides", target, HadoopFileStore(spark)), Lease("record", 12)

@@ -35,7 +35,7 @@ def reading(device: str, minute: float, temperature: str = "20", humidity: str =
 
 
 def test_figures_per_device_with_the_alert_that_follows(spark: SparkSession, tmp_path: Path):
-    found = rehearse(
+    actual = rehearse(
         METRICS,
         [
             Arrive(reading("d1", 0, "20.05"), reading("d1", 1, "20.06"), reading("d2", 1, humidity="91")),
@@ -44,17 +44,17 @@ def test_figures_per_device_with_the_alert_that_follows(spark: SparkSession, tmp
         spark=spark,
         folder=tmp_path,
     )
-    rows = found.newest("window_start", "device_id")
+    rows = actual.newest("window_start", "device_id")
     assert sorted((row.device_id, row.avg_temp, row.max_temp, row.reading_count, row.alert) for row in rows) == [
         ("d1", Decimal("40.040000"), Decimal("80.01"), 3, "HIGH_TEMP"),
         ("d2", Decimal("20.000000"), Decimal("20.00"), 1, "HIGH_HUMIDITY"),
     ]
 
 
-def test_a_silence_that_ends_exactly_at_the_watermark_is_told_and_a_crash_tells_it_once(
+def test_a_silence_that_ends_exactly_at_the_watermark_is_reported_once_despite_a_crash(
     spark: SparkSession, tmp_path: Path
 ):
-    found = rehearse(
+    actual = rehearse(
         SILENT,
         [
             Arrive(reading("d1", 0), reading("d2", 0), reading("d2", 10)),
@@ -68,19 +68,19 @@ def test_a_silence_that_ends_exactly_at_the_watermark_is_told_and_a_crash_tells_
         spark=spark,
         folder=tmp_path,
     )
-    told = [[(row.device_id, row.status, row.silent_seconds) for row in batch] for batch in found.batches]
-    assert told[2] == [("d1", "SILENT", 900)]
-    assert sorted(each for batch in told for each in batch) == [
+    reported = [[(row.device_id, row.status, row.silent_seconds) for row in batch] for batch in actual.batches]
+    assert reported[2] == [("d1", "SILENT", 900)]
+    assert sorted(item for batch in reported for item in batch) == [
         ("d1", "BACK", 1800),
         ("d1", "SILENT", 900),
         # The input ended.
         ("d1", "SILENT", 900),
         ("d2", "SILENT", 900),
     ]
-    assert found.restarts == 1
+    assert actual.restarts == 1
 
 
-def test_devices_that_are_all_silent_are_told_of_by_the_clock_alone(spark: SparkSession, tmp_path: Path):
+def test_devices_that_are_all_silent_are_reported_by_idle_ticks_alone(spark: SparkSession, tmp_path: Path):
     """The watermark is 2 minutes and 2 seconds behind the clock while nothing comes."""
     (tmp_path / "in").mkdir()
     last = {"d1": 0, "d2": 1}
@@ -90,9 +90,9 @@ def test_devices_that_are_all_silent_are_told_of_by_the_clock_alone(spark: Spark
     ]
     (tmp_path / "in" / "0.json").write_text("\n".join(map(json.dumps, readings)))
     declared = flows(IotSettings(idle_timeout="2 seconds", trigger=AsFastAsPossible()))[1]
-    (given,) = declared.named_inputs.values()
+    (input_,) = declared.named_inputs.values()
     sink, clock = live_run.Brittle(), live_run.Hands(1)
-    rows = Input(FileSource(str(tmp_path / "in"), "json", READING), watermark=given.watermark)
+    rows = Input(FileSource(str(tmp_path / "in"), "json", READING), watermark=input_.watermark)
     flow = replace(declared, inputs=rows, sink=sink, state=RocksDB(shuffle_partitions=1))
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     with live_run.live(spark, target, flow, clock) as running:

@@ -68,49 +68,49 @@ VISITS = [
 
 def test_visits_end_with_a_page_or_with_silence_though_the_driver_dies(spark: SparkSession, tmp_path: Path) -> None:
     script = [Arrive(*FIRST), Arrive(*SECOND), Crash(Point.AFTER_SINK), Arrive(*THIRD), EndOfInput()]
-    found = rehearse(flow(Visits(), "user"), script, spark=spark, folder=tmp_path)
-    assert sorted(tuple(row) for row in found.rows) == sorted(VISITS)
-    assert found.restarts == 1
+    actual = rehearse(flow(Visits(), "user"), script, spark=spark, folder=tmp_path)
+    assert sorted(tuple(row) for row in actual.rows) == sorted(VISITS)
+    assert actual.restarts == 1
 
 
-def test_a_batch_gives_the_visits_of_the_stream(spark: SparkSession) -> None:
+def test_a_batch_returns_the_same_visits_as_the_stream(spark: SparkSession) -> None:
     clicks = batch(spark, CLICK, [*THIRD, *SECOND, *FIRST])
     in_order = [*VISITS[:2], ("ann", 99, ["d", "e"], "silence"), VISITS[3]]
     assert sorted(tuple(row) for row in per_key(clicks, Visits(), "user").collect()) == sorted(in_order)
 
 
-def test_every_kind_of_value_comes_back_as_it_was_kept(spark: SparkSession, tmp_path: Path) -> None:
-    given = [{**click("ann", page, minute), "n": 7} for page, minute in (("a", 0), ("b", 1.5))]
-    kept = everything(Row(**given[0]))
-    told = [("ann", 7, None, [], []), ("ann", 7, kept, ["a"], ["a:Lima"])]
+def test_every_type_of_value_is_read_as_it_was_stored(spark: SparkSession, tmp_path: Path) -> None:
+    declared = [{**click("ann", page, minute), "n": 7} for page, minute in (("a", 0), ("b", 1.5))]
+    stored = everything(Row(**declared[0]))
+    reported = [("ann", 7, None, [], []), ("ann", 7, stored, ["a"], ["a:Lima"])]
 
     def plain(row: Row) -> tuple[object, ...]:
         return row.k, row.n, row.before and row.before.asDict(recursive=True), row.pages, row.last
 
     wide = flow(Wide(), "user", "n", schema=WIDE_CLICK, mode="update")
-    found = rehearse(wide, [Arrive(given[0]), Arrive(given[1])], spark=spark, folder=tmp_path)
-    over_batch = per_key(batch(spark, WIDE_CLICK, given).orderBy("ts"), Wide(), "user", "n").collect()
-    expected = [(k, n, before and _as_collected(before), pages, last) for k, n, before, pages, last in told]
-    assert [plain(row) for row in found.rows] == expected
+    actual = rehearse(wide, [Arrive(declared[0]), Arrive(declared[1])], spark=spark, folder=tmp_path)
+    over_batch = per_key(batch(spark, WIDE_CLICK, declared).orderBy("ts"), Wide(), "user", "n").collect()
+    expected = [(k, n, before and _as_collected(before), pages, last) for k, n, before, pages, last in reported]
+    assert [plain(row) for row in actual.rows] == expected
     assert sorted([plain(row) for row in over_batch], key=lambda row: len(row[3])) == expected
 
 
-def _as_collected(kept: Everything) -> dict[str, object]:
+def _as_collected(stored: Everything) -> dict[str, object]:
     """Return the fields as `collect` gives them: bytes in a bytearray, times without a zone, in that of the machine."""
-    fields = asdict(kept)
+    fields = asdict(stored)
     for place in [fields["place"], *fields["places"]]:
         place["since"] = place["since"] and place["since"].astimezone().replace(tzinfo=None)
-    return fields | {"raw": bytearray(kept.raw)}
+    return fields | {"raw": bytearray(stored.raw)}
 
 
-def test_state_with_a_ttl_is_forgotten_by_the_clock_of_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+def test_state_with_a_ttl_expires_by_the_clock_of_the_driver(spark: SparkSession, tmp_path: Path) -> None:
     both = replace(
         flow(Brief(), "user"),
         transform=lambda rows: per_key(rows, Brief(), "user").unionByName(per_key(rows, Long(), "user")),
     )
     script = [Arrive(click("ann", "a", 0)), Arrive(click("ann", "b", 1))]
-    found = rehearse(both, script, spark=spark, folder=tmp_path)
-    assert sorted(tuple(row) for row in found.rows) == [
+    actual = rehearse(both, script, spark=spark, folder=tmp_path)
+    assert sorted(tuple(row) for row in actual.rows) == [
         ("Brief ann", 1),
         ("Brief ann", 1),
         ("Long ann", 1),
@@ -138,8 +138,8 @@ def test_state_gains_fields_under_the_same_checkpoint_and_lacks_none_of_its_own(
         Arrive(click("ann", "c", 1), click("bob", "x", 1)),
     ]
     # The two classes return different columns.
-    found = rehearse(changing, script, spark=spark, folder=tmp_path)
-    before, after = (batch for batch in found.batches if batch)
+    actual = rehearse(changing, script, spark=spark, folder=tmp_path)
+    before, after = (batch for batch in actual.batches if batch)
     assert [tuple(row) for row in before] == [("ann", 2)]
     assert sorted(tuple(row) for row in after) == [("ann", 2, [], None), ("bob", 0, [], None)]
 

@@ -65,7 +65,7 @@ EVENT = StructType(
 )
 # Minutes after noon, batch by batch. Batch 3 and 4 hold rows on both sides of every bound.
 MINUTES: list[list[float]] = [[0, 7, 12], [40], [41, 33], [29, 30, 31, 24, 26.5, 3], [45, 29.999, 30, 20, 34, 4]]
-ONE = InMemory(shuffle_partitions=1)
+FIRST = InMemory(shuffle_partitions=1)
 
 
 def at(minute: float) -> datetime:
@@ -103,13 +103,13 @@ def filed(rows: Sequence[Row]) -> list[tuple[int, float, float]]:
 
 def flow(name: str, transform: Callable[..., DataFrame], **others: Any) -> Flow:
     input_ = Input(KafkaSource("events"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
-    return Flow(name, input_, transform, Noop(), **{"state": ONE, **others})
+    return Flow(name, input_, transform, Noop(), **{"state": FIRST, **others})
 
 
 def sessions_and_a_chain(rows: DataFrame) -> DataFrame:
     """Return the results of three operators: sessions, and windows that are fed by windows."""
     sessions = rows.groupBy(F.session_window("at", "3 minutes"), "who").count()
-    # Nothing of a record but these two columns reaches the window: where it lies in Kafka is told all the same.
+    # Nothing of a record but these two columns reaches the window: its position in Kafka is recorded all the same.
     five = rows.select("at", F.lit("x").alias("y")).groupBy(F.window("at", "5 minutes"), "y").count()
     ten_of_five = five.groupBy(F.window(F.window_time("window"), "10 minutes")).agg(F.sum("count").alias("count"))
     return sessions.select("count").union(ten_of_five.select("count"))
@@ -123,7 +123,7 @@ BOUNDS: dict[int, tuple[str, Callable[[float], float]]] = {
 }
 
 
-def test_the_ledger_holds_exactly_the_rows_of_the_model(spark: SparkSession, tmp_path: Path):
+def test_the_ledger_contains_exactly_the_rows_of_the_model(spark: SparkSession, tmp_path: Path):
     result = rehearse(flow("ledger", sessions_and_a_chain), script(MINUTES), spark=spark, folder=tmp_path, sink=Noop())
 
     places = {(number, minute): place for number, b in enumerate(MINUTES) for place, minute in enumerate(b)}
@@ -143,7 +143,7 @@ def test_the_ledger_holds_exactly_the_rows_of_the_model(spark: SparkSession, tmp
     assert result.table(unexplained_table(result.target, "ledger")) == []
 
 
-def test_the_ledger_holds_the_late_rows_of_two_operators_that_are_fed_alike(spark: SparkSession, tmp_path: Path):
+def test_the_ledger_contains_the_late_rows_of_two_operators_with_the_same_input(spark: SparkSession, tmp_path: Path):
     def twice(rows: DataFrame) -> DataFrame:
         return (
             by_id(rows)
@@ -172,7 +172,7 @@ def test_each_side_of_a_join_has_late_rows_of_its_own(spark: SparkSession, tmp_p
         return orders.join(payments, (F.col("o.id") == F.col("p.id")) & in_time).select("o.id", "o.at")
 
     input_ = Input(KafkaSource("x"), schema=EVENT, watermark=Watermark("at", f"{DELAY} minutes"))
-    join = Flow("joined", {"orders": input_, "payments": input_}, joined, Noop(), state=ONE)
+    join = Flow("joined", {"orders": input_, "payments": input_}, joined, Noop(), state=FIRST)
     arrivals = [
         Arrive(orders=[event(1, minute) for minute in orders], payments=[event(1, minute) for minute in payments])
         for orders, payments in zip(left, right, strict=True)
@@ -194,7 +194,7 @@ def counting() -> StatefulProcessor:
 
         def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
             before = self.count.get()[0] if self.count.exists() else 0
-            number = before + sum(len(each) for each in rows)
+            number = before + sum(len(row) for row in rows)
             self.count.update((number,))
             yield pd.DataFrame({"who": [key[0]], "n": [number]})
 
@@ -204,20 +204,20 @@ def counting() -> StatefulProcessor:
 
 
 @dataclass
-class Seen:
+class Count:
     who: str
     n: int
 
 
-class Clicks(KeyedState[Seen, Seen]):
+class Clicks(KeyedState[Count, Count]):
     clock = EventTime("at")
 
-    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Seen], timers: Timers) -> Iterator[Seen]:
-        state.value = Seen(key.who, (state.value.n if state.value else 0) + len(rows))
+    def handle_rows(self, key: Row, rows: list[Row], state: ValueState[Count], timers: Timers) -> Iterator[Count]:
+        state.value = Count(key.who, (state.value.n if state.value else 0) + len(rows))
         yield state.value
 
 
-def test_late_rows_of_a_class_of_custom_state_are_filed(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_a_keyed_state_class_are_recorded(spark: SparkSession, tmp_path: Path):
     def counted(rows: DataFrame) -> DataFrame:
         return per_key(rows, Clicks(), "who")
 
@@ -231,7 +231,7 @@ def test_late_rows_of_a_class_of_custom_state_are_filed(spark: SparkSession, tmp
     assert max(row["n"] for row in memory.rows()) == sum(len(batch) for batch in MINUTES) - len(late)
 
 
-def test_late_rows_of_custom_state_are_filed(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_custom_state_are_recorded(spark: SparkSession, tmp_path: Path):
     def counted(rows: DataFrame) -> DataFrame:
         return rows.groupBy("who").transformWithStateInPandas(
             statefulProcessor=counting(),
@@ -260,7 +260,7 @@ def written(spark: SparkSession, target: Target, source: str) -> None:
             spark.createDataFrame(rows, EVENT).coalesce(1).write.format("delta").mode("append").save(str(folder))
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"id": each, "who": who, "at": when.isoformat()}) for each, who, when in rows]
+        lines = [json.dumps({"id": item, "who": who, "at": when.isoformat()}) for item, who, when in rows]
         (folder / f"{number}.json").write_text("\n".join(lines))
         # Spark takes the oldest file first.
         os.utime(folder / f"{number}.json", (number + 1, number + 1))
@@ -281,11 +281,11 @@ def once(
     transform: Callable[[DataFrame], DataFrame] = by_id,
 ) -> FlowFigures:
     input_ = Input(source, watermark=Watermark("at", f"{DELAY} minutes"))
-    silver = Flow("silver", input_, transform, Noop(), state=ONE, trigger=AvailableNow())
+    silver = Flow("silver", input_, transform, Noop(), state=FIRST, trigger=AvailableNow())
     return Application(spark, target, [silver]).run()["silver"]
 
 
-def test_rows_of_a_source_with_columns_of_its_own_are_filed_too(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_a_source_with_its_own_columns_are_recorded_too(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     figures = once(spark, target, DeltaSource("bronze", max_files_per_trigger=1, starting_version=0))
@@ -315,7 +315,7 @@ def test_what_spark_counted_is_not_needed_after_a_kill(spark: SparkSession, tmp_
     assert filed(spark.read.format("delta").load(late_table(target, "silver")).collect()) == late
 
 
-def test_drops_of_a_batch_that_cannot_be_read_again_are_told_and_kept(spark: SparkSession, tmp_path: Path):
+def test_late_rows_of_a_batch_that_is_not_replayable_are_reported_and_recorded(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     # The table as it was at the first start: only the stream knows in which order it read the files.
@@ -334,7 +334,7 @@ def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: Spark
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     source = Input(DeltaSource("bronze", max_files_per_trigger=1), watermark=Watermark("at", f"{DELAY} minutes"))
-    silver = Flow("silver", source, by_id, Noop(), state=ONE, trigger=AvailableNow())
+    silver = Flow("silver", source, by_id, Noop(), state=FIRST, trigger=AvailableNow())
     bus, events = EventBus(), list[Event]()
     bus.subscribe(events.append)
     # Every batch is committed before the first one is audited.
@@ -355,7 +355,7 @@ def test_a_start_names_the_last_batch_of_the_run_before(spark: SparkSession, tmp
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
     written(spark, target, "delta")
     source = Input(DeltaSource("bronze", max_files_per_trigger=1), watermark=Watermark("at", f"{DELAY} minutes"))
-    silver = Flow("silver", source, by_id, Noop(), state=ONE, trigger=AvailableNow())
+    silver = Flow("silver", source, by_id, Noop(), state=FIRST, trigger=AvailableNow())
     bus, starts = EventBus(), list[int | None]()
     bus.subscribe(lambda event: starts.append(event.last_batch) if isinstance(event, FlowStarted) else None)
 

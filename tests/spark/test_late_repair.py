@@ -1,4 +1,4 @@
-"""Closed windows computed anew with the rows that came too late, compared with a model in plain Python."""
+"""Closed windows recomputed with the rows that came too late, compared with a model in plain Python."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_windows_that_were_appended_get_their_late_rows_and_the_open_ones_stay_o
         "rows": {"90 %": "35 minutes 1 second", "99 %": "35 minutes 1 second", "100 %": "35 minutes 1 second"}
     }
 
-    # By now the shop may be missing. The row that was bad for it stays out.
+    # By now the shop may be missing. The row that was invalid for it stays out.
     relaxed = StructType([replace_nullable(field) for field in ORDER])
     (input_,) = declared.named_inputs.values()
     plan = repaired(spark, result.target, replace(declared, inputs=replace(input_, schema=relaxed)))

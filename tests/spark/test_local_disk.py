@@ -33,9 +33,9 @@ def settings(spark: SparkSession) -> JavaObject:
 
 def disk(spark: SparkSession, name: str) -> Any:
     package, _, simple = name.rpartition(".")
-    made = getattr(getattr(jvm(spark), package), simple)()
-    made.initialize(jvm(spark).java.net.URI("file:///"), settings(spark))
-    return made
+    created = getattr(getattr(jvm(spark), package), simple)()
+    created.initialize(jvm(spark).java.net.URI("file:///"), settings(spark))
+    return created
 
 
 def path(spark: SparkSession, place: Path) -> Any:
@@ -43,7 +43,7 @@ def path(spark: SparkSession, place: Path) -> Any:
 
 
 def processes_started(spark: SparkSession, folder: Path, work: Callable[[], object]) -> list[str]:
-    """Return the commands of the processes that the JVM starts meanwhile, from its flight recorder."""
+    """Return the commands of the processes that the JVM starts during the block, from its flight recorder."""
     recording = jvm(spark).jdk.jfr.Recording()
     recording.enable("jdk.ProcessStart").withoutThreshold()
     recording.start()
@@ -98,7 +98,7 @@ def test_permissions_are_those_that_hadoop_sets(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "link to a folder", "dangling link"])
-def test_the_status_of_a_path_is_what_hadoop_says(spark: SparkSession, tmp_path: Path, kind: str):
+def test_the_status_of_a_path_equals_that_of_hadoop(spark: SparkSession, tmp_path: Path, kind: str):
     (tmp_path / "file").write_text("five\n")
     (tmp_path / "folder").mkdir()
     os.symlink(tmp_path / "file", tmp_path / "link")
@@ -106,20 +106,20 @@ def test_the_status_of_a_path_is_what_hadoop_says(spark: SparkSession, tmp_path:
     os.symlink(tmp_path / "missing", tmp_path / "dangling link")
 
     def status(name: str) -> tuple[object, ...]:
-        found = disk(spark, name).getFileLinkStatus(path(spark, tmp_path / kind))
-        target = found.getSymlink().toString() if found.isSymlink() else None
-        return found.getPath().toString(), found.getLen(), found.isDirectory(), target
+        actual = disk(spark, name).getFileLinkStatus(path(spark, tmp_path / kind))
+        target = actual.getSymlink().toString() if actual.isSymlink() else None
+        return actual.getPath().toString(), actual.getLen(), actual.isDirectory(), target
 
     assert status(OURS) == status(HADOOPS)
 
 
 def test_a_missing_path_is_reported_as_hadoop_reports_it(spark: SparkSession, tmp_path: Path):
-    said = []
+    message = []
     for name in (OURS, HADOOPS):
         with pytest.raises(Exception, match="FileNotFoundException") as missing:
             disk(spark, name).getFileLinkStatus(path(spark, tmp_path / "missing"))
-        said.append(str(missing.value.java_exception.getMessage()))
-    assert said[0] == said[1]
+        message.append(str(missing.value.java_exception.getMessage()))
+    assert message[0] == message[1]
 
 
 def test_a_rename_refuses_a_name_that_is_taken(spark: SparkSession, tmp_path: Path):

@@ -79,41 +79,41 @@ class Stage:
         return left, right
 
     def start(
-        self, rows: DataFrame, mode: OutputMode, name: str, kept: list[list[tuple[object, ...]]]
+        self, rows: DataFrame, mode: OutputMode, name: str, stored: list[list[tuple[object, ...]]]
     ) -> StreamingQuery:
-        def keep(batch: DataFrame, _number: int) -> None:
-            kept.append(sorted(tuple(row) for row in batch.collect()))
+        def store(batch: DataFrame, _number: int) -> None:
+            stored.append(sorted(tuple(row) for row in batch.collect()))
 
         return (
             rows.writeStream.outputMode(mode.value)
-            .foreachBatch(keep)
+            .foreachBatch(store)
             .option("checkpointLocation", str(self.folder / name))
             .trigger(availableNow=True)
             .start()
         )
 
-    def outcomes(self, made: dict[OutputMode, DataFrame]) -> dict[OutputMode, str]:
-        """Run a frame in each mode, all at once, and say of each whether Spark refused it or it ran to its end."""
-        found, running = {}, {}
-        for mode, rows in made.items():
+    def outcomes(self, created: dict[OutputMode, DataFrame]) -> dict[OutputMode, str]:
+        """Run a frame in each mode, concurrently, and return for each whether Spark refused it or it ran to its end."""
+        actual, running = {}, {}
+        for mode, rows in created.items():
             try:
                 running[mode] = self.start(rows, mode, mode.value, [])
             except PySparkException:
-                found[mode] = "refused"
+                actual[mode] = "refused"
         for mode, query in running.items():
             try:
                 query.awaitTermination()
-                found[mode] = "ran"
+                actual[mode] = "ran"
             except PySparkException:
-                found[mode] = "refused"
-        return found
+                actual[mode] = "refused"
+        return actual
 
     def played(self, example: Example, mode: OutputMode, batches: Sequence[Rows]) -> list[list[tuple[object, ...]]]:
         """Return what Spark hands on, batch by batch."""
         self.put(batches)
-        kept: list[list[tuple[object, ...]]] = []
-        self.start(example(*self.streams()), mode, "played", kept).awaitTermination()
-        return kept
+        stored: list[list[tuple[object, ...]]] = []
+        self.start(example(*self.streams()), mode, "played", stored).awaitTermination()
+        return stored
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def stage(spark: SparkSession, tmp_path: Path) -> Stage:
 
 
 def _session(spark: SparkSession, state: InMemory | RocksDB) -> SparkSession:
-    made = Flow("matrix", Input(KafkaSource("t"), schema=ROW), lambda rows: rows, Noop(), state=state)
-    session = flow_session(spark, made)
+    created = Flow("matrix", Input(KafkaSource("t"), schema=ROW), lambda rows: rows, Noop(), state=state)
+    session = flow_session(spark, created)
     # One batch is enough to see whether a query runs.
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     if isinstance(state, InMemory):
@@ -134,8 +134,8 @@ def _session(spark: SparkSession, state: InMemory | RocksDB) -> SparkSession:
 
 
 def expected(example: Example, spark: SparkSession, mode: OutputMode) -> str:
-    found = matrix.cells_in_mode(read_operators(example(*blanks(spark)), 2), mode)
-    return "refused" if any(cell.verdict is Compatibility.REFUSED for _, cell in found) else "ran"
+    actual = matrix.cells_in_mode(read_operators(example(*blanks(spark)), 2), mode)
+    return "refused" if any(cell.verdict is Compatibility.REFUSED for _, cell in actual) else "ran"
 
 
 def test_every_kind_but_the_unknown_has_an_example_and_all_cells() -> None:
@@ -150,11 +150,13 @@ def test_every_kind_but_the_unknown_has_an_example_and_all_cells() -> None:
 
 
 def test_the_kinds_are_read_from_the_plans(spark: SparkSession) -> None:
-    found = {kind: {each.kind for each in read_operators(make(*blanks(spark)), 2)} for kind, make in EXAMPLES.items()}
-    assert {kind: kinds for kind, kinds in found.items() if kind not in kinds} == {}
+    actual = {
+        kind: {operator.kind for operator in read_operators(make(*blanks(spark)), 2)} for kind, make in EXAMPLES.items()
+    }
+    assert {kind: kinds for kind, kinds in actual.items() if kind not in kinds} == {}
     # What an example is not about must not be found in it, or cells would be judged by another kind's verdict.
     plain = {OperatorKind.PROJECTION, OperatorKind.PYTHON}
-    besides = {kind: kinds - {kind} - plain for kind, kinds in found.items() if kinds - {kind} - plain}
+    besides = {kind: kinds - {kind} - plain for kind, kinds in actual.items() if kinds - {kind} - plain}
     assert besides == {
         OperatorKind.READ_TWICE: {OperatorKind.UNION},
         OperatorKind.DISTINCT_AGGREGATE: {OperatorKind.AGGREGATE},
@@ -178,26 +180,29 @@ def test_of_every_join_it_is_known_which_side_never_ends_and_spark_takes_the_sam
     for (how, bound), (kind, endless) in JOINS.items():
         left, right = blanks(spark)
         rows = joined(how, BOUNDS[bound])(left, right)
-        found = {
-            each.kind: set(each.unbounded_inputs) for each in read_operators(rows, 2, {"left": left, "right": right})
+        actual = {
+            operator.kind: set(operator.unbounded_inputs)
+            for operator in read_operators(rows, 2, {"left": left, "right": right})
         }
-        assert found == {kind: endless, OperatorKind.PROJECTION: set()}, (how, bound)
+        assert actual == {kind: endless, OperatorKind.PROJECTION: set()}, (how, bound)
         refused = matrix.MODES[kind][0].verdict is Compatibility.REFUSED
         assert refused == bool(spark_refusal(rows, OutputMode.APPEND)), (how, bound)
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.name.lower())
-def test_spark_takes_and_refuses_what_the_matrix_says(stage: Stage, spark: SparkSession, kind: OperatorKind) -> None:
+def test_spark_accepts_and_refuses_the_same_queries_as_the_matrix(
+    stage: Stage, spark: SparkSession, kind: OperatorKind
+) -> None:
     if kind in (OperatorKind.CUSTOM_STATE, OperatorKind.CUSTOM_TIMERS_UNMARKED):
         stage = Stage(_session(spark, RocksDB(shuffle_partitions=1)), stage.folder)
     stage.put([[("a", 1, 0), ("a", 2, 0), ("b", 3, 1)]])
-    made = {mode: EXAMPLES[kind] for mode in OutputMode}
+    created = {mode: EXAMPLES[kind] for mode in OutputMode}
     if kind in AGGREGATED:
-        # Without an aggregation complete mode is refused at once; whether it runs with one is what is asked.
+        # Without an aggregation complete mode is refused immediately; whether it runs with one is what is asked.
         assert spark_refusal(EXAMPLES[kind](*blanks(spark)), OutputMode.COMPLETE)
-        made[OutputMode.COMPLETE] = AGGREGATED[kind]
-    wanted = {mode: expected(make, spark, mode) for mode, make in made.items()}
-    assert stage.outcomes({mode: make(*stage.streams()) for mode, make in made.items()}) == wanted
+        created[OutputMode.COMPLETE] = AGGREGATED[kind]
+    required = {mode: expected(make, spark, mode) for mode, make in created.items()}
+    assert stage.outcomes({mode: make(*stage.streams()) for mode, make in created.items()}) == required
 
 
 def test_continuous_processing_refuses_what_the_matrix_refuses_there(spark: SparkSession, tmp_path: Path) -> None:
@@ -233,7 +238,7 @@ SAME_KEY: Sequence[Rows] = [[("a", 1, 0)], [("a", 2, 0)]]
 
 def test_duplicates_dropped_behind_an_aggregation_lose_its_updates(stage: Stage) -> None:
     played = stage.played(EXAMPLES[OperatorKind.DEDUP_AFTER_AGGREGATE], OutputMode.UPDATE, SAME_KEY)
-    # The count of `a` is 2 by the end, and nobody is told.
+    # The count of `a` is 2 by the end, and no row reports it.
     assert [[row[-1] for row in batch] for batch in played] == [[1], []]
 
 
@@ -267,8 +272,8 @@ def test_a_function_per_group_sees_the_rows_of_one_batch(stage: Stage) -> None:
     assert stage.played(sizes, OutputMode.APPEND, SAME_KEY) == [[(1,)], [(1,)]]
 
 
-def test_state_without_a_watermark_is_kept_and_with_one_it_is_let_go(spark: SparkSession, stage: Stage) -> None:
-    def kept(example: Example, folder: str) -> int:
+def test_state_without_a_watermark_stays_and_with_one_it_expires(spark: SparkSession, stage: Stage) -> None:
+    def stored(example: Example, folder: str) -> int:
         place = Stage(stage.session, stage.folder / folder)
         # Each batch is an hour later than the one before, so each but the last lies behind the watermark.
         place.put([[(str(number), 1, 60 * number)] for number in range(4)])
@@ -278,15 +283,15 @@ def test_state_without_a_watermark_is_kept_and_with_one_it_is_let_go(spark: Spar
         assert progress is not None
         return sum(operator.numRowsTotal for operator in progress.stateOperators)
 
-    assert kept(EXAMPLES[OperatorKind.DEDUP_UNBOUNDED], "ever") == 4
-    assert kept(EXAMPLES[OperatorKind.DEDUP_WITHIN], "within") < 4
-    assert kept(EXAMPLES[OperatorKind.INNER_JOIN_UNBOUNDED], "join-ever") == 8
-    assert kept(EXAMPLES[OperatorKind.INNER_JOIN], "join") < 8
+    assert stored(EXAMPLES[OperatorKind.DEDUP_UNBOUNDED], "ever") == 4
+    assert stored(EXAMPLES[OperatorKind.DEDUP_WITHIN], "within") < 4
+    assert stored(EXAMPLES[OperatorKind.INNER_JOIN_UNBOUNDED], "join-ever") == 8
+    assert stored(EXAMPLES[OperatorKind.INNER_JOIN], "join") < 8
     # Both sides have the same four rows: those on the right stay, and of those on the left the last ones.
-    assert 4 < kept(EXAMPLES[OperatorKind.OUTER_JOIN_HALF], "join-half") < 8
+    assert 4 < stored(EXAMPLES[OperatorKind.OUTER_JOIN_HALF], "join-half") < 8
 
 
-def test_a_full_join_with_one_end_of_a_bound_tells_the_rows_of_one_side_only(stage: Stage) -> None:
+def test_a_full_join_with_a_half_open_bound_writes_the_unmatched_rows_of_one_side_only(stage: Stage) -> None:
     def apart(left: DataFrame, right: DataFrame) -> DataFrame:
         # Nothing finds a partner.
         right = right.withColumn("id", F.concat(F.lit("right "), "id"))
@@ -311,9 +316,9 @@ def test_every_sink_takes_its_modes_and_the_refused_ones_would_go_wrong(
 
     def play(mode: OutputMode, into: Sequence[Sink], flow: str) -> None:
         def write(rows: DataFrame, number: int) -> None:
-            kept = rows.persist()
+            stored = rows.persist()
             for step, sink in enumerate(into):
-                sink.write(kept, Batch(flow, f"{flow}-1", number, target, mode=mode, step=str(step)))
+                sink.write(stored, Batch(flow, f"{flow}-1", number, target, mode=mode, step=str(step)))
 
         for sink in into:
             sink.prepare(stage.session, target)

@@ -58,7 +58,7 @@ def order(
     return {**fields, "ordered_at": ordered or at("09:59"), **others}
 
 
-def test_bronze_keeps_every_record_with_its_place_once_also_after_a_crash(spark: SparkSession, tmp_path: Path):
+def test_bronze_contains_every_record_with_its_offset_once_also_after_a_crash(spark: SparkSession, tmp_path: Path):
     def record(offset: int, value: bytes | None, **others: object) -> dict[str, object]:
         place = {"topic": "web-orders", "partition": 1, "offset": offset, "timestamp": at("10:00")}
         return {"key": b"k", "value": value, "headers": None, **place, **others}
@@ -88,7 +88,7 @@ def test_bronze_keeps_every_record_with_its_place_once_also_after_a_crash(spark:
     assert (rehearsal.quarantine, rehearsal.late, rehearsal.restarts) == ([], [], 1)
 
 
-def test_silver_keeps_each_valid_order_once_within_an_hour_of_its_arrival(spark: SparkSession, tmp_path: Path):
+def test_silver_contains_each_valid_order_once_within_an_hour_of_its_arrival(spark: SparkSession, tmp_path: Path):
     rehearsal = rehearse(
         SILVER,
         [

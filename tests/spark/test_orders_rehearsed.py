@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-# What each batch tells, worked out by hand: empty ones are among them.
+# What each batch writes, worked out by hand: empty ones are among them.
 PAID, JUST = ("paid", True, True), ("just", True, True)
 LONE, UNPAID = ("lone", False, True), ("unpaid", True, False)
-TOLD: dict[Join, list[list[tuple[str, bool, bool]]]] = {
+REPORTED: dict[Join, list[list[tuple[str, bool, bool]]]] = {
     "left": [[PAID], [], [JUST], [], [], [], [UNPAID]],
     "right": [[PAID], [], [JUST], [], [LONE], [], []],
     "full": [[PAID], [], [JUST], [], [LONE], [], [UNPAID]],
@@ -45,11 +45,11 @@ def shown(rows: list[Row]) -> list[tuple[str, bool, bool]]:
     return sorted((row.order_id, row.order_time is not None, row.pay_time is not None) for row in rows)
 
 
-@pytest.mark.parametrize("how", TOLD)
-def test_a_row_without_partner_is_told_by_the_batch_whose_watermark_has_passed_its_bound(
+@pytest.mark.parametrize("how", REPORTED)
+def test_a_row_without_partner_is_written_by_the_batch_whose_watermark_has_passed_its_bound(
     spark: SparkSession, tmp_path: Path, how: Join
 ):
-    found = rehearse(
+    actual = rehearse(
         next(flow for flow in flows() if flow.name == NAMES[how]),
         [
             Arrive(orders=[order("paid", "10:00"), order("unpaid", "10:00")], payments=[payment("paid", "10:20")]),
@@ -67,7 +67,7 @@ def test_a_row_without_partner_is_told_by_the_batch_whose_watermark_has_passed_i
         spark=spark,
         folder=tmp_path,
     )
-    assert [shown(batch) for batch in found.batches] == TOLD[how]
+    assert [shown(batch) for batch in actual.batches] == REPORTED[how]
 
 
 def test_the_hit_rate_counts_an_order_once(spark: SparkSession):
@@ -79,5 +79,5 @@ def test_the_hit_rate_counts_an_order_once(spark: SparkSession):
         ("d", None, at("10:01")),
     ]
     frame = spark.createDataFrame(rows, "order_id string, order_time timestamp, pay_time timestamp")
-    found = hit_rate(frame).orderBy("window_start").collect()
-    assert [(row.orders, row.paid, row.hit_rate) for row in found] == [(2, 1, 0.5), (1, 1, 1.0)]
+    actual = hit_rate(frame).orderBy("window_start").collect()
+    assert [(row.orders, row.paid, row.hit_rate) for row in actual] == [(2, 1, 0.5), (1, 1, 1.0)]

@@ -1,4 +1,4 @@
-"""Payloads and the verdict on each, written by hand; and Spark beside the model where both define one."""
+"""Payloads and the verdict on each, written by hand; and Spark compared with the model where both define one."""
 
 from __future__ import annotations
 
@@ -147,29 +147,29 @@ def records(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | 
     return spark.createDataFrame(rows, RECORD)
 
 
-def verdicts(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | None]], given_: Input) -> list[str]:
-    rows = validate(records(spark, payloads), given_)
-    reasons = {row["n"]: row["reason"] for row in invalid_rows(rows, given_).collect()}
+def verdicts(spark: SparkSession, payloads: Sequence[tuple[bytes | None, bytes | None]], input_: Input) -> list[str]:
+    rows = validate(records(spark, payloads), input_)
+    reasons = {row["n"]: row["reason"] for row in invalid_rows(rows, input_).collect()}
     return [reasons.get(n, "good") for n in range(len(payloads))]
 
 
 def test_every_payload_gets_the_verdict_of_the_table(spark: SparkSession) -> None:
-    found = verdicts(spark, [(b"k", value) for value, _ in SHARED], RIDES)
-    assert [(value, reason) for (value, _), reason in zip(SHARED, found, strict=True)] == SHARED
+    actual = verdicts(spark, [(b"k", value) for value, _ in SHARED], RIDES)
+    assert [(value, reason) for (value, _), reason in zip(SHARED, actual, strict=True)] == SHARED
 
 
-def test_the_rows_that_are_not_bad_are_the_good_ones(spark: SparkSession) -> None:
+def test_the_rows_that_are_not_invalid_are_the_valid_ones(spark: SparkSession) -> None:
     rows = validate(records(spark, [(b"k", value) for value, _ in SHARED]), RIDES)
     assert valid_rows(rows, RIDES).count() == sum(verdict == "good" for _, verdict in SHARED)
 
 
 @pytest.mark.parametrize(("value", "expected"), SHARED)
-def test_the_model_gives_the_same_verdicts_as_the_table(value: bytes | None, expected: str) -> None:
+def test_the_model_classifies_records_like_the_table(value: bytes | None, expected: str) -> None:
     verdict = judge(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
     assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == expected
 
 
-def test_size_is_judged_before_the_key_and_the_key_before_the_payload(spark: SparkSession) -> None:
+def test_size_is_validated_before_the_key_and_the_key_before_the_payload(spark: SparkSession) -> None:
     largest = 1024 * 1024
     payloads = [
         (None, None),
@@ -181,7 +181,7 @@ def test_size_is_judged_before_the_key_and_the_key_before_the_payload(spark: Spa
     assert verdicts(spark, payloads, RIDES) == ["null_value", "too_large", "null_key", "malformed_json", "good"]
 
 
-def test_a_key_and_a_size_count_only_where_the_input_says_so(spark: SparkSession) -> None:
+def test_key_and_size_are_validated_only_if_the_input_declares_it(spark: SparkSession) -> None:
     small = Input(RIDES.source, schema=RIDE, watermark=RIDES.watermark, max_bytes=len(event()))
     assert verdicts(spark, [(None, event()), (None, event() + b" ")], small) == ["good", "too_large"]
 
@@ -191,7 +191,7 @@ def test_without_a_watermark_no_time_is_in_the_future(spark: SparkSession) -> No
     assert verdicts(spark, [(b"k", far)], Input(RIDES.source, schema=RIDE)) == ["good"]
 
 
-def test_good_rows_carry_typed_fields_and_nothing_else(spark: SparkSession) -> None:
+def test_valid_rows_have_typed_fields_and_nothing_else(spark: SparkSession) -> None:
     payload = event(fare_amount="12.345", event_time='"2024-05-06T14:00:00.0019+02:00"', note="1")
     rows = valid_rows(validate(records(spark, [(b"k", payload)]), RIDES), RIDES)
     assert [(field.name, field.dataType) for field in rows.schema] == [(f.name, f.dataType) for f in RIDE]
@@ -211,28 +211,30 @@ def test_good_rows_carry_typed_fields_and_nothing_else(spark: SparkSession) -> N
     }
 
 
-def test_what_spark_reads_leniently_is_read_as_the_docstring_says(spark: SparkSession) -> None:
+def test_values_that_spark_reads_leniently_are_read_as_documented(spark: SparkSession) -> None:
     rows = valid_rows(validate(records(spark, [(b"k", value) for value, _, _ in LENIENT]), RIDES), RIDES)
-    found = rows.withColumn("event_time", rows["event_time"].cast("string")).coalesce(1).collect()
-    assert [row[field] for row, (_, field, _) in zip(found, LENIENT, strict=True)] == [value for _, _, value in LENIENT]
+    actual = rows.withColumn("event_time", rows["event_time"].cast("string")).coalesce(1).collect()
+    assert [row[field] for row, (_, field, _) in zip(actual, LENIENT, strict=True)] == [
+        value for _, _, value in LENIENT
+    ]
 
 
-def test_the_name_of_a_field_may_hold_dots_spaces_and_quotes(spark: SparkSession) -> None:
+def test_the_name_of_a_field_may_contain_dots_spaces_and_quotes(spark: SparkSession) -> None:
     odd = StructType([StructField(name, StringType(), nullable=False) for name in ("a.b", "c d", "e`f")])
-    given_ = Input(KafkaSource("odd"), schema=odd)
-    whole, lacking = b'{"a.b": "1", "c d": "2", "e`f": "3"}', b'{"a.b": "1", "c d": "2"}'
-    rows = validate(records(spark, [(b"k", whole), (b"k", lacking)]), given_)
-    assert [tuple(row) for row in valid_rows(rows, given_).collect()] == [("1", "2", "3")]
-    assert [row.reason for row in invalid_rows(rows, given_).collect()] == ["missing:e`f"]
+    input_ = Input(KafkaSource("odd"), schema=odd)
+    complete, lacking = b'{"a.b": "1", "c d": "2", "e`f": "3"}', b'{"a.b": "1", "c d": "2"}'
+    rows = validate(records(spark, [(b"k", complete), (b"k", lacking)]), input_)
+    assert [tuple(row) for row in valid_rows(rows, input_).collect()] == [("1", "2", "3")]
+    assert [row.reason for row in invalid_rows(rows, input_).collect()] == ["missing:e`f"]
 
 
-def test_bad_rows_keep_their_record_as_it_came(spark: SparkSession) -> None:
+def test_invalid_rows_contain_their_original_record(spark: SparkSession) -> None:
     rows = validate(records(spark, [(b"Paris", b"\xff not json"), (b"k", event())]), RIDES)
     (row,) = invalid_rows(rows, RIDES).select("n", "key", "value", "reason").collect()
     assert (row["n"], bytes(row["key"]), bytes(row["value"])) == (0, b"Paris", b"\xff not json")
 
 
-def test_a_schema_of_numbers_and_lists_is_judged_by_the_same_rules(spark: SparkSession) -> None:
+def test_a_schema_of_numbers_and_lists_is_validated_by_the_same_rules(spark: SparkSession) -> None:
     schema = StructType(
         [
             StructField("it's", IntegerType(), nullable=False),
@@ -249,11 +251,11 @@ def test_a_schema_of_numbers_and_lists_is_judged_by_the_same_rules(spark: SparkS
         (b'{"it\'s": 1, "tags": "a"}', "wrong_type:tags"),
         (b'{"it\'s": 1, "payload": "soon"}', "wrong_type:payload"),
     ]
-    found = verdicts(spark, [(None, value) for value, _ in table], Input(KafkaSource("t"), schema=schema))
-    assert found == [reason for _, reason in table]
+    actual = verdicts(spark, [(None, value) for value, _ in table], Input(KafkaSource("t"), schema=schema))
+    assert actual == [reason for _, reason in table]
 
 
-# Any field gone, null, of another type or cut: the two readers, written apart, must agree on what is a ride.
+# Any field missing, null, of another type or cut: the two readers, written apart, must agree on what is a ride.
 changed = st.dictionaries(
     st.sampled_from([*EVENT, "dropoff_lat", "fare_amount"]),
     st.one_of(
@@ -278,20 +280,20 @@ def test_spark_and_the_model_agree_on_any_payload(spark: SparkSession, values: l
         verdict = judge(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
         return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
-    found = verdicts(spark, [(b"k", value) for value in values], RIDES)
-    assert list(zip(values, found, strict=True)) == [(value, by_model(value)) for value in values]
+    actual = verdicts(spark, [(b"k", value) for value in values], RIDES)
+    assert list(zip(values, actual, strict=True)) == [(value, by_model(value)) for value in values]
 
 
-def test_columns_of_the_record_go_on_beside_the_fields_where_the_input_keeps_them(spark: SparkSession) -> None:
+def test_metadata_columns_are_added_to_the_fields_if_the_input_declares_them(spark: SparkSession) -> None:
     schema = StructType([StructField("a", IntegerType(), nullable=False)])
-    kept = Input(KafkaSource("t"), schema=schema, metadata_columns=("key", "timestamp"))
-    rows = valid_rows(validate(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), kept), kept)
-    assert kept.columns is not None
-    assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in kept.columns]
+    stored = Input(KafkaSource("t"), schema=schema, metadata_columns=("key", "timestamp"))
+    rows = valid_rows(validate(records(spark, [(b"k", b'{"a": 1}'), (None, b"x")]), stored), stored)
+    assert stored.columns is not None
+    assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in stored.columns]
     assert [(row["a"], bytes(row["key"])) for row in rows.collect()] == [(1, b"k")]
 
 
-def test_a_record_without_a_value_is_passed_over_where_the_input_says_so(spark: SparkSession) -> None:
+def test_a_record_without_a_value_is_skipped_if_the_input_declares_it(spark: SparkSession) -> None:
     skipping = Input(RIDES.source, schema=RIDE, null_values="skip")
     rows = validate(records(spark, [(b"k", None), (b"k", event()), (b"k", b"null")]), skipping)
     assert [(row["n"], row["reason"]) for row in invalid_rows(rows, skipping).collect()] == [(2, "malformed_json")]

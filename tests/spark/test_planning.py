@@ -45,48 +45,48 @@ def by_id(rows: DataFrame) -> DataFrame:
 
 
 def flow(**changes: object) -> Flow:
-    given: dict[str, object] = {"name": "planned", "inputs": MARKED, "transform": by_id, "sink": Memory()}
-    return Flow(**(given | changes))  # type: ignore[arg-type]
+    declared: dict[str, object] = {"name": "planned", "inputs": MARKED, "transform": by_id, "sink": Memory()}
+    return Flow(**(declared | changes))  # type: ignore[arg-type]
 
 
-def found(spark: SparkSession, made: Flow, target: Target | None = None) -> list[tuple[str, Severity]]:
-    findings = check([made], plans={made.name: plan_flow(spark, made, target)})
-    return [(each.code, each.severity) for each in findings if each.code != "HRC-301"]
+def codes_of(spark: SparkSession, created: Flow, target: Target | None = None) -> list[tuple[str, Severity]]:
+    findings = check([created], plans={created.name: plan_flow(spark, created, target)})
+    return [(finding.code, finding.severity) for finding in findings if finding.code != "HRC-301"]
 
 
 def test_the_flows_of_ride_analytics_are_planned_without_a_broker_and_nothing_is_found(spark: SparkSession) -> None:
-    plans = {made.name: plan_flow(spark, made, None) for made in ride_flows()}
+    plans = {flow.name: plan_flow(spark, flow, None) for flow in ride_flows()}
     assert {name: type(plan) for name, plan in plans.items()} == dict.fromkeys(plans, QueryPlan)
-    assert {each.code for each in check(ride_flows(), plans=plans)} == {"HRC-301"}
+    assert {item.code for item in check(ride_flows(), plans=plans)} == {"HRC-301"}
 
 
 def test_what_the_operators_rule_out_is_found(spark: SparkSession) -> None:
-    assert found(spark, flow()) == [("HRC-111", Severity.ERROR)]
-    assert found(spark, flow(output_mode="update")) == [("HRC-201", Severity.WARNING)]
-    assert found(spark, flow(transform=lambda rows: rows.dropDuplicates(["id"]))) == [("HRC-208", Severity.WARNING)]
-    assert found(spark, flow(transform=lambda rows: rows.where("id > 0"), output_mode="complete")) == [
+    assert codes_of(spark, flow()) == [("HRC-111", Severity.ERROR)]
+    assert codes_of(spark, flow(output_mode="update")) == [("HRC-201", Severity.WARNING)]
+    assert codes_of(spark, flow(transform=lambda rows: rows.dropDuplicates(["id"]))) == [("HRC-208", Severity.WARNING)]
+    assert codes_of(spark, flow(transform=lambda rows: rows.where("id > 0"), output_mode="complete")) == [
         ("HRC-111", Severity.ERROR)
     ]
-    assert found(spark, flow(transform=lambda rows: rows)) == []
+    assert codes_of(spark, flow(transform=lambda rows: rows)) == []
 
 
-def test_triggers_without_batches_are_judged_by_the_operators_too(spark: SparkSession) -> None:
+def test_continuous_triggers_are_checked_against_the_operators_too(spark: SparkSession) -> None:
     to_kafka = flow(sink=KafkaSink("out"), output_mode="update", trigger=RealTime(), transform=lambda rows: rows)
-    assert found(spark, to_kafka) == []
-    assert ("HRC-113", Severity.ERROR) in found(
+    assert codes_of(spark, to_kafka) == []
+    assert ("HRC-113", Severity.ERROR) in codes_of(
         spark, flow(sink=KafkaSink("o"), output_mode="update", trigger=RealTime())
     )
     exploded = flow(
         sink=KafkaSink("o"), trigger=Continuous(), transform=lambda rows: rows.select(F.explode(F.split("id", ",")))
     )
-    assert found(spark, exploded) == [("HRC-113", Severity.ERROR)]
+    assert codes_of(spark, exploded) == [("HRC-113", Severity.ERROR)]
 
 
 def test_a_column_that_is_not_there_is_found_and_named(spark: SparkSession) -> None:
     plan = plan_flow(spark, flow(transform=lambda rows: rows.where("ident > 0")), None)
     assert isinstance(plan, UnknownPlan)
     assert (plan.is_transform_error, "ident" in plan.why) == (True, True)
-    assert found(spark, flow(transform=lambda rows: rows.where("ident > 0"))) == [("HRC-118", Severity.ERROR)]
+    assert codes_of(spark, flow(transform=lambda rows: rows.where("ident > 0"))) == [("HRC-118", Severity.ERROR)]
 
 
 def test_an_error_of_the_transform_itself_is_found(spark: SparkSession) -> None:
@@ -100,24 +100,24 @@ def test_an_error_of_the_transform_itself_is_found(spark: SparkSession) -> None:
 def test_a_source_that_cannot_be_asked_is_no_fault_of_the_flow(spark: SparkSession, tmp_path: Path) -> None:
     target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path))
     table = flow(inputs=Input(DeltaSource("absent", max_files_per_trigger=10)), transform=lambda rows: rows)
-    assert found(spark, table, target) == [("HRC-209", Severity.INFO)]
-    assert found(spark, table) == [("HRC-209", Severity.INFO)]
+    assert codes_of(spark, table, target) == [("HRC-209", Severity.INFO)]
+    assert codes_of(spark, table) == [("HRC-209", Severity.INFO)]
     # A table that the transform reads may be made by another flow.
     reads = flow(transform=lambda rows: rows.join(rows.sparkSession.read.table("absent"), "id"))
-    assert found(spark, reads) == [("HRC-209", Severity.INFO)]
+    assert codes_of(spark, reads) == [("HRC-209", Severity.INFO)]
 
 
 def test_a_source_with_columns_of_its_own_is_opened(spark: SparkSession, tmp_path: Path) -> None:
     target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path))
     plan = plan_flow(spark, flow(inputs=Input(RateSource(1)), transform=lambda rows: rows.where("value > 1")), target)
     assert isinstance(plan, QueryPlan)
-    assert [each.kind for each in plan.operators] == [OperatorKind.PROJECTION]
+    assert [operator.kind for operator in plan.operators] == [OperatorKind.PROJECTION]
 
 
 def test_custom_state_in_memory_is_found() -> None:
-    made = flow(state=InMemory())
+    created = flow(state=InMemory())
     plan = QueryPlan((Operator(OperatorKind.CUSTOM_STATE),))
-    assert [each.code for each in check([made], plans={made.name: plan})] == ["HRC-119", "HRC-301"]
+    assert [item.code for item in check([created], plans={created.name: plan})] == ["HRC-119", "HRC-301"]
 
 
 def test_a_start_refuses_what_the_check_refuses_before_spark_sees_the_query(

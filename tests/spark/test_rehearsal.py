@@ -64,7 +64,7 @@ def test_windows_close_with_the_watermark_and_the_rest_with_the_end(spark: Spark
         [
             Arrive(order(1, 0), order(2, 4), order(3, 6, shop="south")),
             # After this batch the watermark is 12:11. The next one closes 12:00 and 12:05, and the one after it takes
-            # nothing more for them: Spark tells late rows by the watermark of the batch before.
+            # nothing more for them: Spark recognizes late rows by the watermark of the batch before.
             Arrive(order(4, 21)),
             Arrive(order(5, 22)),
             Arrive(order(6, 9)),

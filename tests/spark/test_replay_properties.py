@@ -46,7 +46,7 @@ Row = tuple[str, int]
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows, cut into batches, and the attempts at each batch: True is whole, False breaks off half-way."""
+    """Rows, cut into batches, and the attempts at each batch: True is complete, False stops half-way."""
 
     rows: tuple[Row, ...]
     batches: tuple[tuple[Row, ...], ...]
@@ -60,8 +60,8 @@ def streams(draw: st.DrawFn) -> Stream:
     cuts = sorted(draw(st.lists(st.integers(0, len(rows)), min_size=1, max_size=2)))
     bounds = [0, *cuts, len(rows)]
     batches = tuple(rows[start:end] for start, end in itertools.pairwise(bounds))
-    # Spark goes on to the next batch only after an attempt that succeeded.
-    before = st.lists(st.booleans(), max_size=2).map(lambda made: (*made, True))
+    # Spark continues with the next batch only after an attempt that succeeded.
+    before = st.lists(st.booleans(), max_size=2).map(lambda created: (*created, True))
     return Stream(rows, batches, tuple(draw(before) for _ in batches))
 
 
@@ -80,19 +80,19 @@ def newest_per_key(stream: Stream) -> list[Row]:
 class Subject:
     """A sink under test.
 
-    | field  | meaning                                                                            |
-    |--------|------------------------------------------------------------------------------------|
-    | sink   | makes the sink; the lake of the target is another one for each stream              |
-    | held   | reads what the sink holds                                                          |
-    | model  | what it has to hold                                                                |
-    | whole  | a batch is the whole result up to it, as in complete mode                          |
-    | target | makes the target below a folder; a broker or a database is asked for here          |
+    | field       | meaning                                                                       |
+    |-------------|-------------------------------------------------------------------------------|
+    | sink        | makes the sink; the lake of the target is another one for each stream         |
+    | stored_rows | reads the rows of the sink                                                    |
+    | model       | the expected rows                                                             |
+    | complete    | a batch is the complete result up to it, as in complete mode                  |
+    | target      | makes the target below a folder; a broker or a database is asked for here     |
     """
 
     sink: Callable[[Target], Sink]
-    held: Callable[[SparkSession, Target], list[Row]]
+    stored_rows: Callable[[SparkSession, Target], list[Row]]
     model: Callable[[Stream], list[Row]] = every_row
-    whole: bool = False
+    complete: bool = False
     target: Callable[[pytest.FixtureRequest, Path], Target] = lambda _request, folder: Target(
         "test", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints")
     )
@@ -117,8 +117,8 @@ class InSqlite:
         self._connection.execute("BEGIN IMMEDIATE")
 
     def last(self, key: str) -> str | None:
-        found = self._connection.execute("SELECT text FROM epochs WHERE key = ?", (key,)).fetchone()
-        return None if found is None else str(found[0])
+        actual = self._connection.execute("SELECT text FROM epochs WHERE key = ?", (key,)).fetchone()
+        return None if actual is None else str(actual[0])
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         self._connection.executemany("INSERT INTO held VALUES (?, ?)", rows.toLocalIterator())
@@ -134,10 +134,10 @@ class InSqlite:
         # Closing rolls back.
         self._connection.close()
 
-    def held(self) -> list[Row]:
-        found = sorted(self._connection.execute("SELECT key, number FROM held"))
+    def stored_rows(self) -> list[Row]:
+        actual = sorted(self._connection.execute("SELECT key, number FROM held"))
         self.abort()
-        return found
+        return actual
 
 
 def with_broker(request: pytest.FixtureRequest, folder: Path) -> Target:
@@ -148,16 +148,16 @@ def with_broker(request: pytest.FixtureRequest, folder: Path) -> Target:
 
 
 def into_topic(slots: int) -> Callable[[Target], Sink]:
-    def made(target: Target) -> Sink:
+    def created(target: Target) -> Sink:
         topic = _topic(Path(target.lake).parent)
         return KafkaExactlyOnceSink(topic, key="key", ledger=f"{topic}-ledger", slots=slots)
 
-    return made
+    return created
 
 
 def of_topic(_spark: SparkSession, target: Target) -> list[Row]:
-    found = (json.loads(message.value() or b"") for message in read_topic(target, _topic(Path(target.lake).parent)))
-    return sorted((row["key"], row["number"]) for row in found)
+    actual = (json.loads(message.value() or b"") for message in read_topic(target, _topic(Path(target.lake).parent)))
+    return sorted((row["key"], row["number"]) for row in actual)
 
 
 def _topic(folder: Path) -> str:
@@ -167,10 +167,10 @@ def _topic(folder: Path) -> str:
 SUBJECTS = {
     "delta_append": Subject(lambda _: DeltaAppend("held"), of_table),
     "delta_upsert": Subject(lambda _: DeltaUpsert("held", ["key"], sequence="number"), of_table, newest_per_key),
-    "delta_overwrite": Subject(lambda _: DeltaOverwrite("held"), of_table, whole=True),
+    "delta_overwrite": Subject(lambda _: DeltaOverwrite("held"), of_table, complete=True),
     "files": Subject(lambda _: FileSink("held", "json", partition_by=("key",)), of_folder),
     "custom": Subject(
-        lambda _: CustomExactlyOnceSink("sqlite", InSqlite), lambda _spark, target: InSqlite(target).held()
+        lambda _: CustomExactlyOnceSink("sqlite", InSqlite), lambda _spark, target: InSqlite(target).stored_rows()
     ),
     "kafka": Subject(into_topic(slots=1), of_topic, target=with_broker),
     "kafka_slots": Subject(into_topic(slots=2), of_topic, target=with_broker),
@@ -198,16 +198,18 @@ def test_any_cut_into_batches_and_any_attempts_at_them_leave_the_same(
     target = subject.target(request, tmp_path_factory.mktemp(name))
     sink = subject.sink(target)
     assert sink.guarantee is Guarantee.EXACTLY_ONCE
-    seen: tuple[Row, ...] = ()
+    observed: tuple[Row, ...] = ()
     for number, (rows, attempts) in enumerate(zip(stream.batches, stream.attempts, strict=True)):
-        seen += rows
-        handed = spark.createDataFrame(seen if subject.whole else rows, "key string, number long").coalesce(1)
+        observed += rows
+        handed = spark.createDataFrame(observed if subject.complete else rows, "key string, number long").coalesce(1)
         broken = handed.selectExpr(
-            "key", f"if(number = {seen[-1][1] if seen else -1}, raise_error(''), number) AS number"
+            "key", f"if(number = {observed[-1][1] if observed else -1}, raise_error(''), number) AS number"
         )
-        for whole in attempts:
+        for complete in attempts:
             # What is in already is skipped without being read: a broken attempt at it may well succeed.
-            with contextlib.suppress(*() if whole else (PySparkException, Py4JJavaError)):
-                sink.write(handed if whole else broken, Batch("flow", "q1", number, target, offsets=f"digest {number}"))
+            with contextlib.suppress(*() if complete else (PySparkException, Py4JJavaError)):
+                sink.write(
+                    handed if complete else broken, Batch("flow", "q1", number, target, offsets=f"digest {number}")
+                )
 
-    assert subject.held(spark, target) == subject.model(stream)
+    assert subject.stored_rows(spark, target) == subject.model(stream)

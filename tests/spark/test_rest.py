@@ -20,7 +20,7 @@ from headrace.flow.target import Service, Target
 from headrace.operate.run import Application
 from headrace.sinks.rest import Rest, dead_letters
 from headrace.sources.files import FileSource
-from rest_ledger import Ledger, serving
+from rest_service import Ledger, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +46,7 @@ def batch(target: Target) -> Batch:
 
 
 def rows(spark: SparkSession, *ids: int, partitions: int = 3) -> DataFrame:
-    return spark.createDataFrame([(each, f"é{each}") for each in ids], "id int, name string").repartition(partitions)
+    return spark.createDataFrame([(item, f"é{item}") for item in ids], "id int, name string").repartition(partitions)
 
 
 def test_rows_are_cut_into_requests_of_at_most_so_many_rows_and_bytes(
@@ -54,14 +54,14 @@ def test_rows_are_cut_into_requests_of_at_most_so_many_rows_and_bytes(
 ):
     Rest("crm", max_rows=4).write(rows(spark, *range(10)), batch)
     assert ledger.ids() == list(range(10))
-    assert sorted(len(each) for each in ledger.taken.values()) == [2, 4, 4]
+    assert sorted(len(item) for item in ledger.taken.values()) == [2, 4, 4]
     assert ledger.taken[next(iter(ledger.taken))][0].keys() == {"id", "name"}
 
     ledger.taken.clear()
     # A row is 20 characters, {"id":1,"name":"é1"}, so two of them fit into 50.
     Rest("crm", max_bytes=50, body="lines").write(rows(spark, *range(1, 6)), replace(batch, id=1))
     assert ledger.ids() == [1, 2, 3, 4, 5]
-    assert sorted(len(each) for each in ledger.taken.values()) == [1, 2, 2]
+    assert sorted(len(item) for item in ledger.taken.values()) == [1, 2, 2]
 
 
 def test_a_batch_that_is_run_again_sends_the_same_requests_whatever_the_order(
@@ -79,25 +79,25 @@ def test_other_rows_or_batches_have_other_keys_so_that_nothing_is_taken_for_a_re
     spark: SparkSession, ledger: Ledger, batch: Batch
 ):
     sink = Rest("crm")
-    for each in (batch, replace(batch, id=1), replace(batch, step="0.1"), replace(batch, query_id="q2")):
-        sink.write(rows(spark, 1), each)
+    for item in (batch, replace(batch, id=1), replace(batch, step="0.1"), replace(batch, query_id="q2")):
+        sink.write(rows(spark, 1), item)
     sink.write(rows(spark, 2), batch)
     assert ledger.ids() == [1, 1, 1, 1, 2]
 
 
-def test_rows_that_are_refused_are_set_aside_whole_and_the_others_arrive(
+def test_rejected_rows_are_quarantined_completely_and_the_others_arrive(
     spark: SparkSession, ledger: Ledger, target: Target, batch: Batch
 ):
     ledger.judge = lambda got: 422 if any(row["id"] == 5 for row in got) else 200
-    said: list[DeadLetters] = []
-    Rest("crm", max_rows=2).write(rows(spark, 1, 2, 3, 4, 5, 6), replace(batch, on_dead_letters=said.append))
+    message: list[DeadLetters] = []
+    Rest("crm", max_rows=2).write(rows(spark, 1, 2, 3, 4, 5, 6), replace(batch, on_dead_letters=message.append))
     assert ledger.ids() == [1, 2, 3, 4]
     letters = spark.read.format("delta").load(dead_letters(target, "to-crm")).collect()
-    assert sorted(json.loads(each.value)["id"] for each in letters) == [5, 6]
-    assert {(each.query_id, each.batch_id, each.chunk, each.status, each.attempts) for each in letters} == {
+    assert sorted(json.loads(letter.value)["id"] for letter in letters) == [5, 6]
+    assert {(letter.query_id, letter.batch_id, letter.chunk, letter.status, letter.attempts) for letter in letters} == {
         ("q1", 0, 2, 422, 1)
     }
-    [aside] = said
+    [aside] = message
     assert (aside.sink, aside.rows, aside.place) == ("rest:crm", 2, dead_letters(target, "to-crm"))
     assert "422" in aside.why
 
@@ -109,8 +109,8 @@ def test_the_dead_letters_of_a_batch_are_those_of_its_last_attempt(
     sink = Rest("crm", max_rows=1, attempts=2)
 
     def letters() -> list[int]:
-        found = spark.read.format("delta").load(dead_letters(target, "to-crm")).collect()
-        return sorted(json.loads(each.value)["id"] for each in found)
+        actual = spark.read.format("delta").load(dead_letters(target, "to-crm")).collect()
+        return sorted(json.loads(item.value)["id"] for item in actual)
 
     ledger.judge = lambda got: 503 if got[0]["id"] < 3 else 200
     sink.write(rows(spark, 1, 2, 3), batch)
@@ -155,7 +155,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(wrong: dict[str, object]):
         Rest("crm", **wrong)
 
 
-def test_a_flow_goes_on_where_the_service_was_away_and_tells_of_what_was_set_aside(
+def test_a_flow_continues_after_an_outage_of_the_service_and_reports_quarantined_rows(
     spark: SparkSession, ledger: Ledger, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("headrace.clients.http._FIRST_PAUSE_SECONDS", 0.01)

@@ -55,7 +55,7 @@ def shown(rows: list[Row], *columns: str) -> list[tuple[object, ...]]:
 def test_drivers_get_a_row_per_closed_window_with_exact_riders_once_also_when_the_driver_dies(
     spark: SparkSession, tmp_path: Path
 ):
-    found = rehearse(
+    actual = rehearse(
         DRIVER_METRICS,
         [
             Arrive(
@@ -76,17 +76,17 @@ def test_drivers_get_a_row_per_closed_window_with_exact_riders_once_also_when_th
         spark=spark,
         folder=tmp_path,
     )
-    assert shown(found.rows, "driver_id", "completed_rides", "avg_fare", "unique_riders") == [
+    assert shown(actual.rows, "driver_id", "completed_rides", "avg_fare", "unique_riders") == [
         ("10:00", "d1", 3, Decimal("12.000000"), 2),
         ("10:15", "d2", 2, Decimal("7.500000"), 1),
         ("10:45", "d3", 1, Decimal("1.000000"), 1),
     ]
-    assert [json.loads(row.row)["fare_amount"] for row in found.late] == [99.00]
-    assert found.restarts == 1
+    assert [json.loads(row.row)["fare_amount"] for row in actual.late] == [99.00]
+    assert actual.restarts == 1
 
 
-def test_a_city_shows_the_newest_figures_and_bad_records_are_set_aside(spark: SparkSession, tmp_path: Path):
-    found = rehearse(
+def test_a_city_shows_the_newest_figures_and_invalid_records_are_quarantined(spark: SparkSession, tmp_path: Path):
+    actual = rehearse(
         CITY_RIDES,
         [
             Clock(at("11:00")),
@@ -103,19 +103,19 @@ def test_a_city_shows_the_newest_figures_and_bad_records_are_set_aside(spark: Sp
         folder=tmp_path,
     )
     assert shown(
-        found.newest("window_start", "city"), "ride_count", "completed_rides", "avg_fare", "completion_rate"
+        actual.newest("window_start", "city"), "ride_count", "completed_rides", "avg_fare", "completion_rate"
     ) == [
         ("10:00", 3, 2, Decimal("15.000000"), 0.6667),
         ("10:05", 1, 0, None, 0.0),
     ]
-    assert sorted(row.reason for row in found.quarantine) == ["event_time_in_future", "malformed_json", "null_key"]
+    assert sorted(row.reason for row in actual.quarantine) == ["event_time_in_future", "malformed_json", "null_key"]
 
 
 def test_prices_surge_by_active_rides_per_available_driver(spark: SparkSession, tmp_path: Path):
     def active(count: int, clock: str) -> list[Keyed]:
         return [ride(clock, "in_progress", driver=f"busy{number}") for number in range(count)]
 
-    found = rehearse(
+    actual = rehearse(
         SURGE,
         [
             Arrive(*active(2, "10:00"), ride("10:01", driver="free")),
@@ -127,7 +127,7 @@ def test_prices_surge_by_active_rides_per_available_driver(spark: SparkSession, 
         folder=tmp_path,
     )
     columns = ("active_rides", "available_drivers", "surge_multiplier")
-    assert shown(found.newest("window_start", "city"), *columns) == [
+    assert shown(actual.newest("window_start", "city"), *columns) == [
         ("10:00", 2, 1, 1.0),
         ("10:05", 3, 1, 1.5),
         ("10:10", 4, 1, 2.0),

@@ -60,33 +60,33 @@ REASONS = ["rule:named", "rule:positive", "rule:positive", "rule:positive"]
 
 
 def flow(rules: Sequence[Rule], **changes: object) -> Flow:
-    given = Input(KafkaSource("orders"), schema=ORDER, watermark=Watermark("at", "1 minute"), rules=tuple(rules))
-    return Flow("ruled", replace(given, **changes), _as_it_is, Memory())  # type: ignore[arg-type]
+    declared = Input(KafkaSource("orders"), schema=ORDER, watermark=Watermark("at", "1 minute"), rules=tuple(rules))
+    return Flow("ruled", replace(declared, **changes), _as_it_is, Memory())  # type: ignore[arg-type]
 
 
 def _as_it_is(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def test_rows_against_rules_are_left_out_and_filed_beside_those_that_cannot_be_read(
+def test_rows_that_violate_rules_are_dropped_and_quarantined_with_those_that_cannot_be_read(
     spark: SparkSession, tmp_path: Path
 ):
-    found = rehearse(flow(RULES), [Arrive(*ORDERS, "{torn")], spark=spark, folder=tmp_path)
+    actual = rehearse(flow(RULES), [Arrive(*ORDERS, "{torn")], spark=spark, folder=tmp_path)
 
-    assert [(row.key, row.amount) for row in found.rows] == [("a", Decimal("1.00"))]
-    assert found.rows[0].asDict().keys() == {"key", "amount", "at"}
-    assert sorted(row.reason for row in found.quarantine) == ["malformed_json", *REASONS]
+    assert [(row.key, row.amount) for row in actual.rows] == [("a", Decimal("1.00"))]
+    assert actual.rows[0].asDict().keys() == {"key", "amount", "at"}
+    assert sorted(row.reason for row in actual.quarantine) == ["malformed_json", *REASONS]
 
 
-def test_rules_hold_for_inputs_that_have_columns_of_their_own(spark: SparkSession, tmp_path: Path):
+def test_rules_apply_to_inputs_that_have_their_own_columns(spark: SparkSession, tmp_path: Path):
     table = Target("t", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "checkpoints"))
-    rows = spark.createDataFrame([tuple(each.values()) for each in ORDERS], ORDER)
+    rows = spark.createDataFrame([tuple(order.values()) for order in ORDERS], ORDER)
     rows.coalesce(1).write.format("delta").save(table.table("silver"))
     memory = Memory()
     source = DeltaSource("silver", max_files_per_trigger=10, starting_version=0)
-    given = Input(source, rules=RULES)
+    declared = Input(source, rules=RULES)
 
-    figures = Application(spark, table, [Flow("ruled", given, _as_it_is, memory, trigger=AvailableNow())]).run()[
+    figures = Application(spark, table, [Flow("ruled", declared, _as_it_is, memory, trigger=AvailableNow())]).run()[
         "ruled"
     ]
 
@@ -96,7 +96,7 @@ def test_rules_hold_for_inputs_that_have_columns_of_their_own(spark: SparkSessio
     assert figures.bad == {"rule:named": 1, "rule:positive": 3}
 
     none = Memory()
-    strict = Flow("strict", replace(given, rules=STRICT), _as_it_is, none, trigger=AvailableNow())
+    strict = Flow("strict", replace(declared, rules=STRICT), _as_it_is, none, trigger=AvailableNow())
     stopped = Application(spark, table, [strict]).run()["strict"].error
     assert (stopped and stopped.code, none.rows()) == ("HR-571", [])
 
@@ -136,16 +136,16 @@ def test_records_of_a_table_go_by_their_arrival_count_once_when_sent_again_and_s
         got = NOON + timedelta(hours=hours)
         payload = json.dumps({"key": key, "amount": 1, "at": NOON.isoformat()}).encode()
         record = (payload, None, "orders", partition, offset, got - timedelta(days=behind), got)
-        made = spark.createDataFrame([record], f"{columns}, ingested_at TIMESTAMP").coalesce(1)
-        made.write.format("delta").mode("append").save(target.table("bronze"))
+        created = spark.createDataFrame([record], f"{columns}, ingested_at TIMESTAMP").coalesce(1)
+        created.write.format("delta").mode("append").save(target.table("bronze"))
     sent = [("orders", 0, 0, NOON)]
     identity = "topic STRING, partition INT, offset LONG, kafka_time TIMESTAMP"
     spark.createDataFrame(sent, identity).write.format("delta").save(target.table("redriven"))
 
     memory, arrival = Memory(), Watermark("timestamp", "1 hour")
     source = BronzeSource("bronze", max_files_per_trigger=1, redriven="redriven")
-    given = Input(source, schema=ORDER, watermark=arrival, metadata_columns=("timestamp",), rules=STRICT)
-    silver = Flow("silver", given, lambda rows: deduplicate(rows, "key", within=arrival), memory)
+    declared = Input(source, schema=ORDER, watermark=arrival, metadata_columns=("timestamp",), rules=STRICT)
+    silver = Flow("silver", declared, lambda rows: deduplicate(rows, "key", within=arrival), memory)
     stopped = Application(spark, target, [replace(silver, trigger=AvailableNow())]).run()["silver"].error
 
     assert [row.key for row in memory.rows()] == ["b", "c", "d", "a"]

@@ -44,7 +44,7 @@ def target(tmp_path: Path) -> Target:
 
 
 def rides(spark: SparkSession, *notes: tuple[int, str | None]) -> DataFrame:
-    return spark.createDataFrame([(*each, AT) for each in notes], "id long, note string, at timestamp").coalesce(1)
+    return spark.createDataFrame([(*note, AT) for note in notes], "id long, note string, at timestamp").coalesce(1)
 
 
 def write(spark: SparkSession, target: Target, sink: FileSink, number: int, *notes: tuple[int, str | None]) -> None:
@@ -77,9 +77,9 @@ def test_a_flow_reads_what_another_has_committed_and_nothing_else(
     write(spark, target, sink, 1, (3, ""))
     assert run(spark, target, source("rides", file_format), memory) == {}
 
-    found = [[(row.id, row.note, row.at.timestamp(), row.hour) for row in kept] for kept in memory.batches()]
+    actual = [[(row.id, row.note, row.at.timestamp(), row.hour) for row in batch] for batch in memory.batches()]
     moment = AT.timestamp()
-    assert found == [[(1, "a,\n'b\"", moment, "07"), (2, None, moment, "07")], [(3, "", moment, "07")]]
+    assert actual == [[(1, "a,\n'b\"", moment, "07"), (2, None, moment, "07")], [(3, "", moment, "07")]]
     assert len(committed_files(str(folder))) == 2
 
 

@@ -46,7 +46,7 @@ class Folder:
 
 
 @dataclass
-class Kept:
+class CollectingSink:
     """Keeps rows in memory, and raises what it was given, one error for each write, before it keeps anything."""
 
     errors: list[Exception] = field(default_factory=list)
@@ -87,12 +87,12 @@ def lines(tmp_path: Path) -> str:
     return str(folder)
 
 
-def flow(name: str, lines: str, sink: Kept, trigger: Trigger | None = None) -> Flow:
+def flow(name: str, lines: str, sink: CollectingSink, trigger: Trigger | None = None) -> Flow:
     return Flow(name, Input(Folder(lines)), lambda rows: rows, sink, trigger=trigger or AvailableNow())
 
 
 def test_a_transient_error_starts_the_flow_again_and_no_row_is_lost(spark: SparkSession, target: Target, lines: str):
-    sink, bus, events = Kept(errors=[away(), away(602)]), EventBus(), []
+    sink, bus, events = CollectingSink(errors=[away(), away(602)]), EventBus(), []
     bus.subscribe(events.append)
 
     errors = Supervisor(spark, target, [flow("again", lines, sink)], bus, backoff=QUICK).run()
@@ -104,9 +104,9 @@ def test_a_transient_error_starts_the_flow_again_and_no_row_is_lost(spark: Spark
     assert events[-1] == FlowStopped("again")
 
 
-def test_a_terminal_error_leaves_the_flow_down_while_the_others_go_on(spark: SparkSession, target: Target, lines: str):
-    bad = Kept(errors=[DataError("It is wrong.", why="w", state="s", remedy="r", code="HR-500")] * 2)
-    good, bus, events = Kept(), EventBus(), []
+def test_a_terminal_error_stops_the_flow_while_the_others_continue(spark: SparkSession, target: Target, lines: str):
+    bad = CollectingSink(errors=[DataError("It is wrong.", why="w", state="s", remedy="r", code="HR-500")] * 2)
+    good, bus, events = CollectingSink(), EventBus(), []
     bus.subscribe(events.append)
 
     flows = [flow("down", lines, bad), flow("up", lines, good)]
@@ -118,8 +118,8 @@ def test_a_terminal_error_leaves_the_flow_down_while_the_others_go_on(spark: Spa
     assert sorted(good.rows) == ["a", "b"]
 
 
-def test_a_flow_that_never_recovers_is_given_up_after_its_attempts(spark: SparkSession, target: Target, lines: str):
-    sink = Kept(errors=[away() for _ in range(9)])
+def test_a_flow_that_never_recovers_stops_after_its_attempts(spark: SparkSession, target: Target, lines: str):
+    sink = CollectingSink(errors=[away() for _ in range(9)])
 
     errors = Supervisor(
         spark, target, [flow("lost", lines, sink)], EventBus(), backoff=Backoff(0.01, 0.01, attempts=2)
@@ -130,7 +130,7 @@ def test_a_flow_that_never_recovers_is_given_up_after_its_attempts(spark: SparkS
 
 
 def test_a_failure_of_the_flows_own_python_is_terminal_and_names_it(spark: SparkSession, target: Target, lines: str):
-    sink = Kept(errors=[ValueError("seven is not a colour")])
+    sink = CollectingSink(errors=[ValueError("seven is not a colour")])
 
     errors = Supervisor(spark, target, [flow("python", lines, sink)], EventBus(), backoff=QUICK).run()
 
@@ -151,7 +151,7 @@ def test_a_python_worker_that_dies_starts_the_flow_again_and_no_row_is_lost_or_r
                 os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
-    sink = Kept()
+    sink = CollectingSink()
     worker = Flow(
         "worker", Input(Folder(lines)), lambda rows: rows.mapInArrow(dying, rows.schema), sink, AvailableNow()
     )
@@ -163,14 +163,14 @@ def test_a_python_worker_that_dies_starts_the_flow_again_and_no_row_is_lost_or_r
     assert (failed.code, failed.what) == ("HR-618", "Flow 'worker': A Python worker died.")
 
 
-def test_drain_lets_the_batch_under_way_commit(spark: SparkSession, target: Target, lines: str):
-    sink, bus, committed = Kept(), EventBus(), threading.Event()
+def test_drain_waits_for_the_in_flight_batch_to_commit(spark: SparkSession, target: Target, lines: str):
+    sink, bus, committed = CollectingSink(), EventBus(), threading.Event()
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, BatchCommitted) and event.batch_id == 1:
             committed.set()
 
-    bus.subscribe(hear)
+    bus.subscribe(on_event)
     supervisor = Supervisor(spark, target, [flow("drained", lines, sink, AsFastAsPossible())], bus, backoff=QUICK)
     running = threading.Thread(target=supervisor.run)
     running.start()

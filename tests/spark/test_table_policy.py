@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-KEPT = {"delta.logRetentionDuration": "interval 90 days"}
+RETAINED = {"delta.logRetentionDuration": "interval 90 days"}
 NOW = dt.datetime(2026, 3, 2, tzinfo=dt.UTC)
 HOUR, DAY = 3600, 86_400
 
@@ -42,8 +42,8 @@ def properties(spark: SparkSession, location: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", ["append", "upsert"])
 def test_a_table_gets_its_properties_and_its_small_files_are_joined(spark: SparkSession, tmp_path: Path, kind: str):
     target = Target("t", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
-    first = TablePolicy(KEPT, small_files=0, retention="60 days")
-    then = TablePolicy({**KEPT, "delta.appendOnly": "false"}, small_files=2, retention=None)
+    first = TablePolicy(RETAINED, small_files=0, retention="60 days")
+    then = TablePolicy({**RETAINED, "delta.appendOnly": "false"}, small_files=2, retention=None)
 
     def sink(policy: TablePolicy) -> DeltaAppend | DeltaUpsert:
         return DeltaAppend("t", policy=policy) if kind == "append" else DeltaUpsert("t", key=("id",), policy=policy)
@@ -51,8 +51,8 @@ def test_a_table_gets_its_properties_and_its_small_files_are_joined(spark: Spark
     for number in range(3):
         sink(first).write(spark.range(number, number + 1).coalesce(1), Batch("f", "q", number, target))
     location = target.table("t")
-    made = properties(spark, location)
-    assert made.items() >= {**KEPT, "delta.deletedFileRetentionDuration": "interval 60 days"}.items()
+    created = properties(spark, location)
+    assert created.items() >= {**RETAINED, "delta.deletedFileRetentionDuration": "interval 60 days"}.items()
     assert "OPTIMIZE" not in operations(spark, location)
 
     # A policy that changed holds from the next start on, and one that did not changes nothing.
@@ -84,7 +84,9 @@ def test_old_files_are_removed_when_it_is_time_and_not_before(spark: SparkSessio
     for hours, path in left.items():
         path.write_bytes(b"PAR1")
         dated_back(path, hours * HOUR)
-    longer, policy = (TablePolicy(small_files=0, retention=keep, clean_every="1 day") for keep in ("30 days", "1 hour"))
+    longer, policy = (
+        TablePolicy(small_files=0, retention=collect, clean_every="1 day") for collect in ("30 days", "1 hour")
+    )
 
     # The first look only notes the time: a table that was never cleaned has nothing old that anybody knows of.
     policy.run_maintenance(spark, location, NOW)

@@ -47,9 +47,9 @@ def stream(transform, watermark: Watermark = TEN_MINUTES) -> Flow:
 
 
 def counted(rows: DataFrame, kind: str, window: Column) -> DataFrame:
-    found = rows.groupBy(window, "shop").agg(F.count("*").alias("sales"), exact_distinct("who").alias("people"))
+    actual = rows.groupBy(window, "shop").agg(F.count("*").alias("sales"), exact_distinct("who").alias("people"))
     minutes = [(F.unix_millis(bound) - round(NOON.timestamp() * 1000)) / 60_000 for bound in window_bounds()]
-    return found.select(F.lit(kind).alias("kind"), *minutes, "sales", "people").toDF(
+    return actual.select(F.lit(kind).alias("kind"), *minutes, "sales", "people").toDF(
         *["kind", "start", "end", "sales", "people"]
     )
 
@@ -98,9 +98,9 @@ BY_HAND = [
 def test_windows_are_the_same_over_a_batch_and_over_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(tuple(row) for row in all_windows(batch(spark, *SALES)).collect()) == sorted(BY_HAND)
     script = [Arrive(*SALES[1:3]), Arrive(SALES[0], *SALES[3:]), EndOfInput()]
-    found = rehearse(stream(all_windows), script, spark=spark, folder=tmp_path)
-    assert sorted(tuple(row) for row in found.rows) == sorted(BY_HAND)
-    assert found.late == []
+    actual = rehearse(stream(all_windows), script, spark=spark, folder=tmp_path)
+    assert sorted(tuple(row) for row in actual.rows) == sorted(BY_HAND)
+    assert actual.late == []
 
 
 DELIVERED = [
@@ -110,10 +110,10 @@ DELIVERED = [
     # The second of these batches forgets by the watermark that the first one has moved.
     [sale(4, 60)],
     [sale(5, 61)],
-    # An hour later the number of the first sale is used anew. The stream has forgotten it by then.
+    # An hour later the number of the first sale is used again. Its state has expired by then.
     [sale(1, 59), sale(4, 60.5)],
 ]
-KEPT = [(1, 0), (2, 1), (3, 12), (4, 60), (5, 61), (1, 59)]
+RETAINED = [(1, 0), (2, 1), (3, 12), (4, 60), (5, 61), (1, 59)]
 
 
 def once(rows: DataFrame) -> DataFrame:
@@ -125,26 +125,26 @@ def in_minutes(rows) -> list[tuple[int, float]]:
     return sorted((row.id, (row["at"] - noon) / timedelta(minutes=1)) for row in rows)
 
 
-def test_a_row_that_is_delivered_again_is_kept_once_in_a_batch_and_in_a_stream(
+def test_a_row_that_is_delivered_again_is_returned_once_in_a_batch_and_in_a_stream(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     everything = [row for rows in DELIVERED for row in rows]
-    found = once(batch(spark, *everything))
-    assert found.columns == ["id", "who", "at", "shop"]
-    assert in_minutes(found.collect()) == sorted(KEPT)
+    actual = once(batch(spark, *everything))
+    assert actual.columns == ["id", "who", "at", "shop"]
+    assert in_minutes(actual.collect()) == sorted(RETAINED)
     script = [Arrive(*rows) for rows in DELIVERED]
-    assert in_minutes(rehearse(stream(once), script, spark=spark, folder=tmp_path).rows) == sorted(KEPT)
+    assert in_minutes(rehearse(stream(once), script, spark=spark, folder=tmp_path).rows) == sorted(RETAINED)
 
 
 def test_dedup_refuses_a_stream_under_another_watermark_or_none(spark: SparkSession) -> None:
     bare = spark.readStream.format("rate").load()
     rows = bare.select(F.col("value").alias("id"), F.lit("ann").alias("who"), F.col("timestamp").alias("at"))
-    for given, phrase in (
+    for declared, phrase in (
         (rows, "no watermark on 'at'"),
         (rows.withWatermark("at", "5 minutes"), "300 seconds"),
     ):
         with pytest.raises(FlowError, match=phrase) as caught:
-            deduplicate(given, "id", within=TEN_MINUTES)
+            deduplicate(declared, "id", within=TEN_MINUTES)
         assert caught.value.code == "HR-231"
     with pytest.raises(FlowError, match="key"):
         deduplicate(rows, within=TEN_MINUTES)

@@ -52,7 +52,7 @@ class Place:
         create_ledger(self.target, self.ledger)
         return TransactionSlot(self.batch(number), self.name, self.ledger)
 
-    def held(self) -> list[int]:
+    def stored_ids(self) -> list[int]:
         """Return the ids that a reader of committed records sees."""
         return sorted(json.loads(message.value() or b"")["id"] for message in read_topic(self.target, self.name))
 
@@ -61,4 +61,4 @@ class Place:
 
 
 def rows(spark: SparkSession, *ids: int) -> DataFrame:
-    return spark.createDataFrame([(each, f"city {each % 2}") for each in ids], "id long, city string")
+    return spark.createDataFrame([(item, f"city {item % 2}") for item in ids], "id long, city string")

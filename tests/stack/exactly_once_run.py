@@ -21,8 +21,8 @@ from headrace.sinks.kafka.transaction import TransactionSlot, publish
 
 def chunk(ids: Iterable[int]) -> pa.RecordBatch:
     """Return the records of some rows as a task gets them."""
-    made = [(f"city {each % 2}".encode(), f'{{"id":{each}}}'.encode()) for each in ids]
-    return pa.RecordBatch.from_pydict({"key": [key for key, _ in made], "value": [value for _, value in made]})
+    created = [(f"city {item % 2}".encode(), f'{{"id":{item}}}'.encode()) for item in ids]
+    return pa.RecordBatch.from_pydict({"key": [key for key, _ in created], "value": [value for _, value in created]})
 
 
 class DiesBeforeCommit(Producer):

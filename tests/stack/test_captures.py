@@ -58,7 +58,7 @@ def test_mirror_and_history_equal_their_source_after_a_killed_snapshot_and_end_a
 
     # The slot is dropped. A flow that runs, and to which nothing comes, ends with it.
     running = Running(spark, shop.target, shop.flows(Every("1 second"))[0])
-    running.heard(FlowStarted)
+    running.await_event(FlowStarted)
     drop_slot(shop.source, capture)
     shop.change()
     ends_at_the_gap(running)
@@ -79,9 +79,9 @@ def test_a_table_without_a_key_is_refused_before_it_is_published(
         "CREATE TABLE bare.logs (line text)",
         "INSERT INTO bare.logs VALUES ('x')",
     )
-    with pytest.raises(DataError, match="REPLICA IDENTITY FULL") as told:
+    with pytest.raises(DataError, match="REPLICA IDENTITY FULL") as reported:
         start_capture(Capture("shop", r"bare\..*", prefix="bare"), stoppable_postgres, capture_worker)
-    assert told.value.code == "HR-524"
+    assert reported.value.code == "HR-524"
     run(stoppable_postgres, "UPDATE bare.logs SET line = 'y'")
 
 
@@ -97,11 +97,11 @@ def test_a_row_of_mariadb_goes_through(broker: Broker, mariadb: Database, captur
             cursor.execute("DELETE FROM carried WHERE id = 1")
             assert until(("c", 2), ("d", 1)) == [("r", 1), ("c", 2), ("d", 1)]
         # The position is saved a moment after the changes are there. Without one more it would move only when the
-        # server tells that it is alive, once a minute.
+        # server reports that it is alive, once a minute.
         place = position_now(mariadb)
         cursor.execute("INSERT INTO carried VALUES (3, 'later')")
     await_position(capture, mariadb, ConnectClient(capture_worker.url), place)
-    seen = looked_at(capture, mariadb, capture_worker)
-    assert seen.position is not None
-    assert seen.position <= position_now(mariadb)
+    observed = looked_at(capture, mariadb, capture_worker)
+    assert observed.position is not None
+    assert observed.position <= position_now(mariadb)
     delete_capture(capture, mariadb, capture_worker)

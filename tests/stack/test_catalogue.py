@@ -18,7 +18,7 @@ from headrace.flow.target import Database
 pytestmark = pytest.mark.stack
 
 
-def test_tables_of_postgres_are_told_with_full_types_key_order_and_identity(postgres: Database):
+def test_tables_of_postgres_are_described_with_full_types_key_order_and_identity(postgres: Database):
     with connect(postgres) as link:
         link.execute("CREATE SCHEMA told")
         link.execute("CREATE TYPE told.mood AS ENUM ('sad', 'ok')")
@@ -63,7 +63,7 @@ def test_the_position_of_postgres_moves_with_a_commit(postgres: Database):
     assert before < position_now(postgres)
 
 
-def test_tables_of_mariadb_are_told_and_its_position_moves(mariadb: Database):
+def test_tables_of_mariadb_are_described_and_its_position_moves(mariadb: Database):
     before = position_now(mariadb)
     with mysql.session(mariadb) as cursor:
         cursor.execute(

@@ -71,16 +71,16 @@ def applied(spark: SparkSession, target: Target) -> FlowFigures:
 
 def unequal(spark: SparkSession, target: Target, where: Database) -> dict[str, object]:
     """Return what differs, by table; nothing, when every mirror equals its table."""
-    found = {
+    actual = {
         table.name: compare(spark, where, table, target.table(f"shop/{table.name}"))
         for table in read_tables(where, CAPTURE.selection)
     }
-    assert {name: each.rows for name, each in found.items() if not each.rows} == {}, "a comparison of nothing"
-    return {name: each.as_dict() for name, each in found.items() if not each.equal}
+    assert {name: item.rows for name, item in actual.items() if not item.rows} == {}, "a comparison of nothing"
+    return {name: item.as_dict() for name, item in actual.items() if not item.equal}
 
 
 class CommandLine:
-    """`headrace reconcile cdc` in a project beside the tables, on the Spark of this run."""
+    """`headrace reconcile cdc` in a project with the tables, on the Spark of this run."""
 
     def __init__(self, folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         source = target.databases["shop"]
@@ -138,15 +138,15 @@ def test_mirrors_equal_their_tables_after_changes_of_rows_keys_columns_and_table
         assert unequal(spark, target, postgres) == {}
 
     reconcile = CommandLine(tmp_path, target, spark, monkeypatch)
-    code, said = reconcile()
-    assert (code, said["equal"], len(said["tables"])) == (0, True, 4)
+    code, message = reconcile()
+    assert (code, message["equal"], len(message["tables"])) == (0, True, 4)
 
     orders = f"delta.`{target.table('shop/orders')}`"
     spark.sql(f"UPDATE {orders} SET total = 1 WHERE id = 11")  # noqa: S608
     spark.sql(f"DELETE FROM {orders} WHERE id = 12")  # noqa: S608
-    code, said = reconcile()
-    assert (code, said["equal"]) == (1, False)
-    differ = {each["table"]: each["differences"] for each in said["tables"] if not each["equal"]}
+    code, message = reconcile()
+    assert (code, message["equal"]) == (1, False)
+    differ = {item["table"]: item["differences"] for item in message["tables"] if not item["equal"]}
     assert differ == {
         "mirrored.orders": [
             {"key": {"id": "11"}, "kind": "different", "columns": ["total"]},
@@ -155,6 +155,6 @@ def test_mirrors_equal_their_tables_after_changes_of_rows_keys_columns_and_table
     }
     assert reconcile("--repair")[0] == 2  # it cannot ask
     assert unequal(spark, target, postgres) != {}
-    code, said = reconcile("--repair", "--yes")
-    assert (code, said["equal"]) == (0, True)
+    code, message = reconcile("--repair", "--yes")
+    assert (code, message["equal"]) == (0, True)
     assert unequal(spark, target, postgres) == {}

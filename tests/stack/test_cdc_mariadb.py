@@ -82,11 +82,11 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
         await_topics(CAPTURE, tables, target)
         await_position(CAPTURE, mariadb, ConnectClient(worker.url), position_now(mariadb))
         assert Application(spark, target, [flow]).run()[flow.name].error is None
-        found = {
+        actual = {
             table.name: compare(spark, mariadb, table, target.table(f"till/{table.name}"))
             for table in read_tables(mariadb, CAPTURE.selection)
         }
-        return {name: (each.rows, each.equal or each.as_dict()) for name, each in found.items()}
+        return {name: (item.rows, item.equal or item.as_dict()) for name, item in actual.items()}
 
     try:
         assert mirrored(*OPENED) == {
@@ -103,7 +103,7 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
 
         # The binlog is purged before everything in it was captured. A flow that runs ends at the gap.
         running = Running(spark, target, mirror(CdcSettings(CAPTURE, path="till", trigger=Every("1 second"))))
-        running.heard(FlowStarted)
+        running.await_event(FlowStarted)
         stop(ConnectClient(worker.url))
         execute(mariadb, "INSERT INTO till_items VALUES (200, 1)", "FLUSH BINARY LOGS")
         purge(mariadb)
@@ -121,7 +121,7 @@ def execute(database: Database, *statements: str) -> None:
 
 
 def stop(connect: ConnectClient) -> None:
-    """Stop the connector, and return when it is: Kafka Connect answers before. Until then it would go on in the log."""
+    """Stop the connector, and return when it is: Kafka Connect answers before. Until then it would read on."""
     connect.stop(CAPTURE.connector)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (status := connect.status(CAPTURE.connector)) and (status.state != "STOPPED" or status.tasks):
@@ -132,7 +132,7 @@ def stop(connect: ConnectClient) -> None:
 def purge(database: Database) -> None:
     """Have the server remove all of its binlog but for the newest file.
 
-    It keeps a file that it sends to somebody, and learns that a reader is gone when it sends the next event.
+    It keeps a file that it sends to somebody, and learns that a reader has disconnected when it sends the next event.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     with mysql.session(database) as cursor:

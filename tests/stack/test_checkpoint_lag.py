@@ -38,6 +38,6 @@ def test_the_end_of_each_partition_is_shown_and_a_new_partition_counts_from_its_
 
     [source] = next_reads(Checkpoint.of("reader", target, LocalFileStore()), target, ["rows"])
 
-    reads = [(each.place, each.start, each.latest, each.records) for each in source.ranges]
+    reads = [(item.place, item.start, item.latest, item.records) for item in source.ranges]
     assert reads == [("lag[0]", 5, 5, 0), ("lag[1]", 3, 7, 4), ("lag[2]", 0, 2, 2)]
     assert source.unknown is None

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: whole runs, and one clear message for what cannot run."""
+"""The command line as a user meets it: complete runs, and one clear message for what cannot run."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def order(number: int, minutes_ago: float, now: datetime) -> bytes:
 
 def test_a_project_runs_once_drains_and_resumes(project: Path, broker: Broker, headrace: CommandLine):
     topic = f"orders-{project.parent.name}"
-    # Looked at once: both orders of half an hour ago are of one minute.
+    # In one batch: both orders of half an hour ago are of one minute.
     now = datetime.now(UTC)
     orders(broker, topic, [order(1, 30, now), order(2, 30, now), b"rubbish", order(3, 1, now)])
     with subprocess.Popen([*HEADRACE, "run"], cwd=project, stderr=subprocess.PIPE, text=True) as first:
@@ -107,12 +107,12 @@ def test_a_project_runs_once_drains_and_resumes(project: Path, broker: Broker, h
         error = second["flows"]["orders_per_minute"]["error"]
         assert error["code"] == "HR-302"
         assert str(first.pid) in error["why"]
-        # SIGTERM drains: the command ends by itself, in order.
+        # SIGTERM drains: the command ends in order.
         first.terminate()
         rest = first.stderr.read()
     assert first.returncode == 0, (lines, rest)
     assert "stopped" in rest
-    # Rows in and out, batches, late and bad rows.
+    # Rows in and out, batches, late and invalid rows.
     assert re.search(r"orders_per_minute\W+4\W+1\W+2\W+0\W+1\W", rest), rest
     code, quarantined = headrace.json("quarantine", "orders_per_minute", cwd=project)
     assert (code, quarantined["reasons"]) == (0, [{"reason": "malformed_json", "rows": 1, "redriven": 0}])

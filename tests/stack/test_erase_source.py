@@ -22,7 +22,7 @@ pytestmark = pytest.mark.stack
 COLUMNS = '(tenant integer, "id" bigint, mail varchar(40), PRIMARY KEY (tenant, "id"))'
 
 
-def test_postgres_says_whether_it_holds_a_row(postgres: Database):
+def test_postgres_answers_whether_it_contains_a_row(postgres: Database):
     with connect(postgres) as connection:
         connection.execute(f"CREATE TABLE erase_people {COLUMNS}")
         connection.execute("INSERT INTO erase_people VALUES (7, 42, 'a@example.org')")
@@ -34,7 +34,7 @@ def test_postgres_says_whether_it_holds_a_row(postgres: Database):
     assert not row_exists(postgres, table, {"tenant": "7", "id": "no number"})
 
 
-def test_mariadb_says_whether_it_holds_a_row(mariadb: Database):
+def test_mariadb_answers_whether_it_contains_a_row(mariadb: Database):
     with mysql.session(mariadb) as cursor:
         cursor.execute(f"CREATE TABLE erase_people {COLUMNS.replace(chr(34), chr(96))}")
         cursor.execute("INSERT INTO erase_people VALUES (7, 42, 'a@example.org')")
@@ -44,12 +44,12 @@ def test_mariadb_says_whether_it_holds_a_row(mariadb: Database):
     assert not row_exists(mariadb, table, {"tenant": "7", "id": "43"})
 
 
-def test_a_broker_says_how_long_topics_keep_records(broker: Broker):
+def test_a_broker_answers_how_long_topics_retain_records(broker: Broker):
     kafka = {"bootstrap.servers": broker.bootstrap}
     create_topics(kafka, {"erase.days": 1}, {"retention.ms": "172800000"})
     create_topics(kafka, {"erase.keys": 1}, {"cleanup.policy": "compact"})
 
-    told = topic_retention(kafka, lambda name: name.startswith("erase."))
+    reported = topic_retention(kafka, lambda name: name.startswith("erase."))
 
-    assert told["erase.days"] == "kept for 2 day(s)"
-    assert told["erase.keys"].startswith("compacted: a record without a value")
+    assert reported["erase.days"] == "retained for 2 day(s)"
+    assert reported["erase.keys"].startswith("compacted: a record without a value")

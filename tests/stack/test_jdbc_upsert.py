@@ -97,12 +97,12 @@ def test_a_batch_that_is_run_again_changes_nothing_and_is_computed_once(spark: S
     for attempt in range(2):
         counted = spark.sparkContext.accumulator(0)
 
-        def seen(each: int, counted=counted, attempt=attempt) -> tuple[int, int, str]:
+        def observed(item: int, counted=counted, attempt=attempt) -> tuple[int, int, str]:
             counted.add(1)
-            return (each, 2, f"attempt {attempt}")
+            return (item, 2, f"attempt {attempt}")
 
-        made = spark.sparkContext.parallelize([1, 2, 3], 2).map(seen)
-        place.sink.write(spark.createDataFrame(made, "id long, seq long, city string"), place.batch(1))
+        created = spark.sparkContext.parallelize([1, 2, 3], 2).map(observed)
+        place.sink.write(spark.createDataFrame(created, "id long, seq long, city string"), place.batch(1))
         assert counted.value == 3
     assert place.rows() == [(1, 2, "attempt 0"), (2, 2, "attempt 0"), (3, 2, "attempt 0")]
 
@@ -165,11 +165,11 @@ def test_every_type_arrives_as_it_was(spark: SparkSession, place: Place):
     place.sink = JdbcUpsert("shop", place.name, key=["id"])
     place.sink.write(spark.createDataFrame(given, SCHEMA), place.batch(0))
 
-    def told(row: tuple) -> tuple:
-        return tuple("NaN" if isinstance(each, float) and math.isnan(each) else each for each in row)
+    def reported(row: tuple) -> tuple:
+        return tuple("NaN" if isinstance(item, float) and math.isnan(item) else item for item in row)
 
     names = ", ".join(f'"{field.name}"' for field in SCHEMA)
-    assert [told(row) for row in place.rows(names)] == [told(row) for row in given]
+    assert [reported(row) for row in place.rows(names)] == [reported(row) for row in given]
     types = "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
     assert [row[0] for row in place.query(f"{types} ORDER BY attnum", place.name)] == [
         "integer", "text", "smallint", "bigint", "numeric(38,10)", "real", "double precision", "boolean", "bytea",
@@ -181,16 +181,16 @@ def test_names_are_names_whatever_is_in_them(spark: SparkSession, postgres: Data
     hostile = 'we"ird; DROP TABLE "x'
     place = Place(hostile, postgres, tmp_path)
     columns = ['a"b', "c d", "e`f", "'; SELECT 1; --", "s{0}%s"]
-    made = spark.createDataFrame(
-        [(1, 2, 3, 4, 5)], T.StructType([T.StructField(each, T.LongType()) for each in columns])
+    created = spark.createDataFrame(
+        [(1, 2, 3, 4, 5)], T.StructType([T.StructField(column, T.LongType()) for column in columns])
     )
     sink = JdbcUpsert("shop", hostile, key=[columns[0], columns[3]], sequence=columns[4])
     for number in range(2):
-        sink.write(made, replace(place.batch(number), flow="it's"))
+        sink.write(created, replace(place.batch(number), flow="it's"))
     with connect(postgres) as connection:
-        found = connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(hostile)))
-        assert [each.name for each in found.description or ()] == columns
-        assert found.fetchall() == [(1, 2, 3, 4, 5)]
+        actual = connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(hostile)))
+        assert [item.name for item in actual.description or ()] == columns
+        assert actual.fetchall() == [(1, 2, 3, 4, 5)]
 
 
 # ---- tables that are there already ----
@@ -213,8 +213,8 @@ def test_a_table_that_is_there_is_used_when_nothing_would_be_lost(spark: SparkSe
 def test_texts_go_into_uuid_and_jsonb_columns(spark: SparkSession, place: Place):
     place.query(f'CREATE TABLE "{place.name}" (id uuid PRIMARY KEY, doc jsonb)')
     key = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
-    made = spark.createDataFrame([(key.upper(), '{"a": [1, null]}')], "id string, doc string")
-    JdbcUpsert("shop", place.name, key=["id"]).write(made, place.batch(0))
+    created = spark.createDataFrame([(key.upper(), '{"a": [1, null]}')], "id string, doc string")
+    JdbcUpsert("shop", place.name, key=["id"]).write(created, place.batch(0))
     assert place.rows("id::text, doc") == [(key, {"a": [1, None]})]
 
 
@@ -284,11 +284,11 @@ def test_a_row_without_a_key_is_refused(spark: SparkSession, place: Place):
 def test_columns_that_have_no_place_are_an_error_of_the_flow(
     spark: SparkSession, place: Place, select: str, code: str, says: str
 ):
-    made = rows(spark, (1, 1, "a")).selectExpr(
-        *[each.strip() for each in select.replace("void(1)", "null").split(", ")]
+    created = rows(spark, (1, 1, "a")).selectExpr(
+        *[item.strip() for item in select.replace("void(1)", "null").split(", ")]
     )
     with pytest.raises(FlowError, match=says) as refused:
-        place.sink.write(made, place.batch(0))
+        place.sink.write(created, place.batch(0))
     assert refused.value.code == code
 
 
@@ -305,7 +305,7 @@ def test_columns_that_have_no_place_are_an_error_of_the_flow(
         {"table": "x" * 64},
     ],
 )
-def test_a_declaration_that_cannot_be_written_is_refused_at_once(wrong: dict[str, object]):
+def test_a_declaration_that_cannot_be_written_is_refused_immediately(wrong: dict[str, object]):
     with pytest.raises(FlowError) as refused:
         replace(JdbcUpsert("shop", "t", key=["id"]), **wrong)
     assert refused.value.code == "HR-217"
@@ -342,13 +342,13 @@ def test_a_checkpoint_that_wrote_nothing_may_be_followed_by_another(spark: Spark
 def test_a_batch_that_does_not_follow_is_refused(
     spark: SparkSession, place: Place, written: int, number: int, offsets: str, says: str
 ):
-    for each in range(written):
-        place.sink.write(rows(spark, (each, 1, "in")), place.batch(each))
+    for item in range(written):
+        place.sink.write(rows(spark, (item, 1, "in")), place.batch(item))
     with pytest.raises(RecoveryError, match=says) as refused:
         place.sink.write(rows(spark, (9, 1, "out")), place.batch(number, offsets=offsets))
     assert refused.value.code == "HR-316"
     if written:
-        assert place.rows() == [(each, 1, "in") for each in range(written)]
+        assert place.rows() == [(item, 1, "in") for item in range(written)]
 
 
 def test_a_table_that_was_dropped_is_not_made_again_in_silence(spark: SparkSession, place: Place):
@@ -359,7 +359,7 @@ def test_a_table_that_was_dropped_is_not_made_again_in_silence(spark: SparkSessi
     assert refused.value.code == "HR-316"
 
 
-def test_a_driver_with_a_lower_fence_is_refused_as_soon_as_a_later_one_has_begun(spark: SparkSession, place: Place):
+def test_a_driver_with_a_lower_fence_is_refused_as_soon_as_a_later_one_has_started(spark: SparkSession, place: Place):
     place.sink.write(rows(spark, (1, 1, "a")), place.batch(0, fence=3))
     later, zombie = place.batch(0, fence=4), place.batch(1, fence=3)
     place.sink.write(rows(spark, (1, 1, "a")), later)  # in already: only its fence is new
@@ -392,20 +392,20 @@ def test_a_driver_that_was_overtaken_while_its_rows_were_staged_cannot_commit(
     assert place.rows() == [(1, 1, "later")]
 
 
-def test_what_the_table_holds_is_told_by_checkpoint_and_table(spark: SparkSession, place: Place):
-    def held() -> CommittedBatches:
+def test_committed_batches_of_a_table_are_returned_by_checkpoint_and_table(spark: SparkSession, place: Place):
+    def stored() -> CommittedBatches:
         return place.sink.committed_batches(spark, place.name, "0", place.target)
 
-    assert (held().identity, held().last) == (None, {})
+    assert (stored().identity, stored().last) == (None, {})
     for number in range(2):
         place.sink.write(rows(spark, (1, 1, "a")), place.batch(number))
-    assert held().last == {"q1": 1}
-    before = held().identity
+    assert stored().last == {"q1": 1}
+    before = stored().identity
     place.query(f'DROP TABLE "{place.name}"')
     place.query(f'CREATE TABLE "{place.name}" (id bigint)')
-    assert None not in (before, held().identity)
-    assert held().identity != before
-    assert place.name in held().place
+    assert None not in (before, stored().identity)
+    assert stored().identity != before
+    assert place.name in stored().place
 
 
 # ---- attempts that are cut off ----
@@ -422,8 +422,8 @@ def test_the_rows_of_a_task_that_ran_twice_count_once(
 
     monkeypatch.setattr(StagingTable, "write", twice)
     sink = replace(place.sink, sequence=None)
-    sink.write(rows(spark, *[(each, 1, "a") for each in range(50)]).repartition(4), place.batch(0))
-    assert place.rows("id") == [(each,) for each in range(50)]
+    sink.write(rows(spark, *[(number, 1, "a") for number in range(50)]).repartition(4), place.batch(0))
+    assert place.rows("id") == [(number,) for number in range(50)]
     assert place.query("SELECT rows FROM headrace_ledger WHERE flow = %s", place.name) == [(50,)]
 
 
@@ -525,7 +525,7 @@ def mortal(tmp_path: Path) -> Iterator[LocalStack]:
 
 
 def killed_and_back(stack: LocalStack) -> None:
-    pid = next(each.pid for each in stack.ps() if each.name == "postgres")
+    pid = next(item.pid for item in stack.ps() if item.name == "postgres")
     assert pid is not None
     process = psutil.Process(pid)
     process.kill()
@@ -539,8 +539,8 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
     place = Place("accounts", database(mortal.files("postgres")), tmp_path)
     batches = [[(key, number, f"{number}-{key}") for key in range(number, number + 20)] for number in range(4)]
     model: dict[int, tuple[int, int, str]] = {}
-    for each in batches:
-        model.update({row[0]: row for row in each})
+    for item in batches:
+        model.update({row[0]: row for row in item})
 
     def write(number: int) -> None:
         place.sink.write(rows(spark, *batches[number]).repartition(3), place.batch(number))
@@ -550,7 +550,7 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
     in_between(monkeypatch, lambda: killed_and_back(mortal))
     with pytest.raises(PartUnavailable):
         write(1)
-    # The same, and the driver's connection survives: as when the server lost only a child, or a pooler stands between.
+    # The same, and the driver's connection survives: as when the server lost only a child, or a pooler is in between.
     own = StagingTable.write
 
     def emptied(staged: StagingTable, *arguments) -> None:
@@ -619,26 +619,26 @@ def test_the_password_is_in_no_plan_no_log_and_no_error(
     place.sink.write(rows(spark, (1, 1, "a")), batch)
     with pytest.raises(DataError) as refused:
         place.sink.write(rows(spark, (1, 1, "a\0")), replace(batch, id=1))
-    told = [str(refused.value), repr(batch), repr(refused.value.__cause__)]
+    reported = [str(refused.value), repr(batch), repr(refused.value.__cause__)]
     # Spark keeps plans on a thread of its own.
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(60_000)
     plans = spark._jsparkSession.sharedState().statusStore().executionsList()
-    told += [plans.apply(number).physicalPlanDescription() for number in range(plans.size())]
+    reported += [plans.apply(number).physicalPlanDescription() for number in range(plans.size())]
     logs = list(tmp_path_factory.getbasetemp().glob("spark*/jvm.log"))
     assert logs
-    assert any("headrace_staging_" in each for each in told)
-    assert [each for each in [*told, *(log.read_text() for log in logs)] if canary in each] == []
+    assert any("headrace_staging_" in item for item in reported)
+    assert [item for item in [*reported, *(log.read_text() for log in logs)] if canary in item] == []
 
 
 # ---- in a running flow, and in any order ----
 
 
-def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSession, place: Place, tmp_path: Path):
+def test_a_flow_with_state_continues_after_its_last_batch_is_retried(spark: SparkSession, place: Place, tmp_path: Path):
     folder = tmp_path / "in"
     folder.mkdir()
 
     def send(name: str, *ids: int) -> None:
-        lines = "".join(json.dumps({"id": each}) + "\n" for each in ids)
+        lines = "".join(json.dumps({"id": item}) + "\n" for item in ids)
         (tmp_path / name).write_text(lines)
         (tmp_path / name).rename(folder / name)
 
@@ -672,7 +672,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 4), st.text("ab'\\\n", max_size=3)),
 @given(
     changes=CHANGES, cuts=st.lists(st.integers(0, 12), max_size=3), order=st.randoms(), again=st.sets(st.integers(0, 3))
 )
-def test_any_split_any_order_and_any_batch_run_again_give_the_newest_row_of_each_key(
+def test_any_split_any_order_and_any_retried_batch_result_in_the_newest_row_of_each_key(
     spark: SparkSession, place: Place, changes, cuts, order, again
 ):
     numbered = [(key, sequence, city) for sequence, (key, city) in enumerate(changes)]

@@ -53,23 +53,23 @@ def place(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Pla
 def test_rows_arrive_once_and_each_batch_is_recorded(spark: SparkSession, place: Place):
     place.sink.write(rows(spark, 1, 2), place.batch(0))
     place.sink.write(rows(spark, 3), place.batch(1))
-    assert place.held() == [1, 2, 3]
+    assert place.stored_ids() == [1, 2, 3]
     assert place.recorded() == LedgerEntry("q1", 1, rows=1)
     assert place.sink.guarantee is Guarantee.EXACTLY_ONCE
 
 
 def test_records_and_their_partitions_are_those_of_the_plain_sink(spark: SparkSession, place: Place):
-    made = spark.sql(
+    created = spark.sql(
         "select id, if(id = 7, null, concat('Zürich ', id)) as city, timestamp_millis(id * 1001) as at from range(40)"
     )
     create_topics(place.target.kafka, {f"{place.name}-plain": 2})
-    KafkaSink(f"{place.name}-plain", key="city").write(made, place.batch(0))
-    place.sink.write(made, place.batch(0))
+    KafkaSink(f"{place.name}-plain", key="city").write(created, place.batch(0))
+    place.sink.write(created, place.batch(0))
 
     def records(topic: str) -> set[tuple[object, ...]]:
-        found = [(each.key(), each.value(), each.partition()) for each in read_topic(place.target, topic)]
+        actual = [(item.key(), item.value(), item.partition()) for item in read_topic(place.target, topic)]
         # A record without a key goes to any partition.
-        return {(key, value, partition if key else None) for key, value, partition in found}
+        return {(key, value, partition if key else None) for key, value, partition in actual}
 
     assert records(place.name) == records(f"{place.name}-plain")
     assert len(records(place.name)) == 40
@@ -80,41 +80,41 @@ def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, place: P
         place.sink.write(rows(spark, 1, 2), place.batch(0))
     place.sink.write(rows(spark, 3), place.batch(1))
     place.sink.write(rows(spark, 3), place.batch(1))
-    assert place.held() == [1, 2, 3]
+    assert place.stored_ids() == [1, 2, 3]
 
 
 def test_a_batch_is_computed_once_also_when_it_is_in_already(spark: SparkSession, place: Place):
     for _ in range(2):
         counted = spark.sparkContext.accumulator(0)
 
-        def seen(each: int, counted=counted) -> int:
+        def observed(item: int, counted=counted) -> int:
             counted.add(1)
-            return each
+            return item
 
-        made = spark.createDataFrame(
-            spark.sparkContext.parallelize([1, 2, 3], 2).map(seen).map(lambda each: (each,)), "id long"
+        created = spark.createDataFrame(
+            spark.sparkContext.parallelize([1, 2, 3], 2).map(observed).map(lambda item: (item,)), "id long"
         )
-        replace(place.sink, key=None).write(made, place.batch(0))
+        replace(place.sink, key=None).write(created, place.batch(0))
         assert counted.value == 3
-    assert place.held() == [1, 2, 3]
+    assert place.stored_ids() == [1, 2, 3]
 
 
 def test_a_batch_without_rows_is_recorded_so_that_the_next_one_fits(spark: SparkSession, place: Place):
     place.sink.write(rows(spark), place.batch(0))
     assert place.recorded() == LedgerEntry("q1", 0, rows=0)
     place.sink.write(rows(spark, 1), place.batch(1))
-    assert place.held() == [1]
+    assert place.stored_ids() == [1]
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_batches_of_another_checkpoint_are_refused(spark: SparkSession, place: Place, number: int):
     sink = replace(place.sink, ledger=f"{place.name}-ledger-{number}")
     sink.write(rows(spark, 1), place.batch(0))
-    before = place.held()
+    before = place.stored_ids()
     with pytest.raises(RecoveryError, match=r"q1.*q2") as refused:
         sink.write(rows(spark, 2), place.batch(number, "q2"))
     assert refused.value.code == "HR-306"
-    assert place.held() == before
+    assert place.stored_ids() == before
 
 
 def test_a_batch_of_the_same_number_from_other_offsets_is_refused(spark: SparkSession, place: Place):
@@ -123,11 +123,11 @@ def test_a_batch_of_the_same_number_from_other_offsets_is_refused(spark: SparkSe
         place.sink.write(rows(spark, 2), place.batch(0, offsets="b2"))
     assert refused.value.code == "HR-341"
     place.sink.write(rows(spark, 1), place.batch(0, offsets="a1"))
-    assert place.held() == [1]
+    assert place.stored_ids() == [1]
     assert place.recorded() == LedgerEntry("q1", 0, rows=1, offsets="a1")
 
 
-def test_what_the_topic_holds_is_told_with_the_id_of_the_topic(spark: SparkSession, place: Place):
+def test_committed_batches_of_a_topic_are_returned_with_the_id_of_the_topic(spark: SparkSession, place: Place):
     assert isinstance(place.sink, TracksBatches)
     before = place.sink.committed_batches(spark, place.name, "0", place.target)
     assert (before.last, place.name in before.place) == ({}, True)
@@ -142,12 +142,12 @@ def test_what_the_topic_holds_is_told_with_the_id_of_the_topic(spark: SparkSessi
 
 
 def test_rows_of_a_key_are_sent_in_the_order_asked_for(spark: SparkSession, place: Place):
-    given = rows(spark, 5, 3, 8, 1, 6, 2, 7, 4).repartition(3)
-    replace(place.sink, order=("id",)).write(given, place.batch(0))
-    seen: dict[bytes, list[int]] = {}
+    declared = rows(spark, 5, 3, 8, 1, 6, 2, 7, 4).repartition(3)
+    replace(place.sink, order=("id",)).write(declared, place.batch(0))
+    observed: dict[bytes, list[int]] = {}
     for message in read_topic(place.target, place.name):
-        seen.setdefault(message.key(), []).append(json.loads(message.value())["id"])
-    assert seen == {b"city 0": [2, 4, 6, 8], b"city 1": [1, 3, 5, 7]}
+        observed.setdefault(message.key(), []).append(json.loads(message.value())["id"])
+    assert observed == {b"city 0": [2, 4, 6, 8], b"city 1": [1, 3, 5, 7]}
 
 
 def test_a_batch_behind_a_gap_is_refused(spark: SparkSession, place: Place):
@@ -155,7 +155,7 @@ def test_a_batch_behind_a_gap_is_refused(spark: SparkSession, place: Place):
     with pytest.raises(RecoveryError) as refused:
         place.sink.write(rows(spark, 2), place.batch(2))
     assert refused.value.code == "HR-307"
-    assert place.held() == [1]
+    assert place.stored_ids() == [1]
 
 
 def test_the_batches_of_a_checkpoint_that_was_set_back_are_refused(spark: SparkSession, place: Place):
@@ -164,7 +164,7 @@ def test_the_batches_of_a_checkpoint_that_was_set_back_are_refused(spark: SparkS
     with pytest.raises(RecoveryError, match="set back") as refused:
         place.sink.write(rows(spark, 3), place.batch(0))
     assert refused.value.code == "HR-307"
-    assert place.held() == [1, 2]
+    assert place.stored_ids() == [1, 2]
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -175,7 +175,7 @@ def test_a_later_batch_without_a_ledger_is_refused(spark: SparkSession, place: P
     with pytest.raises(RecoveryError) as refused:
         sink.write(rows(spark, 1), place.batch(1))
     assert refused.value.code == "HR-308"
-    assert place.held() == []
+    assert place.stored_ids() == []
 
 
 def test_each_sink_of_a_fan_out_has_its_own_record(spark: SparkSession, place: Place):
@@ -183,24 +183,24 @@ def test_each_sink_of_a_fan_out_has_its_own_record(spark: SparkSession, place: P
     both = FanOut(place.sink, KafkaExactlyOnceSink(f"{place.name}-2"))
     for _ in range(2):
         both.write(rows(spark, 1, 2), place.batch(0))
-    assert place.held() == [1, 2]
+    assert place.stored_ids() == [1, 2]
     assert len(list(read_topic(place.target, f"{place.name}-2"))) == 2
 
 
-def test_a_batch_that_fails_in_the_middle_leaves_nothing_and_holds_nobody_up(spark: SparkSession, place: Place):
+def test_a_batch_that_fails_in_the_middle_leaves_nothing_and_blocks_no_reader(spark: SparkSession, place: Place):
     failing = rows(spark, 1, 2).repartition(1).selectExpr("if(id = 2, raise_error('lost'), id) as id", "city")
     with pytest.raises(Exception, match="lost"):
         place.sink.write(failing, place.batch(0))
-    assert place.held() == []
+    assert place.stored_ids() == []
     place.sink.write(rows(spark, 1, 2), place.batch(0))
-    assert place.held() == [1, 2]
+    assert place.stored_ids() == [1, 2]
 
 
 def test_a_row_that_is_too_large_is_an_error_of_the_data(spark: SparkSession, place: Place):
     with pytest.raises(DataError) as refused:
         place.sink.write(rows(spark, 1).selectExpr("id", "repeat('x', 2000000) as city"), place.batch(0))
     assert refused.value.code == "HR-505"
-    assert place.held() == []
+    assert place.stored_ids() == []
 
 
 # ---- processes that die, and those that do not know that they are dead ----
@@ -219,15 +219,15 @@ def test_a_transaction_left_open_by_a_killed_process_is_aborted(spark: SparkSess
     # Nobody is fenced by looking: the open transaction is still there, and nothing before it.
     assert place.sink.committed_batches(spark, place.name, "0", place.target).last == {}
     place.sink.write(rows(spark, 1, 2, 3), place.batch(0))
-    assert place.held() == [1, 2, 3]
+    assert place.stored_ids() == [1, 2, 3]
     place.sink.write(rows(spark, 4), place.batch(1))
-    assert place.held() == [1, 2, 3, 4]
+    assert place.stored_ids() == [1, 2, 3, 4]
 
 
 def test_a_batch_whose_process_was_killed_after_its_commit_is_not_written_again(spark: SparkSession, place: Place):
     killed(place, "after")
     place.sink.write(rows(spark, 1, 2, 3), place.batch(0))
-    assert place.held() == [1, 2, 3]
+    assert place.stored_ids() == [1, 2, 3]
 
 
 def commits_with(monkeypatch: pytest.MonkeyPatch, instead) -> None:
@@ -252,7 +252,7 @@ def test_a_driver_that_was_taken_over_cannot_commit(place: Place, monkeypatch: p
     with pytest.raises(RecoveryError) as refused:
         publish(place.slot(0), [chunk([1, 2])])
     assert refused.value.code == "HR-309"
-    assert place.held() == [1, 2]
+    assert place.stored_ids() == [1, 2]
 
 
 def test_a_driver_that_was_taken_over_before_it_sent_its_rows_cannot_commit(place: Place):
@@ -263,7 +263,7 @@ def test_a_driver_that_was_taken_over_before_it_sent_its_rows_cannot_commit(plac
     with pytest.raises(RecoveryError) as refused:
         publish(place.slot(0), overtaken())
     assert refused.value.code == "HR-309"
-    assert place.held() == [1, 2]
+    assert place.stored_ids() == [1, 2]
 
 
 def lost_answer() -> KafkaException:
@@ -277,7 +277,7 @@ def test_a_commit_whose_answer_was_lost_is_found_in_the_ledger(place: Place, mon
 
     commits_with(monkeypatch, deaf)
     assert publish(place.slot(0), [chunk([1]), chunk([2])]) == 2
-    assert place.held() == [1, 2]
+    assert place.stored_ids() == [1, 2]
 
 
 def test_a_commit_that_never_arrived_is_transient_and_the_next_attempt_writes_the_batch(
@@ -290,18 +290,18 @@ def test_a_commit_that_never_arrived_is_transient_and_the_next_attempt_writes_th
     with pytest.raises(PartUnavailable) as failed:
         publish(place.slot(0), [chunk([1, 2])])
     assert failed.value.code == "HR-604"
-    assert place.held() == []
+    assert place.stored_ids() == []
     assert publish(place.slot(0), [chunk([1, 2])]) == 2
-    assert place.held() == [1, 2]
+    assert place.stored_ids() == [1, 2]
 
 
 def test_rows_that_end_before_they_are_all_there_are_not_committed(place: Place):
     """As when the executor dies: to the task that sends, its rows have come to their end."""
-    given, number = iter([pieces_of(1, 2), pieces_of(3)]), 3
-    [outcome] = _send(place.slot(0), number, "pieces", False, given)
+    declared, number = iter([pieces_of(1, 2), pieces_of(3)]), 3
+    [outcome] = _send(place.slot(0), number, "pieces", False, declared)
     assert isinstance(outcome, PartUnavailable)
     assert outcome.code == "HR-609"
-    assert place.held() == []
+    assert place.stored_ids() == []
     assert place.recorded() is None
 
 
@@ -340,18 +340,18 @@ def test_an_entry_is_found_behind_many_records_and_an_aborted_one(place: Place):
 # ---- in a running flow ----
 
 
-def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSession, place: Place):
+def test_a_flow_with_state_continues_after_its_last_batch_is_retried(spark: SparkSession, place: Place):
     events = f"{place.name}-in"
     create_topics(place.target.kafka, {events: 1})
 
     def send(*ids: int) -> None:
         producer = Producer(dict(place.target.kafka))
-        for each in ids:
-            producer.produce(events, json.dumps({"id": each}), "k")
+        for item in ids:
+            producer.produce(events, json.dumps({"id": item}), "k")
         producer.flush(30)
 
-    def latest(given: DataFrame) -> DataFrame:
-        return given.groupBy("id").count()
+    def latest(declared: DataFrame) -> DataFrame:
+        return declared.groupBy("id").count()
 
     flow = Flow(
         name="counts",
@@ -374,5 +374,5 @@ def test_a_flow_with_state_whose_last_batch_is_run_again_goes_on(spark: SparkSes
         entry.unlink()
     send(1, 3)
     run()
-    seen = [json.loads(each.value() or b"") for each in read_topic(place.target, place.name)]
-    assert sorted((each["id"], each["count"]) for each in seen) == [(1, 1), (1, 2), (2, 1), (3, 1)]
+    observed = [json.loads(item.value() or b"") for item in read_topic(place.target, place.name)]
+    assert sorted((item["id"], item["count"]) for item in observed) == [(1, 1), (1, 2), (2, 1), (3, 1)]

@@ -1,4 +1,4 @@
-"""Brokers that ask for TLS, a password or a certificate: both clients get in, wrong ones are told, nothing leaks."""
+"""Brokers that ask for TLS, a password or a certificate: both clients connect, errors name the cause, nothing leaks."""
 
 from __future__ import annotations
 
@@ -93,19 +93,19 @@ def listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listeners]:
     try:
         bootstrap = stack.up().bootstrap
         folder = home / "stack" / "kafka"
-        chosen = ports.previous_ports(folder / "login-ports.json")
-        made = Listeners(folder, bootstrap, *(f"{ports.LOOPBACK}:{chosen[name]}" for name in ("login", "proof")))
+        selected = ports.previous_ports(folder / "login-ports.json")
+        created = Listeners(folder, bootstrap, *(f"{ports.LOOPBACK}:{selected[name]}" for name in ("login", "proof")))
         keeper = admin_client({"bootstrap.servers": bootstrap})
         strength = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         user = UserScramCredentialUpsertion("shop", strength, SCRAM_PASSWORD.encode())
         for answer in keeper.alter_user_scram_credentials([user]).values():
             answer.result(30)
-        create_topics(made.sasl(), {"orders": 1, "answers": 1})
-        producer = Producer(librdkafka_settings(made.sasl()))
+        create_topics(created.sasl(), {"orders": 1, "answers": 1})
+        producer = Producer(librdkafka_settings(created.sasl()))
         for number in range(3):
             producer.produce("orders", json.dumps({"id": number}), str(number))
         assert producer.flush(30) == 0
-        yield made
+        yield created
     finally:
         stack.wipe()
 
@@ -177,15 +177,15 @@ def test_a_flow_runs_from_and_into_such_a_broker_and_the_password_is_nowhere(lis
     done = headrace("run", "--until-done", "--json")
     assert done.returncode == 0, done.stderr
     answers = read_topic(target(listeners.sasl(), tmp_path), "answers")
-    assert sorted(json.loads(each.value() or b"")["id"] for each in answers) == [0, 2, 4]
+    assert sorted(json.loads(answer.value() or b"")["id"] for answer in answers) == [0, 2, 4]
 
     refused = headrace("run", "--until-done", "--json", password=f"not {SCRAM_PASSWORD}")
     assert refused.returncode == 3
     assert json.loads(refused.stdout.strip().splitlines()[-1])["code"] == "HR-114"
     judged = headrace("check", "--json")
     assert judged.returncode == 0
-    for said in (done, refused, judged):
-        assert CANARY not in said.stdout + said.stderr
+    for message in (done, refused, judged):
+        assert CANARY not in message.stdout + message.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if CANARY.encode() in path.read_bytes()] == []
     # What was looked through holds the places where it would be.
@@ -197,12 +197,12 @@ def test_a_flow_runs_from_and_into_such_a_broker_and_the_password_is_nowhere(lis
     )
 
 
-def test_a_wrong_password_ends_the_flow_for_good(
+def test_a_wrong_password_stops_the_flow_permanently(
     spark: SparkSession, listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     place = target(listeners.sasl(password=f"{CANARY}, but wrong"), tmp_path)
     began = time.monotonic()
-    # It is told at once, and not when all this time is over.
+    # It is reported immediately, and not when all this time is over.
     with monkeypatch.context() as patched:
         patched.setattr(client, "_ANSWER_WITHIN_SECONDS", 300.0)
         with pytest.raises(HeadraceError) as refused:
@@ -217,7 +217,7 @@ def test_a_wrong_password_ends_the_flow_for_good(
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "said"),
+    ("case", "code", "message"),
     [
         ("no TLS at the port of TLS", "HR-605", "another security.protocol"),
         ("TLS at the port of no TLS", "HR-605", "PLAINTEXT"),
@@ -225,8 +225,8 @@ def test_a_wrong_password_ends_the_flow_for_good(
         ("no certificate where one is asked for", "HR-114", "certificate"),
     ],
 )
-def test_the_wrong_kind_of_client_is_told_what_is_wrong(
-    listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: str, said: str
+def test_an_error_of_a_client_with_the_wrong_protocol_names_the_cause(
+    listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: str, message: str
 ):
     # Where the broker only hangs up, all of this time is taken: enough for a handshake on a busy machine.
     monkeypatch.setattr(client, "_ANSWER_WITHIN_SECONDS", 6.0)
@@ -242,4 +242,4 @@ def test_the_wrong_kind_of_client_is_told_what_is_wrong(
     with pytest.raises(HeadraceError) as refused:
         list_topics(target(cases[case], tmp_path))
     assert refused.value.code == code
-    assert said in refused.value.why
+    assert message in refused.value.why

@@ -53,7 +53,7 @@ Records = Mapping[str, Mapping[int, list[tuple[str, int]]]]
 
 
 @dataclass
-class Kept:
+class CollectingSink:
     """Keeps the values of each batch in memory, sorted."""
 
     batches: list[list[str]] = field(default_factory=list)
@@ -74,7 +74,7 @@ def values(rows: DataFrame) -> list[str]:
 
 
 @dataclass(frozen=True)
-class House:
+class Workspace:
     """Topics whose names begin with `prefix`, and one flow that reads them."""
 
     target: Target
@@ -97,7 +97,7 @@ class House:
 
     def drain(self, spark: SparkSession, source: KafkaSource) -> list[str]:
         """Run the flow over what is there, as `headrace run` does; return the values of this start."""
-        sink = Kept()
+        sink = CollectingSink()
         flow = Flow("read", Input(source), lambda rows: rows, sink, trigger=AvailableNow())
         self.preflight(source)
         errors = Supervisor(spark, self.target, [flow], EventBus(), backoff=Backoff(attempts=0)).run()
@@ -105,7 +105,7 @@ class House:
         return sorted(value for batch in sink.batches for value in batch)
 
     def preflight(self, source: KafkaSource) -> None:
-        preflight([Flow("read", Input(source, schema=ROW), lambda rows: rows, Kept())], self.target)
+        preflight([Flow("read", Input(source, schema=ROW), lambda rows: rows, CollectingSink())], self.target)
 
     def read_again(self, spark: SparkSession, source: KafkaSource, batch_id: int) -> DataFrame:
         """Return the rows of a batch, by the offsets that Spark logged for it."""
@@ -116,44 +116,46 @@ class House:
 
 
 @pytest.fixture
-def house(broker: Broker, tmp_path: Path) -> House:
+def workspace(broker: Broker, tmp_path: Path) -> Workspace:
     kafka = {"bootstrap.servers": broker.bootstrap}
     target = Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "cp"), kafka=kafka)
-    return House(target, tmp_path.name)
+    return Workspace(target, tmp_path.name)
 
 
-def test_topics_by_name_are_all_read_and_each_batch_can_be_read_again(spark: SparkSession, house: House):
-    house.make(a=1, b=2, c=1)
-    source = KafkaSource([house.topic("a"), house.topic("b")])
-    house.send({"a": {0: [("a1", 0)]}, "b": {0: [("b1", 0)], 1: [("b2", 0)]}, "c": {0: [("c1", 0)]}})
-    assert house.drain(spark, source) == ["a1", "b1", "b2"]
-    house.send({"b": {1: [("b3", 0)]}})
-    assert house.drain(spark, source) == ["b3"]
-    assert values(house.read_again(spark, source, 0)) == ["a1", "b1", "b2"]
-    assert values(house.read_again(spark, source, 1)) == ["b3"]
+def test_topics_by_name_are_all_read_and_each_batch_can_be_read_again(spark: SparkSession, workspace: Workspace):
+    workspace.make(a=1, b=2, c=1)
+    source = KafkaSource([workspace.topic("a"), workspace.topic("b")])
+    workspace.send({"a": {0: [("a1", 0)]}, "b": {0: [("b1", 0)], 1: [("b2", 0)]}, "c": {0: [("c1", 0)]}})
+    assert workspace.drain(spark, source) == ["a1", "b1", "b2"]
+    workspace.send({"b": {1: [("b3", 0)]}})
+    assert workspace.drain(spark, source) == ["b3"]
+    assert values(workspace.read_again(spark, source, 0)) == ["a1", "b1", "b2"]
+    assert values(workspace.read_again(spark, source, 1)) == ["b3"]
 
 
-def test_a_pattern_means_the_whole_name_and_takes_in_topics_that_appear_later(spark: SparkSession, house: House):
-    house.make(rides_x=1, old_rides_x=1, rides_x_bak=1)
-    source = KafkaSource(TopicPattern(rf"{house.prefix}\.rides_[a-z]"), starting="latest")
-    house.send({"rides_x": {0: [("before", 0)]}})
-    assert house.drain(spark, source) == []
-    house.make(rides_y=2)
-    house.send({"rides_x": {0: [("x1", 0)]}, "rides_y": {1: [("y1", 0)]}, "rides_x_bak": {0: [("no", 0)]}})
-    house.send({"old_rides_x": {0: [("no", 0)]}})
-    assert house.drain(spark, source) == ["x1", "y1"]
-    assert values(house.read_again(spark, source, 1)) == ["x1", "y1"]
+def test_a_pattern_matches_the_full_name_and_includes_topics_that_appear_later(
+    spark: SparkSession, workspace: Workspace
+):
+    workspace.make(rides_x=1, old_rides_x=1, rides_x_bak=1)
+    source = KafkaSource(TopicPattern(rf"{workspace.prefix}\.rides_[a-z]"), starting="latest")
+    workspace.send({"rides_x": {0: [("before", 0)]}})
+    assert workspace.drain(spark, source) == []
+    workspace.make(rides_y=2)
+    workspace.send({"rides_x": {0: [("x1", 0)]}, "rides_y": {1: [("y1", 0)]}, "rides_x_bak": {0: [("no", 0)]}})
+    workspace.send({"old_rides_x": {0: [("no", 0)]}})
+    assert workspace.drain(spark, source) == ["x1", "y1"]
+    assert values(workspace.read_again(spark, source, 1)) == ["x1", "y1"]
     # A topic that is made after a batch is none of its business.
-    house.make(rides_z=1)
-    assert values(house.read_again(spark, source, 1)) == ["x1", "y1"]
+    workspace.make(rides_z=1)
+    assert values(workspace.read_again(spark, source, 1)) == ["x1", "y1"]
 
 
-def test_given_partitions_are_read_and_no_others(spark: SparkSession, house: House):
-    house.make(a=3)
-    source = KafkaSource(TopicPartitions({house.topic("a"): [0, 2]}))
-    house.send({"a": {number: [(f"p{number}", 0)] for number in range(3)}})
-    assert house.drain(spark, source) == ["p0", "p2"]
-    assert values(house.read_again(spark, source, 0)) == ["p0", "p2"]
+def test_only_declared_partitions_are_read(spark: SparkSession, workspace: Workspace):
+    workspace.make(a=3)
+    source = KafkaSource(TopicPartitions({workspace.topic("a"): [0, 2]}))
+    workspace.send({"a": {number: [(f"p{number}", 0)] for number in range(3)}})
+    assert workspace.drain(spark, source) == ["p0", "p2"]
+    assert values(workspace.read_again(spark, source, 0)) == ["p0", "p2"]
 
 
 AT_TEN_PAST = NOON + timedelta(minutes=10)
@@ -172,36 +174,36 @@ AT_TEN_PAST = NOON + timedelta(minutes=10)
         ),
     ],
 )
-def test_the_first_start_begins_as_declared_and_later_ones_go_on(
-    spark: SparkSession, house: House, start: Any, expected: list[str]
+def test_the_first_start_reads_from_the_declared_position_and_later_ones_continue(
+    spark: SparkSession, workspace: Workspace, start: Any, expected: list[str]
 ):
-    house.make(a=2)
-    house.send({"a": {0: [("p1", 0), ("p2", 10), ("p3", 20)], 1: [("q1", 0)]}})
-    assert house.drain(spark, KafkaSource(house.topic("a"), starting=start(house.topic("a")))) == expected
-    house.send({"a": {0: [("p4", 5)], 1: [("q2", 5)]}})
+    workspace.make(a=2)
+    workspace.send({"a": {0: [("p1", 0), ("p2", 10), ("p3", 20)], 1: [("q1", 0)]}})
+    assert workspace.drain(spark, KafkaSource(workspace.topic("a"), starting=start(workspace.topic("a")))) == expected
+    workspace.send({"a": {0: [("p4", 5)], 1: [("q2", 5)]}})
     # Where the first start began is past; not even a start that nothing fits to matters now.
-    later = KafkaSource(house.topic("a"), starting=StartOffsets({house.topic("a"): {0: 99}}))
-    assert house.drain(spark, later) == ["p4", "q2"]
+    later = KafkaSource(workspace.topic("a"), starting=StartOffsets({workspace.topic("a"): {0: 99}}))
+    assert workspace.drain(spark, later) == ["p4", "q2"]
     if expected:
-        assert values(house.read_again(spark, later, 0)) == expected
+        assert values(workspace.read_again(spark, later, 0)) == expected
 
 
-def test_tasks_share_a_partition_evenly(spark: SparkSession, house: House):
-    house.make(a=1)
-    house.send({"a": {0: [(f"{number:02}", 0) for number in range(12)]}})
-    offsets = (f'{{"{house.topic("a")}":{{"0":0}}}}', f'{{"{house.topic("a")}":{{"0":12}}}}')
+def test_tasks_share_a_partition_evenly(spark: SparkSession, workspace: Workspace):
+    workspace.make(a=1)
+    workspace.send({"a": {0: [(f"{number:02}", 0) for number in range(12)]}})
+    offsets = (f'{{"{workspace.topic("a")}":{{"0":0}}}}', f'{{"{workspace.topic("a")}":{{"0":12}}}}')
 
     def per_task(source: KafkaSource) -> list[int]:
-        rows = source.batch(spark, house.target, *offsets).select(F.spark_partition_id()).collect()
+        rows = source.batch(spark, workspace.target, *offsets).select(F.spark_partition_id()).collect()
         return sorted(Counter(row[0] for row in rows).values())
 
-    assert per_task(KafkaSource(house.topic("a"))) == [12]
-    assert per_task(KafkaSource(house.topic("a"), min_partitions=3)) == [4, 4, 4]
-    assert per_task(KafkaSource(house.topic("a"), max_records_per_partition=6)) == [6, 6]
+    assert per_task(KafkaSource(workspace.topic("a"))) == [12]
+    assert per_task(KafkaSource(workspace.topic("a"), min_partitions=3)) == [4, 4, 4]
+    assert per_task(KafkaSource(workspace.topic("a"), max_records_per_partition=6)) == [6, 6]
 
 
 @pytest.mark.parametrize(
-    ("declare", "code", "said"),
+    ("declare", "code", "message"),
     [
         (lambda a: KafkaSource([a, f"{a}b"]), "HR-501", "Did you mean"),
         (lambda a: KafkaSource(TopicPattern(f"{a}b+")), "HR-211", "The topics there are"),
@@ -221,34 +223,38 @@ def test_tasks_share_a_partition_evenly(spark: SparkSession, house: House):
         ),
     ],
 )
-def test_what_does_not_fit_the_broker_is_refused_before_the_start(house: House, declare: Any, code: str, said: str):
-    house.make(a=2)
-    house.send({"a": {0: [("p1", 0)]}})
+def test_what_does_not_fit_the_broker_is_refused_before_the_start(
+    workspace: Workspace, declare: Any, code: str, message: str
+):
+    workspace.make(a=2)
+    workspace.send({"a": {0: [("p1", 0)]}})
     with pytest.raises(HeadraceError) as refused:
-        house.preflight(declare(house.topic("a")))
+        workspace.preflight(declare(workspace.topic("a")))
     assert refused.value.code == code
-    assert said.format(a=house.topic("a")) in str(refused.value)
+    assert message.format(a=workspace.topic("a")) in str(refused.value)
 
 
-def test_a_bound_fits_the_records_that_are_there_and_the_memory_of_the_machine(spark: SparkSession, house: House):
-    house.make(rides=2, empty=1)
-    house.send({"rides": {0: [("x" * 100, 0)], 1: [("y" * 400, 0), ("z" * 400, 1)]}})
-    assert KafkaSource(house.topic("rides")).record_bytes(house.target) == 300
-    assert KafkaSource(house.topic("empty")).record_bytes(house.target) is None
-    assert KafkaSource(house.topic("no-such-topic")).record_bytes(house.target) is None
+def test_a_bound_fits_the_records_that_are_there_and_the_memory_of_the_machine(
+    spark: SparkSession, workspace: Workspace
+):
+    workspace.make(rides=2, empty=1)
+    workspace.send({"rides": {0: [("x" * 100, 0)], 1: [("y" * 400, 0), ("z" * 400, 1)]}})
+    assert KafkaSource(workspace.topic("rides")).record_bytes(workspace.target) == 300
+    assert KafkaSource(workspace.topic("empty")).record_bytes(workspace.target) is None
+    assert KafkaSource(workspace.topic("no-such-topic")).record_bytes(workspace.target) is None
 
     # What Spark itself says it has for data: six tenths of the heap without 300 MB.
     heap = int(spark._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
     memory = (heap - 300 * 1024 * 1024) * 0.6
     flows = [
-        Flow(name, Input(KafkaSource(house.topic("rides"), bound), schema=ROW), lambda rows: rows, Kept())
+        Flow(name, Input(KafkaSource(workspace.topic("rides"), bound), schema=ROW), lambda rows: rows, CollectingSink())
         for name, bound in (("one", AutoBatchSize()), ("two", AutoBatchSize()), ("three", 7))
     ]
-    bounded, found = size_batches(flows, house.target, spark)
+    bounded, actual = size_batches(flows, workspace.target, spark)
     # Two of them share the memory; a half of it is for data, and a record of 300 bytes is there twice.
-    assert found["one", "rows"].records == pytest.approx(memory / 2 / 2 / 600, abs=1_000)
+    assert actual["one", "rows"].records == pytest.approx(memory / 2 / 2 / 600, abs=1_000)
     assert [flow.named_inputs["rows"].source for flow in bounded] == [
-        KafkaSource(house.topic("rides"), found["one", "rows"].records),
-        KafkaSource(house.topic("rides"), found["two", "rows"].records),
-        KafkaSource(house.topic("rides"), 7),
+        KafkaSource(workspace.topic("rides"), actual["one", "rows"].records),
+        KafkaSource(workspace.topic("rides"), actual["two", "rows"].records),
+        KafkaSource(workspace.topic("rides"), 7),
     ]

@@ -40,9 +40,9 @@ IN_TEST = ((1, "after"), (2, "before"))
 
 @pytest.fixture
 def place(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    made = Place.of(request, broker, tmp_path)
-    made.sink = replace(made.sink, slots=SLOTS)
-    return made
+    created = Place.of(request, broker, tmp_path)
+    created.sink = replace(created.sink, slots=SLOTS)
+    return created
 
 
 def entries(place: Place) -> dict[int, LedgerEntry]:
@@ -63,12 +63,12 @@ def test_rows_arrive_once_and_every_slot_records_its_batch(spark: SparkSession, 
         place.sink.write(rows(spark, *range(20)), place.batch(0, offsets="a1"))
     place.sink.write(rows(spark), place.batch(1, offsets="b2"))
     place.sink.write(rows(spark, 20, 21), place.batch(2, offsets="c3"))
-    assert place.held() == list(range(22))
-    found = entries(place)
-    assert {slot: (entry.batch_id, entry.slots, entry.offsets) for slot, entry in found.items()} == dict.fromkeys(
+    assert place.stored_ids() == list(range(22))
+    actual = entries(place)
+    assert {slot: (entry.batch_id, entry.slots, entry.offsets) for slot, entry in actual.items()} == dict.fromkeys(
         range(SLOTS), (2, SLOTS, "c3")
     )
-    assert sum(entry.rows for entry in found.values()) == 2
+    assert sum(entry.rows for entry in actual.values()) == 2
     assert place.sink.committed_batches(spark, place.name, "0", place.target).last == {"q1": 2}
 
 
@@ -126,16 +126,16 @@ def test_a_batch_that_dies_between_two_slots_is_completed_with_the_rows_it_began
     if moment == "after":
         # The process died at the answer to its commit, which comes before the transaction's markers.
         await_stable(place.target, place.ledger)
-    found = entries(place)
-    assert set(found) == set(range(slot + (moment == "after")))
+    actual = entries(place)
+    assert set(actual) == set(range(slot + (moment == "after")))
     began = [row["value"].decode() for row in spark.read.parquet(f"{outbox(place)}/rows/*").collect()]
 
     place.sink.write(lucky(spark, 60), place.batch(0))
-    seen = [(message.value() or b"").decode() for message in read_topic(place.target, place.name)]
-    assert sorted(seen) == sorted(began)
-    assert sorted(json.loads(each)["id"] for each in seen) == list(range(60))
+    observed = [(message.value() or b"").decode() for message in read_topic(place.target, place.name)]
+    assert sorted(observed) == sorted(began)
+    assert sorted(json.loads(item)["id"] for item in observed) == list(range(60))
     # What was in stayed as it was.
-    assert {number: entries(place)[number] for number in found} == found
+    assert {number: entries(place)[number] for number in actual} == actual
 
 
 def test_a_driver_that_was_taken_over_between_two_slots_adds_nothing(spark: SparkSession, place: Place):
@@ -154,7 +154,7 @@ def test_a_driver_that_was_taken_over_between_two_slots_adds_nothing(spark: Spar
     with pytest.raises(RecoveryError) as refused:
         publish(replace(old[2], staged="by the old driver"), [chunk([99])])
     assert refused.value.code == "HR-342"
-    assert place.held() == list(range(1, 12))
+    assert place.stored_ids() == list(range(1, 12))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
@@ -163,7 +163,7 @@ def test_another_number_of_slots_is_refused(spark: SparkSession, place: Place, s
     with pytest.raises(RecoveryError, match=f"{slots} slot") as refused:
         replace(place.sink, slots=slots).write(rows(spark, 2), place.batch(1))
     assert refused.value.code == "HR-340"
-    assert place.held() == [1]
+    assert place.stored_ids() == [1]
 
 
 def test_another_number_of_slots_is_refused_when_only_the_last_slot_is_in(spark: SparkSession, place: Place):
@@ -171,7 +171,7 @@ def test_another_number_of_slots_is_refused_when_only_the_last_slot_is_in(spark:
     with pytest.raises(RecoveryError) as refused:
         replace(place.sink, slots=2).write(rows(spark, 1, 2), place.batch(0))
     assert refused.value.code == "HR-340"
-    assert place.held() == [1]
+    assert place.stored_ids() == [1]
 
 
 def test_slots_refuse_a_batch_of_the_same_number_from_other_offsets(spark: SparkSession, place: Place):
@@ -179,30 +179,30 @@ def test_slots_refuse_a_batch_of_the_same_number_from_other_offsets(spark: Spark
     with pytest.raises(RecoveryError) as refused:
         place.sink.write(rows(spark, 1, 2), place.batch(0, offsets="b2"))
     assert refused.value.code == "HR-341"
-    assert place.held() == [1]
+    assert place.stored_ids() == [1]
 
 
-def test_slots_that_were_sent_from_other_rows_than_the_outbox_holds_are_refused(spark: SparkSession, place: Place):
+def test_slots_that_were_sent_from_other_rows_than_those_of_the_outbox_are_refused(spark: SparkSession, place: Place):
     publish(replace(place.slot(0), slots=SLOTS, staged="gone"), [chunk([1])])
     with pytest.raises(RecoveryError, match="gone") as refused:
         place.sink.write(rows(spark, 1, 2), place.batch(0))
     assert refused.value.code == "HR-342"
-    assert place.held() == [1]
+    assert place.stored_ids() == [1]
 
 
-def test_the_outbox_holds_the_batch_under_way_and_no_other(spark: SparkSession, place: Place):
+def test_the_outbox_contains_only_the_in_flight_batch(spark: SparkSession, place: Place):
     for number in range(3):
         place.sink.write(rows(spark, number), place.batch(number))
-    assert place.held() == [0, 1, 2]
-    assert [each.name for each in Path(outbox(place), "batches").iterdir()] == ["q1-2-"]
-    assert [each.name[:5] for each in Path(outbox(place), "rows").iterdir()] == ["q1-2-"]
+    assert place.stored_ids() == [0, 1, 2]
+    assert [path.name for path in Path(outbox(place), "batches").iterdir()] == ["q1-2-"]
+    assert [path.name[:5] for path in Path(outbox(place), "rows").iterdir()] == ["q1-2-"]
 
 
-def test_rows_of_a_key_keep_their_order_and_take_the_one_asked_for(spark: SparkSession, place: Place):
-    given = [5, 3, 8, 1, 6, 2, 7, 4]
-    place.sink.write(rows(spark, *given).coalesce(1), place.batch(0))
-    replace(place.sink, order=("id",)).write(rows(spark, *given).repartition(3), place.batch(1))
-    seen: dict[bytes | str | None, list[int]] = {}
+def test_rows_of_a_key_are_in_their_order_or_in_the_declared_one(spark: SparkSession, place: Place):
+    declared = [5, 3, 8, 1, 6, 2, 7, 4]
+    place.sink.write(rows(spark, *declared).coalesce(1), place.batch(0))
+    replace(place.sink, order=("id",)).write(rows(spark, *declared).repartition(3), place.batch(1))
+    observed: dict[bytes | str | None, list[int]] = {}
     for message in read_topic(place.target, place.name):
-        seen.setdefault(message.key(), []).append(json.loads(message.value() or b"")["id"])
-    assert seen == {b"city 0": [8, 6, 2, 4, 2, 4, 6, 8], b"city 1": [5, 3, 1, 7, 1, 3, 5, 7]}
+        observed.setdefault(message.key(), []).append(json.loads(message.value() or b"")["id"])
+    assert observed == {b"city 0": [8, 6, 2, 4, 2, 4, 6, 8], b"city 1": [5, 3, 1, 7, 1, 3, 5, 7]}

@@ -1,4 +1,4 @@
-"""The local stack with its real broker: started, adopted, killed, moved, kept and wiped."""
+"""The local stack with its real broker: started, adopted, killed, moved, retained and wiped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UP_THEN_CRASH = f"{UP} import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose parts are gone when the test is over, whatever happened in it."""
+    """A home whose parts are stopped when the test is over, whatever happened in it."""
     yield tmp_path / "home"
     LocalStack(tmp_path / "home").wipe()
 
@@ -93,7 +93,7 @@ def test_a_killed_broker_is_crashed_and_up_restarts_it_with_its_data(home: Path)
     assert read_records(again.bootstrap, "rides", 2) == [b"one", b"two"]
 
 
-def test_down_keeps_data_and_port_and_wipe_deletes_all(home: Path) -> None:
+def test_down_retains_data_and_port_and_wipe_deletes_all(home: Path) -> None:
     stack = LocalStack(home)
     first = stack.up()
     create_topics({"bootstrap.servers": first.bootstrap}, {"kept": 1})

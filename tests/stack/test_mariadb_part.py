@@ -1,4 +1,4 @@
-"""The local MariaDB as a part of the stack: found, killed, kept, and closed to everybody without its password."""
+"""The local MariaDB as a part of the stack: found, killed, retained, and closed to everybody without its password."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose parts are gone when the test is over, whatever happened in it."""
+    """A home whose parts are stopped when the test is over, whatever happened in it."""
     if os.environ.get("HEADRACE_NO_MARIADB") == "1":
         pytest.skip("HEADRACE_NO_MARIADB=1")
     yield tmp_path / "home"
@@ -40,7 +40,7 @@ def asked(where: Database, *queries: str, user: str = part.ROLE, password: str |
     return row[0] if row else None
 
 
-def test_a_killed_server_comes_back_with_every_commit_and_a_binlog_of_whole_rows(home: Path):
+def test_a_killed_server_restarts_with_every_commit_and_a_binlog_of_full_rows(home: Path):
     stack = LocalStack(home)
     stack.up(["mariadb"])
     where = part.database(stack.files("mariadb"))
@@ -50,13 +50,13 @@ def test_a_killed_server_comes_back_with_every_commit_and_a_binlog_of_whole_rows
     assert refused.value.code == "HR-528"
     asked(where, "CREATE TABLE headrace.kept (id int PRIMARY KEY)", "INSERT INTO headrace.kept VALUES (42)")
     require_binlog_position(where)
-    before = next(each for each in stack.ps() if each.name == "mariadb")
+    before = next(item for item in stack.ps() if item.name == "mariadb")
     assert before.pid is not None
     server = psutil.Process(before.pid)
     assert not any(uid == 0 for uid in server.uids())
     server.kill()
     server.wait(timeout=30)
-    assert next(each for each in stack.ps() if each.name == "mariadb").state == "crashed"
+    assert next(item for item in stack.ps() if item.name == "mariadb").state == "crashed"
     stack.up(["mariadb"])
     assert part.database(stack.files("mariadb")).url == where.url
     assert asked(where, "SELECT id FROM headrace.kept") == 42

@@ -1,4 +1,4 @@
-"""The local Postgres as a part of the stack: started, adopted, killed, moved, kept and wiped."""
+"""The local Postgres as a part of the stack: started, adopted, killed, moved, retained and wiped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose parts are gone when the test is over, whatever happened in it."""
+    """A home whose parts are stopped when the test is over, whatever happened in it."""
     yield tmp_path / "home"
     LocalStack(tmp_path / "home").wipe()
 
@@ -96,7 +96,7 @@ def test_a_server_outlives_its_parents_crash_and_the_next_up_adopts_it(home: Pat
     assert status(home).pid == before
 
 
-def test_down_ends_open_transactions_keeps_the_data_and_wipe_deletes_all(home: Path):
+def test_down_ends_open_transactions_retains_the_data_and_wipe_deletes_all(home: Path):
     stack = LocalStack(home)
     where = up(home)
     with closing(connect(where)) as connection:

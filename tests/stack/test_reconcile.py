@@ -59,7 +59,7 @@ COLUMNS: dict[str, tuple[str, str, object, str, object]] = {
 SPOT = "p'oint"
 
 
-def made(postgres: Database, name: str) -> SourceTable:
+def create_table(postgres: Database, name: str) -> SourceTable:
     """Make a table of three rows at the source: full, edges, and nothing but nulls."""
     typed = ", ".join(f"{column} {kind[0]}" for column, kind in COLUMNS.items())
     with connect(postgres) as connection:
@@ -74,93 +74,91 @@ def made(postgres: Database, name: str) -> SourceTable:
 
 def mirrored(spark: SparkSession, table: SourceTable, path: Path) -> str:
     """Make the mirror out of changes as the connector writes them."""
-    told = []
+    reported = []
     for key, place in ((1, 2), (2, 4), (3, None)):
         after = {"id": key, SPOT: None}
         after |= {name: None if place is None else kind[place] for name, kind in COLUMNS.items()}
         source = {"lsn": 100 + key, "ts_ms": 1}
-        told.append(record({"op": "c", "before": None, "after": after, "source": source}, {"id": key}, key))
-    frame = decode_changes(rows(spark, told), table)
+        reported.append(record({"op": "c", "before": None, "after": after, "source": source}, {"id": key}, key))
+    frame = decode_changes(rows(spark, reported), table)
     frame.selectExpr("_after.*", f"_position AS {POSITION}").coalesce(1).write.format("delta").save(str(path))
     return str(path)
 
 
-def test_a_mirror_that_holds_what_its_source_holds_is_equal(
-    spark: SparkSession, postgres: Database, tmp_path: Path
-) -> None:
-    table = made(postgres, "reconcile_equal")
+def test_a_mirror_with_the_rows_of_its_source_is_equal(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
+    table = create_table(postgres, "reconcile_equal")
     before = position_now(postgres)
 
-    found = compare(spark, postgres, table, mirrored(spark, table, tmp_path / "t"))
+    actual = compare(spark, postgres, table, mirrored(spark, table, tmp_path / "t"))
 
-    assert found.differences == ()
-    assert (found.equal, found.rows, found.missing_columns, found.uncompared_columns) == (True, 3, (), (SPOT,))
-    assert before <= found.position <= position_now(postgres)
+    assert actual.differences == ()
+    assert (actual.equal, actual.rows, actual.missing_columns, actual.uncompared_columns) == (True, 3, (), (SPOT,))
+    assert before <= actual.position <= position_now(postgres)
 
 
 def test_rows_that_differ_are_named_with_their_columns_and_repaired(
     spark: SparkSession, postgres: Database, tmp_path: Path
 ) -> None:
-    table = made(postgres, "reconcile_repair")
+    table = create_table(postgres, "reconcile_repair")
     location = mirrored(spark, table, tmp_path / "t")
     mirror = f"delta.`{location}`"
     spark.sql(f"DELETE FROM {mirror} WHERE id = 1")  # noqa: S608
     spark.sql(f"UPDATE {mirror} SET n = 7, words = array('x') WHERE id = 2")  # noqa: S608
     spark.sql(f"INSERT INTO {mirror} (id, {POSITION}) VALUES (9, '{109:020d}')")  # noqa: S608
 
-    found = compare(spark, postgres, table, location)
+    actual = compare(spark, postgres, table, location)
 
-    assert [(each.key, each.kind, each.columns) for each in found.differences] == [
+    assert [(difference.key, difference.kind, difference.columns) for difference in actual.differences] == [
         ({"id": "1"}, "missing", ()),
         ({"id": "2"}, "different", ("n", "words")),
         ({"id": "9"}, "extra", ()),
     ]
 
-    repair(spark, found)
+    repair(spark, actual)
     assert compare(spark, postgres, table, location).equal
     positions = spark.read.format("delta").load(location).orderBy("id").select("id", POSITION).collect()
-    # The row that was missing stands before every change; the others keep what they had.
-    assert [tuple(each) for each in positions] == [
-        (1, f"-{found.position[1:]}"),
+    # The row that was missing sorts before every change; the others are unchanged.
+    assert [tuple(item) for item in positions] == [
+        (1, f"-{actual.position[1:]}"),
         (2, f"{102:020d}"),
         (3, f"{103:020d}"),
     ]
 
     # A second attempt at the same repair is passed over.
     spark.sql(f"DELETE FROM {mirror} WHERE id = 1")  # noqa: S608
-    repair(spark, found)
-    assert [each.kind for each in compare(spark, postgres, table, location).differences] == ["missing"]
+    repair(spark, actual)
+    assert [difference.kind for difference in compare(spark, postgres, table, location).differences] == ["missing"]
 
 
 def test_rows_on_their_way_are_waited_for(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
-    table = made(postgres, "reconcile_wait")
+    table = create_table(postgres, "reconcile_wait")
     location = mirrored(spark, table, tmp_path / "t")
     with connect(postgres) as connection:
         connection.execute("UPDATE reconcile_wait SET n = 8 WHERE id = 3")
     arriving = threading.Timer(1, lambda: spark.sql(f"UPDATE delta.`{location}` SET n = 8 WHERE id = 3"))  # noqa: S608
 
-    assert [each.columns for each in compare(spark, postgres, table, location).differences] == [("n",)]
+    assert [difference.columns for difference in compare(spark, postgres, table, location).differences] == [("n",)]
     arriving.start()
-    found = compare(spark, postgres, table, location, patience=60)
+    actual = compare(spark, postgres, table, location, patience=60)
 
     arriving.join()
-    assert found.equal
+    assert actual.equal
 
 
-def test_a_column_that_the_mirror_lacks_is_told(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
-    table = made(postgres, "reconcile_lacking")
+def test_a_column_that_the_mirror_lacks_is_reported(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
+    table = create_table(postgres, "reconcile_lacking")
     location = mirrored(spark, table, tmp_path / "t")
     with connect(postgres) as connection:
         connection.execute("ALTER TABLE reconcile_lacking ADD COLUMN added integer DEFAULT 5")
     (table,) = read_tables(postgres, TableSelection(("public.reconcile_lacking",)))
 
-    found = compare(spark, postgres, table, location)
+    actual = compare(spark, postgres, table, location)
 
-    assert (found.equal, found.missing_columns, found.differences) == (False, ("added",), ())
+    assert (actual.equal, actual.missing_columns, actual.differences) == (False, ("added",), ())
 
 
 def test_a_mirror_that_is_not_there_is_refused(spark: SparkSession, postgres: Database, tmp_path: Path) -> None:
-    table = made(postgres, "reconcile_nowhere")
+    table = create_table(postgres, "reconcile_nowhere")
 
     with pytest.raises(DataError) as refused:
         compare(spark, postgres, table, str(tmp_path / "nowhere"))

@@ -24,7 +24,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 import headrace
 from cdc_changes import decode
 from crash.readers import rows_in
-from crash.shelf import Shelf
+from crash.sqlite_store import SqliteTransaction
 from headrace import (
     CustomExactlyOnceSink,
     FanOut,
@@ -56,7 +56,7 @@ from headrace.sinks.delta.dimension import Dimension
 from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from operator_examples import ROW
-from rest_ledger import Ledger, serving
+from rest_service import Ledger, serving
 from sink_examples import LOCAL
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ SHORT_BY_KEY = {APPEND: "a=11 b=20", UPDATE: "a=21 b=20"}
 TAKEN = {
     "KafkaSink": Case(topic("plain"), STREAM),
     "KafkaExactlyOnceSink": Case(lambda mode: KafkaExactlyOnceSink(f"sink-modes-{mode}-once", key="id"), STREAM),
-    "CustomExactlyOnce": Case(lambda _mode: CustomExactlyOnceSink("shelf", Shelf), STREAM),
+    "CustomExactlyOnce": Case(lambda _mode: CustomExactlyOnceSink("shelf", SqliteTransaction), STREAM),
     "Rest": Case(lambda _mode: Rest("crm"), {mode: STREAM[mode] for mode in (APPEND, UPDATE)}),
     "JdbcUpsert": Case(table("by_key"), BY_KEY),
     "DeltaRollUps": Case(
@@ -299,7 +299,7 @@ def read(sink: Sink, case: Case, target: Target, service: Ledger) -> str:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ModeResult:
     """What the readers of all sinks see after a query in one mode, by the names of the cases."""
 
     mode: OutputMode
@@ -308,13 +308,13 @@ class Seen:
 
 
 @pytest.fixture(scope="module", params=OutputMode, ids=str)
-def seen(
+def mode_result(
     request: pytest.FixtureRequest,
     spark: SparkSession,
     broker: Broker,
     postgres: Database,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Seen]:
+) -> Iterator[ModeResult]:
     """Play all sinks in a mode by one query."""
     mode, folder = request.param, tmp_path_factory.mktemp("sink-modes")
     levers = Flow(
@@ -341,11 +341,14 @@ def seen(
         )
         into = [*taken.values(), *refused.values()]
         topics = [
-            leaf.topic for sink, _case in into for _step, leaf in leaf_sinks(sink) if isinstance(leaf, WritesTopic)
+            leaf.written_topic()
+            for sink, _case in into
+            for _step, leaf in leaf_sinks(sink)
+            if isinstance(leaf, WritesTopic)
         ]
         create_topics(target.kafka, dict.fromkeys(topics, 1))
         stage.play(mode, into)
-        yield Seen(
+        yield ModeResult(
             mode,
             {name: read(sink, case, target, service) for name, (sink, case) in taken.items()},
             {name: read(sink, case, target, service) for name, (sink, case) in refused.items()},
@@ -358,14 +361,14 @@ def in_mode(cases: Mapping[str, Case], mode: OutputMode) -> dict[str, str]:
 
 @pytest.mark.stack
 @pytest.mark.spark
-def test_readers_of_a_sink_see_what_its_output_mode_hands_on(seen: Seen) -> None:
-    assert seen.taken == in_mode(TAKEN, seen.mode)
+def test_readers_of_a_sink_see_what_its_output_mode_hands_on(mode_result: ModeResult) -> None:
+    assert mode_result.taken == in_mode(TAKEN, mode_result.mode)
 
 
 @pytest.mark.stack
 @pytest.mark.spark
-def test_readers_of_a_sink_would_see_wrong_rows_in_a_mode_that_it_refuses(seen: Seen) -> None:
-    assert seen.refused == in_mode(REFUSED, seen.mode)
+def test_readers_of_a_sink_would_see_wrong_rows_in_a_mode_that_it_refuses(mode_result: ModeResult) -> None:
+    assert mode_result.refused == in_mode(REFUSED, mode_result.mode)
 
 
 def test_a_sink_declares_the_modes_in_which_it_is_played() -> None:

@@ -66,8 +66,8 @@ class Place:
 
     def send(self, *values: int | str, topic: str = "") -> None:
         producer = Producer(dict(self.target.kafka))
-        for each in values:
-            producer.produce(topic or self.topic, json.dumps({"id": each}), "k")
+        for value in values:
+            producer.produce(topic or self.topic, json.dumps({"id": value}), "k")
         assert producer.flush(30) == 0
 
     def topic_id(self) -> str:
@@ -84,10 +84,10 @@ class Place:
         answer.result()
 
     def flow(self, **changes: object) -> Flow:
-        given: dict[str, object] = {"sink": DeltaAppend("rows"), "trigger": AvailableNow()}
+        declared: dict[str, object] = {"sink": DeltaAppend("rows"), "trigger": AvailableNow()}
         accepted = {key: changes.pop(key) for key in ("accepted_topic_ids", "data_loss_reason") if key in changes}
         source = changes.pop("source", None) or KafkaSource(self.topic, **accepted)
-        return Flow("orders", Input(source, schema=ROW), lambda rows: rows, **(given | changes))
+        return Flow("orders", Input(source, schema=ROW), lambda rows: rows, **(declared | changes))
 
     def run(self, **changes: object) -> FlowFigures:
         return Application(self.spark, self.target, [self.flow(**changes)]).run()["orders"]
@@ -97,9 +97,9 @@ class Place:
 
     def lost(self, batch: int) -> list[tuple[object, ...]]:
         text = (Path(self.target.flow_folder("orders")) / f"headrace/lost/{batch}.json").read_text()
-        found = json.loads(text)["lost"]
-        assert {(each["why"], each["topic"], each["partition"]) for each in found} == {(WHY, self.topic, 0)}
-        return [(each["first"], each["end"], each["kind"], each["topic_id"]) for each in found]
+        actual = json.loads(text)["lost"]
+        assert {(item["why"], item["topic"], item["partition"]) for item in actual} == {(WHY, self.topic, 0)}
+        return [(item["first"], item["end"], item["kind"], item["topic_id"]) for item in actual]
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_topic_made_again_and_filled_past_the_old_offset_is_refused(place: Pla
     assert f"'{place.topic}'" in error.what
     assert place.table() == [1, 2, 3]
 
-    # A wrong id accepts nothing; the right one goes on at offset 3 and says what is passed over.
+    # A wrong id accepts nothing; the right one continues at offset 3 and reports what is skipped.
     refused = place.run(accepted_topic_ids=(old,), data_loss_reason=WHY).error
     assert refused is not None
     assert refused.code == "HR-311"
@@ -159,7 +159,7 @@ def test_a_topic_made_again_under_a_running_flow(place: Place, length: int):
     # The batch that was planned on the new topic was never written, so the topic can be accepted.
     place.send(99)
     assert place.run(accepted_topic_ids=(new,), data_loss_reason=WHY).error is None
-    # Spark goes on at the old offset, or where the shorter topic ended when it was first seen.
+    # Spark continues at the old offset, or where the shorter topic ended when it was first seen.
     skipped = min(3, length)
     assert place.table() == [1, 2, 3, *ids[skipped:], 99]
     assert place.lost(1) == [(3, None, "lost", old), (0, skipped, "lost", new)]
@@ -199,11 +199,11 @@ def test_deleted_records_stop_the_flow_with_their_range_and_are_recorded_when_ac
     assert figures.error is None
     assert place.table() == [*range(10), *range(15, 20)]
     assert place.lost(1) == [(10, 15, "lost", place.topic_id())]
-    assert [(each.first, each.end, each.kind) for each in figures.lost] == [(10, 15, "lost")]
+    assert [(item.first, item.end, item.kind) for item in figures.lost] == [(10, 15, "lost")]
     assert not (Path(place.target.flow_folder("orders")) / "headrace/lost/0.json").exists()
 
 
-def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(place: Place):
+def test_rows_that_are_deleted_while_a_batch_is_read_may_be_lost_and_stay_recorded(place: Place):
     place.send(*range(10))
     sink = Meddled("rows", before=lambda _batch: place.delete_before(5))
 
@@ -212,7 +212,7 @@ def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(plac
     assert place.table() == list(range(5, 10))
     assert place.lost(0) == [(0, 5, "may be lost", place.topic_id())]
 
-    # The batch is run again, and more is gone. Its rows are in the table.
+    # The batch is retried, and more is missing. Its rows are in the table.
     for entry in Path(place.target.flow_folder("orders")).glob("spark/commits/*0*"):
         entry.unlink()
     place.delete_before(7)
@@ -221,7 +221,7 @@ def test_what_goes_while_a_batch_is_read_may_be_lost_and_is_never_forgotten(plac
     assert place.table() == list(range(5, 10))
     topic_id = place.topic_id()
     assert place.lost(0) == [(0, 5, "may be lost", topic_id), (5, 7, "may be lost", topic_id)]
-    assert [(each.first, each.end) for each in again.lost] == [(5, 7)]
+    assert [(item.first, item.end) for item in again.lost] == [(5, 7)]
 
 
 def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_later_is_read_from_its_start(
@@ -243,10 +243,10 @@ def test_a_topic_of_a_pattern_that_is_deleted_is_recorded_and_one_that_is_made_l
     assert f"'{other}'" in error.what
     assert place.table() == [1, 2, 3]
 
-    gone_on = place.run(source=replace(topics, data_loss_reason=WHY))
-    assert gone_on.error is None
+    continued = place.run(source=replace(topics, data_loss_reason=WHY))
+    assert continued.error is None
     assert place.table() == [1, 2, 3, 4]
-    assert [(each.topic, each.first, each.end, each.kind) for each in gone_on.lost] == [(other, 1, None, "lost")]
+    assert [(item.topic, item.first, item.end, item.kind) for item in continued.lost] == [(other, 1, None, "lost")]
     create_topics(place.target.kafka, {other: 1})
     place.send(5, 6, topic=other)
     assert place.run(source=topics).error is None
@@ -265,7 +265,7 @@ def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: 
     filed = place.spark.read.format("delta").load(quarantine_table(place.target, "orders")).collect()
     assert [(row.offset, row.partition) for row in filed] == [(3, 0)]
     assert place.lost(0) == [(0, 2, "not audited", "")]
-    assert [(each.first, each.end) for each in audit.tally().unaudited] == [(0, 2)]
+    assert [(item.first, item.end) for item in audit.tally().unaudited] == [(0, 2)]
 
 
 def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
@@ -284,5 +284,5 @@ def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(
     # 600 records in 300 seconds; those before them are an hour old.
     assert small.arrival_rates(place.target) == {"records": 2.0}
     flow = replace(flow, inputs=Input(small, schema=ROW))
-    findings = [each for each in check([flow], measure_rates([flow], place.target)) if each.code == "HRC-204"]
-    assert [each.remedy.split(",")[0] for each in findings] == ["Set max_offsets_per_trigger=50_000"]
+    findings = [item for item in check([flow], measure_rates([flow], place.target)) if item.code == "HRC-204"]
+    assert [finding.remedy.split(",")[0] for finding in findings] == ["Set max_offsets_per_trigger=50_000"]

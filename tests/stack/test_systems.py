@@ -74,10 +74,10 @@ def run(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> None:
     assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
 
 
-def require_equal(found: Comparison) -> None:
-    assert found.differences == []
+def require_equal(actual: Comparison) -> None:
+    assert actual.differences == []
     # Equal and empty would prove nothing. Whether a row is late depends on the batches, and so on the kill.
-    assert all(rows > 0 for place, rows in found.rows.items() if not place.startswith("late rows")), found.rows
+    assert all(rows > 0 for place, rows in actual.rows.items() if not place.startswith("late rows")), actual.rows
 
 
 def test_rides(killed: Killed, spark: SparkSession):
@@ -138,8 +138,8 @@ def test_medallion(killed: Killed, spark: SparkSession):
 
     assert len(medallion.rows_of(spark, target, settings.bronze_table)) > before > 0
     assert figures["silver"].rules == medallion.violations(spark, target, settings, first)
-    found, _ = medallion_demo.compare(spark, target, medallion_flows(settings), settings)
-    require_equal(found)
+    actual, _ = medallion_demo.compare(spark, target, medallion_flows(settings), settings)
+    require_equal(actual)
 
 
 def test_sales(killed: Killed, spark: SparkSession):
@@ -157,8 +157,8 @@ def test_iot(killed: Killed, spark: SparkSession):
 
     run(spark, target, iot_flows(settings))
 
-    found, _ = iot_demo.compare(spark, target, iot_flows(settings), settings)
-    require_equal(found)
+    actual, _ = iot_demo.compare(spark, target, iot_flows(settings), settings)
+    require_equal(actual)
     assert {row["alert"] for row in topic_rows(target, settings.alerts_topic)} == {"HIGH_TEMP", "HIGH_HUMIDITY"}
     assert {row["status"] for row in topic_rows(target, settings.status_topic)} == {"SILENT", "BACK"}
 
@@ -170,15 +170,15 @@ def test_enrichment(killed: Killed, spark: SparkSession):
     middle = enrichment.run(spark, target, settings)
 
     assert middle.outcome.enriched_later > 0
-    seen = enrichment_demo.dimension_versions(spark, target, settings)
+    observed = enrichment_demo.dimension_versions(spark, target, settings)
     # The batch that the killed driver had written keeps the version that it met; later batches meet newer ones.
-    assert seen[enrichment.KILLED_IN["purchases"]] < seen[-1]
+    assert observed[enrichment.KILLED_IN["purchases"]] < observed[-1]
     enrichment.know_products(spark, target, settings, 10, 0)
     enrichment.send_purchases(target, settings, 8, 0)
 
     last = enrichment.run(spark, target, settings)
 
-    assert enrichment_demo.dimension_versions(spark, target, settings)[: len(seen)] == seen
-    assert enrichment_demo.dimension_versions(spark, target, settings)[len(seen)] > seen[-1]
+    assert enrichment_demo.dimension_versions(spark, target, settings)[: len(observed)] == observed
+    assert enrichment_demo.dimension_versions(spark, target, settings)[len(observed)] > observed[-1]
     assert last.outcome.enriched_later > middle.outcome.enriched_later
     assert [flow.name for flow in enrichment_flows(settings)] == list(enrichment.KILLED_IN)

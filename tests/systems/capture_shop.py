@@ -1,4 +1,4 @@
-"""A shop in Postgres that is captured and kept in two ways, and what can happen to the parts between."""
+"""A shop in Postgres that is captured and stored in two ways, and what can happen to the parts between."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(where: Database, *statements: str) -> None:
 
 
 def pid_of(home: Path, part: str) -> int:
-    return next(each.pid for each in LocalStack(home).ps() if each.name == part and each.pid)
+    return next(item.pid for item in LocalStack(home).ps() if item.name == part and item.pid)
 
 
 def moved(home: Path, source: Database) -> Database:
@@ -86,25 +86,25 @@ def moved(home: Path, source: Database) -> Database:
 
 
 class Running:
-    """A flow that runs beside the test, and what is heard of it."""
+    """A flow that runs in the background of the test, and its events."""
 
     def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
         self.target, self.flow = target, flow
         self.events: list[Event] = []
         self._news = threading.Condition()
         self._application = Application(spark, target, [flow])
-        self._application.bus.subscribe(self._hear)
+        self._application.bus.subscribe(self._on_event)
         self._ended: HeadraceError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def heard(self, kind: type[Event], seconds: float = 300.0) -> None:
+    def await_event(self, kind: type[Event], seconds: float = 300.0) -> None:
         """Return when an event of a kind has come."""
         with self._news:
-            assert self._news.wait_for(lambda: any(isinstance(each, kind) for each in self.events), seconds)
+            assert self._news.wait_for(lambda: any(isinstance(event, kind) for event in self.events), seconds)
 
     def end(self, seconds: float = 300.0) -> HeadraceError | None:
-        """Wait until the flow has ended by itself; return what it ended with."""
+        """Wait until the flow has ended; return what it ended with."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the flow runs on"
         return self._ended
@@ -112,7 +112,7 @@ class Running:
     def _run(self) -> None:
         self._ended = self._application.run()[self.flow.name].error
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         with self._news:
             self.events.append(event)
             self._news.notify_all()
@@ -150,7 +150,7 @@ def drop_slot(where: Database, capture: Capture) -> None:
 
 
 class Shop:
-    """Orders and their payments under change, and what is kept of them: a mirror by whole transactions, a history."""
+    """Orders and their payments under change, and what is stored of them: a mirror by transactions, a history."""
 
     def __init__(
         self, spark: SparkSession, broker: Broker, source: Database, worker: ConnectWorker, lake: Path
@@ -158,7 +158,7 @@ class Shop:
         self.capture = CAPTURE
         self.worker, self.home = worker, broker.home
         self._spark, self._bootstrap, self._lake = spark, broker.bootstrap, lake
-        self.source, self.kept, self._changed = source, "first", 0
+        self.source, self.stored, self._changed = source, "first", 0
         run(
             source,
             "CREATE SCHEMA sold",
@@ -180,10 +180,10 @@ class Shop:
         )
 
     def flows(self, trigger: Trigger) -> list[Flow]:
-        kept = partial(CdcSettings, self.capture, trigger=trigger)
+        stored = partial(CdcSettings, self.capture, trigger=trigger)
         return [
-            mirror(kept(path=f"{self.kept}/mirror", name=f"{self.kept}_mirror", atomic_transactions=True)),
-            mirror(kept(path=f"{self.kept}/history", name=f"{self.kept}_history", stored_as=History())),
+            mirror(stored(path=f"{self.stored}/mirror", name=f"{self.stored}_mirror", atomic_transactions=True)),
+            mirror(stored(path=f"{self.stored}/history", name=f"{self.stored}_history", stored_as=History())),
         ]
 
     def change(self) -> None:
@@ -204,13 +204,13 @@ class Shop:
             link.execute("INSERT INTO sold.orders VALUES (%s, 'again', 1) ON CONFLICT DO NOTHING", (n - 1,))
 
     def apply(self) -> list[Event]:
-        """Let the flows read what the topics hold. Returns what was told of the capture."""
+        """Let the flows read all records of the topics. Returns the events of the capture."""
         application = Application(self._spark, self.target, self.flows(AvailableNow()))
-        told: list[Event] = []
-        application.bus.subscribe(lambda event: told.append(event) if isinstance(event, CaptureUnhealthy) else None)
-        errors = {name: str(each.error) for name, each in application.run().items() if each.error}
+        reported: list[Event] = []
+        application.bus.subscribe(lambda event: reported.append(event) if isinstance(event, CaptureUnhealthy) else None)
+        errors = {name: str(item.error) for name, item in application.run().items() if item.error}
         assert errors == {}, errors
-        return told
+        return reported
 
     def require_equal(self) -> None:
         """Wait until everything is captured, apply it, and compare both with the source."""
@@ -219,40 +219,40 @@ class Shop:
         self.apply()
         for table in ("orders", "payments"):
             with open_postgres(self.source) as link:
-                wanted = set(link.execute(f"SELECT * FROM sold.{table}").fetchall())  # noqa: S608
-            assert wanted
-            assert self._mirrored(table) == wanted
-            assert self._current(table) == wanted
-        for each in read_tables(self.source, self.capture.selection):
-            compared = compare(self._spark, self.source, each, self.target.table(f"{self.kept}/mirror/{each.name}"))
+                expected = set(link.execute(f"SELECT * FROM sold.{table}").fetchall())  # noqa: S608
+            assert expected
+            assert self._mirrored(table) == expected
+            assert self._current(table) == expected
+        for item in read_tables(self.source, self.capture.selection):
+            compared = compare(self._spark, self.source, item, self.target.table(f"{self.stored}/mirror/{item.name}"))
             assert compared.equal, compared.as_dict()
 
     def _mirrored(self, table: str) -> set[tuple[object, ...]]:
         """The rows of the version that is published."""
-        published = self._spark.read.format("delta").load(self.target.table(f"{self.kept}/mirror/_published"))
+        published = self._spark.read.format("delta").load(self.target.table(f"{self.stored}/mirror/_published"))
         (row,) = published.where(F.col("table") == f"sold.{table}").collect()
         return self._rows(self._spark.read.format("delta").option("versionAsOf", row.version).load(row.path))
 
     def _current(self, table: str) -> set[tuple[object, ...]]:
-        versions = self._spark.read.format("delta").load(self.target.table(f"{self.kept}/history/{table}"))
+        versions = self._spark.read.format("delta").load(self.target.table(f"{self.stored}/history/{table}"))
         return self._rows(versions.where("is_current"))
 
-    def _rows(self, found: DataFrame) -> set[tuple[object, ...]]:
-        names = [name for name in ("id", "note", "total", "order_id") if name in found.columns]
-        rows = [tuple(row) for row in found.select(*names).collect()]
+    def _rows(self, actual: DataFrame) -> set[tuple[object, ...]]:
+        names = [name for name in ("id", "note", "total", "order_id") if name in actual.columns]
+        rows = [tuple(row) for row in actual.select(*names).collect()]
         assert len(set(rows)) == len(rows)
         return set(rows)
 
     def command(self, *words: str) -> dict[str, Any]:
         """Run `headrace capture` for the mirror, in a project of its own; return the one JSON object."""
-        folder, told = self._lake / "project", self.target
+        folder, reported = self._lake / "project", self.target
         folder.mkdir(exist_ok=True)
         assert self.source.password is not None
         password = f"${{file:{secrets_folder(LocalStack(self.home).files('connect')) / 'sold.properties'}:password}}"
         places = {
-            "lake": told.lake,
-            "checkpoints": told.checkpoints,
-            "kafka": dict(told.kafka),
+            "lake": reported.lake,
+            "checkpoints": reported.checkpoints,
+            "kafka": dict(reported.kafka),
             "databases": {"shop": {"url": self.source.url, "user": self.source.user, "password": "${env:SOLD}"}},
             "connect": {"url": self.worker.url, "passwords": {"shop": password}},
         }
@@ -270,7 +270,7 @@ class Shop:
         """Send every record of the topics twice more, in another order."""
         chance, producer = random.Random(11), Producer({"bootstrap.servers": self._bootstrap})  # noqa: S311
         for topic in ("sold.sold.orders", "sold.sold.payments", "sold.transaction"):
-            records = [(each.key(), each.value()) for each in read_topic(self.target, topic)] * 2
+            records = [(item.key(), item.value()) for item in read_topic(self.target, topic)] * 2
             chance.shuffle(records)
             for key, value in records:
                 producer.produce(topic, value, key)
@@ -287,12 +287,12 @@ def kill(home: Path, part: str, how: signal.Signals = signal.SIGKILL) -> None:
 def stalled(where: Database, capture: Capture, table: str) -> Iterator[None]:
     """Hold a snapshot up at a table: it is locked as soon as the slot is made, which waits for open transactions."""
     done, locked = threading.Event(), threading.Event()
-    made = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND confirmed_flush_lsn IS NOT NULL"
+    created = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND confirmed_flush_lsn IS NOT NULL"
 
     def hold() -> None:
         with open_postgres(where) as link:
             # By one connection: to open another for each look takes as long as the connector does to get to the table.
-            while not done.is_set() and link.execute(made, (capture.slot,)).fetchone() is None:
+            while not done.is_set() and link.execute(created, (capture.slot,)).fetchone() is None:
                 pass
             with link.transaction():
                 link.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
@@ -311,10 +311,10 @@ def stalled(where: Database, capture: Capture, table: str) -> Iterator[None]:
 
 def refused(code: str, ask: Callable[[], object]) -> None:
     """Ask what has to be refused, with the way to a new snapshot."""
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as reported:
         ask()
-    assert told.value.code == code
-    assert "`headrace capture delete FLOW --topics`" in told.value.remedy
+    assert reported.value.code == code
+    assert "`headrace capture delete FLOW --topics`" in reported.value.remedy
 
 
 def ends_at_the_gap(running: Running) -> None:

@@ -17,13 +17,13 @@ Change = tuple[str, int | None]
 def changes(bootstrap: str, topic: str) -> Iterator[Callable[..., list[Change]]]:
     """Give a function that reads on until a change arrived, and returns all changes so far as (op, id)."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
-    seen: list[Change] = []
+    observed: list[Change] = []
 
-    def until(*wanted: Change, seconds: float = 180.0) -> list[Change]:
+    def until(*expected: Change, seconds: float = 180.0) -> list[Change]:
         deadline = time.monotonic() + seconds
         assigned = False
-        while not set(wanted) <= set(seen):
-            assert time.monotonic() < deadline, f"waited for {wanted} and got {seen}"
+        while not set(expected) <= set(observed):
+            assert time.monotonic() < deadline, f"waited for {expected} and got {observed}"
             if not assigned and not consumer.assignment():
                 # A topic is made with its first record.
                 if topic not in consumer.list_topics(timeout=30).topics:
@@ -36,8 +36,8 @@ def changes(bootstrap: str, topic: str) -> Iterator[Callable[..., list[Change]]]
                 continue
             value = json.loads(message.value())
             row = value["after"] or value["before"] or {}
-            seen.append((value["op"], row.get("id")))
-        return list(seen)
+            observed.append((value["op"], row.get("id")))
+        return list(observed)
 
     try:
         yield until

@@ -115,8 +115,8 @@ def reading(number: int) -> dict[str, object]:
 def send(topic: str, bootstrap: str, numbers: range) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in numbers:
-        each = reading(number)
-        producer.produce(topic, json.dumps(each), str(each["sensor"]))
+        record = reading(number)
+        producer.produce(topic, json.dumps(record), str(record["sensor"]))
         producer.poll(0)
     assert producer.flush(30) == 0
 
@@ -128,16 +128,16 @@ def count(read: dict[str, int], batch: dict[str, object]) -> None:
 def require_results(spark: SparkSession, target: Target, name: str, readings: int) -> None:
     """Compare the tables and the topic with what the readings make in plain Python."""
     sent = [reading(number) for number in range(readings)]
-    expected = [(each["id"], each["sensor"], each["value"] * 2) for each in sent if each["id"] % 2 == 0]
+    expected = [(item["id"], item["sensor"], item["value"] * 2) for item in sent if item["id"] % 2 == 0]
     table = spark.read.format("delta").load(target.table("doubled"))
     assert sorted(tuple(row) for row in table.collect()) == sorted(expected)
 
     minutes: dict[tuple[datetime, object], list[int]] = {}
-    for each in sent:
-        minute = datetime.fromisoformat(each["at"]).replace(second=0, microsecond=0)
-        figures = minutes.setdefault((minute, each["sensor"]), [0, 0])
+    for item in sent:
+        minute = datetime.fromisoformat(item["at"]).replace(second=0, microsecond=0)
+        figures = minutes.setdefault((minute, item["sensor"]), [0, 0])
         figures[0] += 1
-        figures[1] += each["value"]
+        figures[1] += item["value"]
     rows = (
         spark.read.format("delta")
         .load(target.table("minutes"))
@@ -148,7 +148,7 @@ def require_results(spark: SparkSession, target: Target, name: str, readings: in
     )
 
     copies = [json.loads(message.value() or b"") for message in read_topic(target, f"{name}-copy")]
-    assert sorted((each["id"], each["sensor"]) for each in copies) == [(each["id"], each["sensor"]) for each in sent]
+    assert sorted((item["id"], item["sensor"]) for item in copies) == [(item["id"], item["sensor"]) for item in sent]
 
 
 class Until:
@@ -169,7 +169,7 @@ class Until:
 def _position(event: BatchCommitted) -> int:
     """Return how many records of the topic lie behind the flow.
 
-    Spark's count of rows will not do: where the files of a lost executor are computed anew, it counts rows twice.
+    Spark's count of rows will not do: where the files of a lost executor are recomputed, it counts rows twice.
     """
     (source,) = json.loads(str(event.progress["json"]))["sources"]
     return sum(offset for partitions in source["endOffset"].values() for offset in partitions.values())

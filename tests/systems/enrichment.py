@@ -96,16 +96,16 @@ def know_products(spark: SparkSession, target: Target, settings: EnrichmentSetti
 
 
 def write_history(spark: SparkSession, target: Target, settings: EnrichmentSettings) -> None:
-    """Write what was told of products as their history: each state from its time to the next one's.
+    """Write the states of products as their history: each state from its time to the next one's.
 
     Of every second product it is not known since when the first state was so.
     """
-    told: dict[str, dict[str, dict[str, str]]] = {}
+    reported: dict[str, dict[str, dict[str, str]]] = {}
     for record in read_records(target, settings.products_topic):
         state = json.loads(record.value or b"", parse_float=str)
-        told.setdefault(state["product_id"], {})[state["updated_at"]] = state
+        reported.setdefault(state["product_id"], {})[state["updated_at"]] = state
     rows = []
-    for number, (product, states) in enumerate(told.items()):
+    for number, (product, states) in enumerate(reported.items()):
         times = sorted(states)
         for place, (since, until) in enumerate(zip(times, [*times[1:], None], strict=True)):
             state, unknown = states[since], place == 0 and number % 2
@@ -124,6 +124,6 @@ def run_purchases(spark: SparkSession, target: Target, settings: EnrichmentSetti
 def run(spark: SparkSession, target: Target, settings: EnrichmentSettings) -> EnrichmentComparison:
     """Run the purchases and compare them, and the products, with the model."""
     run_purchases(spark, target, settings)
-    found = compare(spark, target, flows(settings), settings)
-    assert found.comparison.differences == []
-    return found
+    actual = compare(spark, target, flows(settings), settings)
+    assert actual.comparison.differences == []
+    return actual

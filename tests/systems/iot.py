@@ -46,7 +46,7 @@ def settings_for(name: str) -> IotSettings:
         status_topic=f"{name}-status",
         trigger=AvailableNow(),
         max_offsets=MOST,
-        # Numbers of their own: the model has to hear of them.
+        # Numbers of their own: the model has to know them.
         **({"window": "4 minutes", "watermark": "1 minute"} if name == KILLED else {}),
     )
 
@@ -65,7 +65,7 @@ def send_before_the_kill(target: Target) -> None:
 
 @dataclass(frozen=True)
 class Returned:
-    """The past of a plant, and at its end a device that was offline for six hours and sends what it kept."""
+    """The past of a plant, and at its end a device that was offline for six hours and sends what it buffered."""
 
     topic: ClassVar[str] = "unused"
 
@@ -101,7 +101,7 @@ def the_bound_holds(spark: SparkSession, target: Target, settings: IotSettings, 
         # The partition of the busiest device is longer, and no batch is without the other one.
         assert all(len(batch) == 2 and all(end > start for start, end in batch.values()) for batch in full), full
     records = read_records(target, settings.topic)
-    rows = [sum(record.partition == each for record in records) for each in range(2)]
+    rows = [sum(record.partition == number for record in records) for number in range(2)]
     assert skew["rows_by_partition"] == {"0": rows[0], "1": rows[1]}
     # 20 % by one device, and the rest by 39 of them and the one that is back.
     assert (skew["busiest_device"], skew["devices"]) == ("dev-0000", 41)
@@ -120,12 +120,12 @@ def repaired(folder: Path, target: Target, spark: SparkSession, monkeypatch: pyt
     words = ["late", "device_metrics", "--repair", "--yes", "--json", "--project", str(folder)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    actual: dict[str, Any] = json.loads(done.stdout)
+    return actual
 
 
 def shown_is_what_is_there(spark: SparkSession, demo: IotDemo, scene: DemoContext, newest: list[DeviceMetrics]) -> None:
-    """The demo's line about the newest whole window, its table as declared, and its feed into the topic of its own."""
+    """The demo's line about the newest complete window, its table as declared, and its feed into its own topic."""
     (line,) = demo.status(scene, spark)
     readings = sum(row.reading_count for row in newest)
     busiest = max(newest, key=lambda row: row.reading_count)
@@ -140,7 +140,9 @@ def shown_is_what_is_there(spark: SparkSession, demo: IotDemo, scene: DemoContex
     with_rows = "operation = 'MERGE' AND operationMetrics.numSourceRows > 0"
     merges = spark.sql(f"DESCRIBE HISTORY {gold}").where(with_rows).collect()
     assert len(merges) >= 5
-    assert all("window_start" in (said := row.operationParameters["predicate"]) and ">=" in said for row in merges)
+    assert all(
+        "window_start" in (message := row.operationParameters["predicate"]) and ">=" in message for row in merges
+    )
 
     before = len(read_records(scene.target, demo.settings.topic))
     sent = demo.feed(scene, set_by_records(scene.target, demo.settings.topic))

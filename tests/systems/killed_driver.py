@@ -23,7 +23,7 @@ from headrace.runtime.events import Event
 from headrace.runtime.session import open_session
 from headrace.stack.jars import JarCache
 
-# The flows in a cold JVM take about a minute on a quiet machine.
+# The flows in a cold JVM take about a minute on an idle machine.
 _PATIENCE_SECONDS = 480.0
 
 
@@ -47,7 +47,7 @@ def run_until_killed(folder: Path, bootstrap: str, systems: Sequence[str]) -> No
     deadline = time.monotonic() + _PATIENCE_SECONDS
     try:
         while waiting:
-            report = line.hear(0.5) or {}
+            report = line.receive(0.5) or {}
             # Silver and gold wait for the table of the layer before, and try again.
             assert not report.get("down"), report
             if "point" in report:

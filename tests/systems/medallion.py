@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-KEPT = {"delta.logRetentionDuration": "interval 3650 days", "delta.checkpointInterval": "100"}
+RETAINED = {"delta.logRetentionDuration": "interval 3650 days", "delta.checkpointInterval": "100"}
 
 
 KILLED = "layers-killed"
@@ -48,7 +48,7 @@ def settings_for(name: str) -> MedallionSettings:
         bronze_trigger=AvailableNow(),
         silver_trigger=AvailableNow(),
         gold_trigger=AvailableNow(),
-        silver_policy=TablePolicy(KEPT, retention=None, small_files=2),
+        silver_policy=TablePolicy(RETAINED, retention=None, small_files=2),
     )
 
 
@@ -80,7 +80,7 @@ def send(target: Target, topic: str, order: Mapping[str, object], headers: Mappi
 def run_layers(spark: SparkSession, target: Target, layers: list[Flow]) -> dict[str, FlowFigures]:
     """Run one layer to its end after the other."""
     figures = {flow.name: Application(spark, target, [flow]).run()[flow.name] for flow in layers}
-    assert {name: each.error for name, each in figures.items()} == dict.fromkeys(figures)
+    assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)
     return figures
 
 
@@ -113,7 +113,7 @@ def violations(spark: SparkSession, target: Target, settings: MedallionSettings,
     end = checkpoint.offset_entry(checkpoint.committed_batches()[-1]).offsets[0]
     start = checkpoint.offset_entry(first - 1).offsets[0] if first else source.start_offset(end or "")
     read = {(row["partition"], row["offset"]) for row in source.batch(spark, target, start or "", end or "").collect()}
-    records = [each for each in read_records(target, settings.topic) if (each.partition, each.offset) in read]
+    records = [record for record in read_records(target, settings.topic) if (record.partition, record.offset) in read]
     return dict(model.silver(records).broken)
 
 

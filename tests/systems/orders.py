@@ -72,18 +72,18 @@ def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -
 
 def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
     """Return, by input, the watermark of its newest good record."""
-    orders = [model.judge_order(each) for each in read_records(target, settings.orders_topic)]
-    payments = [model.judge_payment(each) for each in read_records(target, settings.payments_topic)]
+    orders = [model.judge_order(record) for record in read_records(target, settings.orders_topic)]
+    payments = [model.judge_payment(record) for record in read_records(target, settings.payments_topic)]
     return {
-        "orders": max(each.order_time for each in orders if isinstance(each, model.Order)) - delay_ms,
-        "payments": max(each.pay_time for each in payments if isinstance(each, model.Payment)) - delay_ms,
+        "orders": max(order.order_time for order in orders if isinstance(order, model.Order)) - delay_ms,
+        "payments": max(payment.pay_time for payment in payments if isinstance(payment, model.Payment)) - delay_ms,
     }
 
 
 def replayed(
     spark: SparkSession, target: Target, settings: OrderSettings, how: Join, recorded: list[int] | None = None
 ) -> model.JoinOutcome:
-    flow = next(each for each in flows(settings) if each.name == NAMES[how])
+    flow = next(item for item in flows(settings) if item.name == NAMES[how])
     records = [read_records(target, topic) for topic in settings.topics]
     return model.replay(*records, batch_ranges(spark, target, flow), model.JOINS[how], recorded)
 
@@ -101,8 +101,8 @@ def command_line(
     )
 
     def run(*words: str) -> tuple[int, dict[str, Any]]:
-        given = ["reconcile", "orders", *words, "--day", f"{NOW:%Y-%m-%d}", "--project", str(folder), "--json"]
-        done = CliRunner().invoke(app, given, catch_exceptions=False)
+        declared = ["reconcile", "orders", *words, "--day", f"{NOW:%Y-%m-%d}", "--project", str(folder), "--json"]
+        done = CliRunner().invoke(app, declared, catch_exceptions=False)
         (line,) = done.stdout.splitlines()
         return done.exit_code, json.loads(line)
 
@@ -117,10 +117,10 @@ def reconciled(
     how: Join,
 ) -> None:
     before = table_rows(spark, "delta", target.table(settings.table(how)))
-    code, found = command(NAMES[how], "--repair", "--yes")
-    (plan,) = found["flows"]
+    code, actual = command(NAMES[how], "--repair", "--yes")
+    (plan,) = actual["flows"]
     assert (code, plan["repaired"], plan["whole"]) == (0, True, False)
-    start, end = (round(datetime.fromisoformat(plan[each]).timestamp() * 1000) for each in ("start", "end"))
+    start, end = (round(datetime.fromisoformat(plan[name]).timestamp() * 1000) for name in ("start", "end"))
     assert start < end < (NOW - timedelta(hours=1)).timestamp() * 1000
     records = [read_records(target, topic) for topic in settings.topics]
     rows = table_rows(spark, "delta", target.table(settings.table(how)))
@@ -132,11 +132,11 @@ def reconciled(
     assert plan["added"]["late"] > 0
     assert plan["removed"]["duplicate"] > 0
     # Examples are of each cause, and what is to be removed was in the table.
-    assert {each["cause"] for each in plan["examples"]} == {*plan["added"], *plan["removed"]}
-    taken = {each["order_id"] for each in plan["examples"] if each["change"] == "remove"}
+    assert {item["cause"] for item in plan["examples"]} == {*plan["added"], *plan["removed"]}
+    taken = {item["order_id"] for item in plan["examples"] if item["change"] == "remove"}
     assert taken <= {row["order_id"] for row in before}
     if how == "full":
-        # The order came too late, and its payment stood alone until now.
+        # The order came too late, and its payment had no order until now.
         lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
         assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
     alone = model.daily_rows(*records, model.JOINS["full"], start, end)
@@ -144,7 +144,7 @@ def reconciled(
         "payment(s) of an order": sum(row.pay_time is None for row in alone),
         "order(s) of a payment": sum(row.order_time is None for row in alone),
     }
-    assert {each["order_id"] for each in plan["alone"]} <= {row.order_id for row in alone if None in row}
+    assert {item["order_id"] for item in plan["alone"]} <= {row.order_id for row in alone if None in row}
     assert len(plan["alone"]) == sum(min(20, count) for count in plan["never_came"].values()) > 20
     code, again = command(NAMES[how])
     assert (code, again["flows"][0]["added"], again["flows"][0]["removed"]) == (0, {}, {})

@@ -66,7 +66,9 @@ def tables_are_as_declared(spark: SparkSession, target: Target, settings: SalesS
         with_rows = "operation = 'MERGE' AND operationMetrics.numSourceRows > 0"
         merges = spark.sql(f"DESCRIBE HISTORY {table}").where(with_rows).collect()
         assert len(merges) >= 4
-        assert all("window_start" in (said := row.operationParameters["predicate"]) and ">=" in said for row in merges)
+        assert all(
+            "window_start" in (message := row.operationParameters["predicate"]) and ">=" in message for row in merges
+        )
 
 
 def shown_is_what_is_there(spark: SparkSession, demo: SalesDemo, scene: DemoContext, days: list[GoldRow]) -> None:

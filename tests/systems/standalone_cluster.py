@@ -28,12 +28,12 @@ class Worker:
     process: subprocess.Popen[bytes]
 
     def die(self) -> None:
-        """End as a machine does whose power fails: the worker and all its executors, at once and without a word."""
+        """End as a machine does whose power fails: the worker and all its executors, immediately and without a word."""
         family = [psutil.Process(self.process.pid)]
         family += family[0].children(recursive=True)
-        for each in family:
+        for item in family:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                item.kill()
         self.process.wait()
 
 
@@ -53,17 +53,17 @@ def standalone_cluster(folder: Path, workers: int) -> Iterator[Cluster]:
     try:
         master = _start("master.Master", folder / "master.log", "--port", "0")
         started.append(Worker(master))
-        url = _said(folder / "master.log", r"Starting Spark master at (spark://\S+)", master)[0]
+        url = _logged(folder / "master.log", r"Starting Spark master at (spark://\S+)", master)[0]
         for number in range(workers):
             home = folder / f"worker{number}"
             log = folder / f"worker{number}.log"
             started.append(Worker(_start("worker.Worker", log, "-c", "1", "-m", "1g", "-d", str(home), url)))
-        _said(folder / "master.log", r"Registering worker ", master, times=workers)
+        _logged(folder / "master.log", r"Registering worker ", master, times=workers)
         yield Cluster(url, tuple(started[1:]))
     finally:
-        for each in reversed(started):
+        for item in reversed(started):
             with suppress(psutil.NoSuchProcess):
-                each.die()
+                item.die()
 
 
 def _start(role: str, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -86,11 +86,11 @@ def _start(role: str, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
         )
 
 
-def _said(log: Path, pattern: str, process: subprocess.Popen[bytes], times: int = 1) -> list[str]:
+def _logged(log: Path, pattern: str, process: subprocess.Popen[bytes], times: int = 1) -> list[str]:
     """Wait until a log holds a pattern so many times, and return what was found."""
     deadline = time.monotonic() + START_SECONDS
-    while len(found := re.findall(pattern, log.read_text())) < times:
+    while len(actual := re.findall(pattern, log.read_text())) < times:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)  # a process says what it does only in its log
-    return found
+    return actual

@@ -60,12 +60,16 @@ def flow(source: Source, trigger: Trigger = TEN) -> Flow:
     return Flow("orders", Input(source, schema=schema), lambda rows: rows, FileSink("out"), trigger=trigger)
 
 
-def found(
+def findings_of(
     source: Source, rates: MeasuredRates | None = None, trigger: Trigger = TEN
 ) -> list[tuple[str, Severity, str]]:
-    given = {("orders", "rows"): rates} if rates else None
-    findings = check([flow(source, trigger)], given)
-    return [(each.code, each.severity, each.remedy) for each in findings if each.code in ("HRC-110", "HRC-204")]
+    declared = {("orders", "rows"): rates} if rates else None
+    findings = check([flow(source, trigger)], declared)
+    return [
+        (finding.code, finding.severity, finding.remedy)
+        for finding in findings
+        if finding.code in ("HRC-110", "HRC-204")
+    ]
 
 
 OPEN = KafkaSource("orders", max_offsets_per_trigger=None)
@@ -113,7 +117,7 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
     source: Source, rates: MeasuredRates | None, trigger: Trigger, remedy: str
 ) -> None:
     assert isinstance(source, Bounded)
-    ((code, severity, message),) = found(source, rates, trigger)
+    ((code, severity, message),) = findings_of(source, rates, trigger)
     assert (code, severity) == ("HRC-110", Severity.ERROR)
     assert message.startswith(remedy)
 
@@ -142,7 +146,7 @@ def test_a_source_without_a_bound_is_an_error_that_suggests_one(
 def test_a_bound_below_what_arrives_is_a_warning(
     source: Source, rates: MeasuredRates, trigger: Trigger, remedies: list[str]
 ) -> None:
-    message = found(source, rates, trigger)
+    message = findings_of(source, rates, trigger)
     assert [(code, severity) for code, severity, _ in message] == [("HRC-204", Severity.WARNING)] * len(remedies)
     assert all(remedy.startswith(expected) for (_, _, remedy), expected in zip(message, remedies, strict=True))
 
@@ -193,7 +197,7 @@ def test_the_record_of_a_flow_is_smoothed_over_large_batches_and_read_by_the_nex
 
     assert processed_per_second(target, "orders") == 10_400
     assert measure_rates([kafka], target) == {("orders", "rows"): MeasuredRates({}, 10_400)}
-    ((_, _, remedy),) = [each for each in found(OPEN, measure_rates([kafka], target)["orders", "rows"])]
+    ((_, _, remedy),) = [item for item in findings_of(OPEN, measure_rates([kafka], target)["orders", "rows"])]
     assert remedy.startswith("Set max_offsets_per_trigger=84_000.")  # 83,200
 
 
@@ -219,7 +223,7 @@ def test_a_bound_fits_into_memory_and_into_the_freshness_target(
     assert choose_batch_size(AutoBatchSize(freshness), room).records == records
 
 
-def test_a_bound_says_what_it_comes_from() -> None:
+def test_a_suggested_bound_states_its_reason() -> None:
     assert (
         choose_batch_size(AutoBatchSize(), AvailableResources(1e9, 250)).reason
         == "So many records, 250 bytes each, fit into 500 MB."
@@ -243,7 +247,7 @@ def test_a_rate_of_small_batches_does_not_count_as_what_a_flow_can_do(target: Ta
     assert processed_per_second(target, "orders", batches_of=10_001) is None
 
 
-def test_of_a_flow_with_two_inputs_the_record_says_nothing_about_one(target: Target) -> None:
+def test_the_recorded_rate_of_a_flow_with_two_inputs_is_not_used_for_one(target: Target) -> None:
     both = Flow("both", {"a": Input(OPEN, schema=ROW), "b": Input(OPEN, schema=ROW)}, lambda a, b: a, FileSink("out"))
     bus = EventBus()
     throughput = Throughput(None, target, [both], bus)  # type: ignore[arg-type]

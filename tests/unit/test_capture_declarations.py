@@ -27,7 +27,7 @@ def test_a_list_chooses_its_tables_and_their_topics_and_no_others():
     assert not re.fullmatch(capture.topics, "shopXpublic.orders")
 
 
-def test_a_pattern_matches_whole_names_and_topics_of_tables_only():
+def test_a_pattern_matches_full_names_and_topics_of_tables_only():
     capture = Capture("shop", r"public\.o.*")
     assert capture.selection.holds("public", "orders")
     assert not capture.selection.holds("xpublic", "orders")
@@ -40,7 +40,7 @@ def test_a_dot_in_the_name_of_a_listed_table_is_a_dot_in_the_expression():
     assert not re.fullmatch(TableSelection(("public.orders",)).expression, "publicXorders")
 
 
-def test_a_topic_replaces_what_topics_may_not_hold():
+def test_characters_that_a_topic_name_may_not_contain_are_replaced():
     table = SourceTable("public", "order items", (), (), "postgres")
     assert Capture("shop", r"public\..*").topic(table) == "shop.public.order_items"
 
@@ -64,12 +64,12 @@ def test_a_capture_that_cannot_run_is_hr_260(tables: tuple[str, ...] | str, pref
 def test_positions_sort_like_the_log():
     assert lsn_position(9) < lsn_position(10) < lsn_position(2**63)
     ordered = [("binlog.000002", 9, 9), ("binlog.000002", 10, 0), ("binlog.000010", 4, 0), ("binlog.1000000", 4, 0)]
-    assert sorted(binlog_position(*each) for each in ordered) == [binlog_position(*each) for each in ordered]
+    assert sorted(binlog_position(*item) for item in ordered) == [binlog_position(*item) for item in ordered]
     assert len(lsn_position(1)) == 20
     assert binlog_position("binlog.000002", 534430, 1) == "0000000002" + "00000000000000534430" + "0000000001"
 
 
-def test_the_family_of_a_database_is_told_by_its_address():
+def test_the_family_of_a_database_is_recognized_by_its_address():
     assert family(Database("jdbc:postgresql://db/shop", "u")) == "postgres"
     assert [family(Database(f"jdbc:{kind}://db/shop", "u")) for kind in ("mariadb", "mysql")] == ["mysql", "mysql"]
     assert mysql.address(Database("jdbc:mariadb://db:1/shop", "u")) == DatabaseAddress("db", 1, "shop", {})
@@ -83,22 +83,22 @@ def test_an_address_of_a_binlog_database_that_cannot_be_used_is_refused_without_
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_topic_whose_table_is_not_chosen_is_passed_over_and_one_that_is_gone_if_nothing_was_kept(
+def test_a_topic_is_skipped_if_its_table_is_not_selected_or_is_missing_without_stored_rows(
     monkeypatch: pytest.MonkeyPatch,
 ):
     tables = [SourceTable("public", name, (), ("id",), "postgres") for name in ("orders", "log")]
     target = Target("t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")})
 
-    def read(_database: Database, chosen: TableSelection) -> tuple[SourceTable, ...]:
-        return tuple(each for each in tables if chosen.holds(each.schema, each.name))
+    def read(_database: Database, selected: TableSelection) -> tuple[SourceTable, ...]:
+        return tuple(table for table in tables if selected.holds(table.schema, table.name))
 
     monkeypatch.setattr(flows, "read_tables", read)
     sink = flows.mirror(flows.CdcSettings(Capture("shop", r"public\.(?!log).*"))).sink
     assert isinstance(sink, DeltaCdc)
     codes = dict[str, str | None]()
     for name in ("log", "log_old", "brief"):
-        found = sink.find_table(f"shop.public.{name}", target)
-        assert isinstance(found, SkippedTable)
-        codes[name] = found.error.code if found.error is not None else None
+        actual = sink.find_table(f"shop.public.{name}", target)
+        assert isinstance(actual, SkippedTable)
+        codes[name] = actual.error.code if actual.error is not None else None
     assert codes == {"log": None, "log_old": None, "brief": "HR-547"}
     assert sink.find_table("shop.public.orders", target) == tables[0]

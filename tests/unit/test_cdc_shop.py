@@ -22,7 +22,7 @@ def orphans(tables: Tables) -> list[str]:
     return lost + [f"item {key}" for key in tables["items"] if key[:1] not in orders]
 
 
-def test_the_same_seed_gives_the_same_history_and_another_one_another() -> None:
+def test_the_same_seed_results_in_the_same_history_and_another_seed_in_another() -> None:
     assert history(400) == history(400)
     assert history(400) != history(400, seed=8)
 
@@ -33,11 +33,11 @@ def test_orders_belong_to_customers_and_items_to_orders_after_every_transaction(
         tables = replay(lived[:end])
         assert orphans(tables) == []
         for (order,), row in tables["orders"].items():
-            items = [each for key, each in tables["items"].items() if key[0] == order]
-            assert row["total"] == sum(each["quantity"] * each["price"] for each in items)  # type: ignore[operator, misc]
+            items = [table for key, table in tables["items"].items() if key[0] == order]
+            assert row["total"] == sum(item["quantity"] * item["price"] for item in items)  # type: ignore[operator, misc]
 
 
-def test_a_history_holds_every_kind_of_change_that_is_hard_to_mirror() -> None:
+def test_a_history_contains_every_kind_of_change_that_is_hard_to_mirror() -> None:
     lived = [change for transaction in history(2_000)[OPENING:] for change in transaction.changes]
 
     assert set(Counter(change.kind for change in lived)) == {"insert", "update", "delete", "key change"}
@@ -67,15 +67,15 @@ def test_a_history_that_contradicts_itself_is_no_model(changes: list[RowChange])
         replay([ShopTransaction(0, tuple(changes))])
 
 
-def test_rows_that_are_missing_too_many_or_different_are_told() -> None:
+def test_missing_extra_and_different_rows_are_reported() -> None:
     expected = replay(history(OPENING))
-    held = {table: {key: dict(row) for key, row in rows.items()} for table, rows in expected.items()}
-    assert differences(expected, held) == []  # type: ignore[arg-type]
+    stored = {table: {key: dict(row) for key, row in rows.items()} for table, rows in expected.items()}
+    assert differences(expected, stored) == []  # type: ignore[arg-type]
 
-    del held["customers"][(1,)]
-    held["orders"][(0,)] = {}
-    held["items"][(1, 1)]["quantity"] = 0
-    assert differences(expected, held) == [  # type: ignore[arg-type]
+    del stored["customers"][(1,)]
+    stored["orders"][(0,)] = {}
+    stored["items"][(1, 1)]["quantity"] = 0
+    assert differences(expected, stored) == [  # type: ignore[arg-type]
         "customers (1,) is not there",
         "items (1, 1) differs in quantity",
         "orders (0,) should not be there",

@@ -252,7 +252,7 @@ def server() -> Iterator[socket.socket]:
     ],
     ids=["ctrl-c", "sigterm-and-a-test-that-ignores-signals"],
 )
-def test_an_interrupted_run_keeps_what_was_finished_and_leaves_no_process(
+def test_an_interrupted_run_retains_finished_results_and_leaves_no_process(
     root: Path, server: socket.socket, stop: signal.Signals, first: str, tears_down: bool
 ):
     write_test(root, "passing", PASSING)
@@ -284,7 +284,7 @@ def test_an_interrupted_run_keeps_what_was_finished_and_leaves_no_process(
 
 
 def connection_ended(connection: socket.socket) -> bool:
-    """Whether the process at the other end is gone: without it, reading waits and fails by its timeout."""
+    """Whether the process at the other end has ended: without it, reading waits and fails by its timeout."""
     with connection:
         try:
             return connection.recv(1) == b""

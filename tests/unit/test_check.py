@@ -55,13 +55,13 @@ def join(left: object, right: object, how: str = "inner") -> object:
 
 
 def flow(**changes: object) -> Flow:
-    given: dict[str, object] = {
+    declared: dict[str, object] = {
         "name": "rides",
         "inputs": Input(KafkaSource("t"), schema=SCHEMA, watermark=AT),
         "transform": same,
         "sink": DeltaAppend("rides"),
     }
-    return Flow(**(given | changes))  # type: ignore[arg-type]
+    return Flow(**(declared | changes))  # type: ignore[arg-type]
 
 
 def on(column: str) -> Input:
@@ -73,11 +73,11 @@ MARKED = Input(KafkaSource("t"), schema=SCHEMA, watermark=AT)
 
 
 def codes(flows: Iterable[Flow]) -> list[str]:
-    return [found.code for found in check(flows)]
+    return [finding.code for finding in check(flows)]
 
 
 @pytest.mark.parametrize(
-    ("made", "code", "severity"),
+    ("created", "code", "severity"),
     [
         (flow(name="City Rides"), "HRC-101", Severity.ERROR),
         (flow(name="../rides"), "HRC-101", Severity.ERROR),
@@ -112,16 +112,16 @@ def codes(flows: Iterable[Flow]) -> list[str]:
         (flow(sink=FanOut(DeltaAppend("rides"), Console())), "HRC-301", Severity.INFO),
     ],
 )
-def test_what_is_wrong_with_a_flow_is_found(made: Flow, code: str, severity: Severity) -> None:
-    findings = [found for found in check([made]) if found.code != "HRC-301" or code == "HRC-301"]
-    assert [(found.code, found.severity) for found in findings] == [(code, severity)]
-    assert f"'{made.name}'" in findings[0].place
+def test_what_is_wrong_with_a_flow_is_found(created: Flow, code: str, severity: Severity) -> None:
+    findings = [finding for finding in check([created]) if finding.code != "HRC-301" or code == "HRC-301"]
+    assert [(finding.code, finding.severity) for finding in findings] == [(code, severity)]
+    assert f"'{created.name}'" in findings[0].place
     assert findings[0].reason.endswith(".")
     assert findings[0].remedy
 
 
 @pytest.mark.parametrize(
-    "made",
+    "created",
     [
         flow(),
         flow(name="r" * 63),
@@ -132,8 +132,8 @@ def test_what_is_wrong_with_a_flow_is_found(made: Flow, code: str, severity: Sev
         flow(transform=lambda rows, *more, window="5 minutes", **settings: rows),
     ],
 )
-def test_a_clean_exactly_once_flow_has_no_findings(made: Flow) -> None:
-    assert check([made]) == []
+def test_a_clean_exactly_once_flow_has_no_findings(created: Flow) -> None:
+    assert check([created]) == []
 
 
 def test_two_flows_of_one_name_are_found_once_and_flows_of_other_names_are_not() -> None:
@@ -142,12 +142,12 @@ def test_two_flows_of_one_name_are_found_once_and_flows_of_other_names_are_not()
 
 def test_errors_come_before_warnings_and_warnings_before_remarks() -> None:
     findings = check([flow(sink=KafkaSink("out"), inputs=on("maybe_at")), flow(name="Bad")])
-    assert [found.code for found in findings] == ["HRC-101", "HRC-202", "HRC-301"]
+    assert [finding.code for finding in findings] == ["HRC-101", "HRC-202", "HRC-301"]
 
 
-def test_the_flows_of_ride_analytics_are_clean_and_say_which_sinks_may_repeat() -> None:
+def test_the_flows_of_ride_analytics_have_no_errors_and_list_the_sinks_that_may_repeat_rows() -> None:
     findings = check(ride_flows())
-    assert {(found.code, found.place.split("'")[1]) for found in findings} == {
+    assert {(finding.code, finding.place.split("'")[1]) for finding in findings} == {
         ("HRC-301", "city_rides"),
         ("HRC-301", "surge"),
     }
@@ -162,16 +162,16 @@ def test_a_start_with_an_error_is_refused_and_counts_the_others() -> None:
     assert "besides this one: 1." in refused.value.why
 
 
-def test_a_start_with_warnings_goes_on_and_hands_them_over() -> None:
-    assert [found.code for found in require_no_errors([flow(inputs=on("maybe_at"))])] == ["HRC-202"]
+def test_a_start_with_warnings_continues_and_returns_them() -> None:
+    assert [finding.code for finding in require_no_errors([flow(inputs=on("maybe_at"))])] == ["HRC-202"]
 
 
 def test_a_finding_is_plain_text_for_machines() -> None:
-    (found,) = check([flow(sink=Console())])
-    assert found.as_dict() == {
+    (actual,) = check([flow(sink=Console())])
+    assert actual.as_dict() == {
         "code": "HRC-301",
         "severity": "info",
         "place": "flow 'rides', sink console",
-        "reason": found.reason,
-        "remedy": found.remedy,
+        "reason": actual.reason,
+        "remedy": actual.remedy,
     }

@@ -49,7 +49,7 @@ def test_batches_are_listed_by_number_and_other_files_left_out(checkpoint: Check
     assert checkpoint.committed_batches() == [2, 9, 10]
 
 
-def test_an_entry_holds_the_watermark_the_time_and_the_offsets_of_each_source(checkpoint: Checkpoint) -> None:
+def test_an_entry_contains_the_watermark_the_time_and_the_offsets_of_each_source(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 4, '{"rides":{"0":7,"1":9}}', "-", '{"drivers":{"0":3}}')
     entry = checkpoint.offset_entry(4)
     assert (entry.batch_id, entry.watermark_ms, entry.timestamp_ms) == (4, 1714996800000, 1714997400123)
@@ -76,19 +76,19 @@ def test_where_continuous_processing_began_is_noted_for_one_checkpoint_only(chec
     assert checkpoint.continuous_start() == ()
 
 
-def test_the_range_of_a_batch_begins_where_the_batch_before_ended(checkpoint: Checkpoint) -> None:
+def test_the_range_of_a_batch_starts_where_the_previous_batch_ended(checkpoint: Checkpoint) -> None:
     offsets(checkpoint, 3, '{"rides":{"0":5}}')
     offsets(checkpoint, 4, '{"rides":{"0":9}}')
     assert checkpoint.offset_range(4, 0) == ('{"rides":{"0":5}}', '{"rides":{"0":9}}')
 
 
-def test_the_first_batch_begins_where_the_source_wrote_down_that_it_began(checkpoint: Checkpoint) -> None:
+def test_the_first_batch_starts_at_the_start_offset_that_the_source_recorded(checkpoint: Checkpoint) -> None:
     put(checkpoint, "sources/0/0", '0v1\n{"rides":{"0":2}}')
     offsets(checkpoint, 0, '{"rides":{"0":9}}')
     assert checkpoint.offset_range(0, 0) == ('{"rides":{"0":2}}', '{"rides":{"0":9}}')
 
 
-def test_a_source_that_had_nothing_before_begins_at_its_start(checkpoint: Checkpoint) -> None:
+def test_a_source_without_earlier_offsets_starts_at_its_beginning(checkpoint: Checkpoint) -> None:
     put(checkpoint, "sources/1/0", 'v1\n{"drivers":{"0":0}}')
     offsets(checkpoint, 3, '{"rides":{"0":5}}', "-")
     offsets(checkpoint, 4, '{"rides":{"0":5}}', '{"drivers":{"0":4}}')
@@ -137,7 +137,7 @@ def test_an_entry_that_is_not_there_is_refused(checkpoint: Checkpoint) -> None:
 
 
 def test_an_entry_without_the_offsets_of_a_source_is_refused(checkpoint: Checkpoint) -> None:
-    """A torn file may well end after a whole line."""
+    """A torn file may well end after a complete line."""
     offsets(checkpoint, 3, '{"rides":{"0":5}}')
     offsets(checkpoint, 4)
     with pytest.raises(RecoveryError) as refused:

@@ -44,7 +44,7 @@ OPERATOR = (
 )
 
 
-class Made:
+class CheckpointFolder:
     """A flow's folder, written by hand: batches of a topic, with the state of one operator in one partition."""
 
     def __init__(self, root: Path, flow: str = "rides", query_id: str = "6a1f") -> None:
@@ -72,16 +72,16 @@ class Made:
             self.put(f"state/0/0/{name}", b"LZ4Block")
 
     def damages(self) -> list[tuple[str, str]]:
-        return [(flaw.path, flaw.found) for flaw in verify(self.checkpoint).damages]
+        return [(flaw.path, flaw.problem) for flaw in verify(self.checkpoint).damages]
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Made:
+def stored(tmp_path: Path) -> CheckpointFolder:
     """Three batches, 0 to 2, all committed and noted."""
-    found = Made(tmp_path / "checkpoints")
+    actual = CheckpointFolder(tmp_path / "checkpoints")
     for number in range(3):
-        found.batch(number)
-    return found
+        actual.batch(number)
+    return actual
 
 
 def code(act: Callable[[], object]) -> str:
@@ -105,14 +105,14 @@ def test_the_checksums_of_hadoop_and_of_spark_are_the_known_ones() -> None:
     assert not matches_spark_checksum(digits, b"{")
 
 
-def test_a_checksum_that_is_wrong_beside_a_file_that_is_right_is_the_one_to_delete(stored: Made) -> None:
+def test_of_a_wrong_checksum_and_an_intact_file_the_checksum_is_deleted(stored: CheckpointFolder) -> None:
     stored.put("offsets/.1.crc", b"crc\0" + struct.pack(">iI", 512, 7))
     [flaw] = verify(stored.checkpoint).damages
     assert flaw.path == "spark/offsets/.1.crc"
     assert flaw.remedy.startswith("Delete this checksum")
 
 
-def test_a_file_of_the_state_that_is_not_what_its_checksum_was_taken_of_is_named(stored: Made) -> None:
+def test_a_file_of_the_state_that_is_not_what_its_checksum_was_taken_of_is_named(stored: CheckpointFolder) -> None:
     stored.state("1.changelog", "2.changelog", "3.changelog", "4.changelog")
     for number in (3, 4):
         stored.put(f"state/0/0/.{number}.changelog.crc", b"crc\0" + struct.pack(">iI", 512, 7))
@@ -137,14 +137,14 @@ def test_a_file_of_the_state_that_is_not_what_its_checksum_was_taken_of_is_named
     ],
 )
 def test_the_state_of_the_last_commit_needs_a_snapshot_and_every_change_since(
-    stored: Made, there: list[str], missing: list[str]
+    stored: CheckpointFolder, there: list[str], missing: list[str]
 ) -> None:
     stored.state(*there)
     assert stored.damages() == [(f"spark/state/0/0/{name}", "is missing") for name in missing]
 
 
 def snapshot(tables: dict[str, int]) -> bytes:
-    """Return a snapshot of RocksDB as Spark uploads it: an archive with a list of the tables beside it."""
+    """Return a snapshot of RocksDB as Spark uploads it: an archive and a list of its tables."""
     listed = [{"localFileName": name, "dfsSstFileName": name, "sizeBytes": size} for name, size in tables.items()]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -153,7 +153,7 @@ def snapshot(tables: dict[str, int]) -> bytes:
     return file.getvalue()
 
 
-def test_a_snapshot_of_rocksdb_is_whole_with_all_the_tables_that_it_names(stored: Made) -> None:
+def test_a_rocksdb_snapshot_is_complete_with_all_the_files_that_it_lists(stored: CheckpointFolder) -> None:
     stored.state("3.changelog")
     stored.put("state/0/0/2.zip", snapshot({"1.sst": 4, "2.sst": 4}))
     for name, content in (("1.sst", b"rows"), ("2.sst", b"row")):
@@ -171,7 +171,7 @@ def test_a_snapshot_with_any_byte_changed_is_named_or_reads_as_before(
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "any-byte-of-a-snapshot"
     fresh = not root.exists()
-    stored = Made(root)
+    stored = CheckpointFolder(root)
     if fresh:
         for number in range(3):
             stored.batch(number)
@@ -187,23 +187,23 @@ def test_a_snapshot_with_any_byte_changed_is_named_or_reads_as_before(
     (stored.folder / "spark/state/0/0/.2.zip.crc").unlink()
 
 
-def test_a_partition_that_is_gone_is_missed(stored: Made) -> None:
+def test_a_missing_partition_is_reported(stored: CheckpointFolder) -> None:
     stored.state("1.changelog", "2.changelog", "3.changelog")
     stored.put("state/0/_metadata/metadata", "v1\n" + OPERATOR.replace('Partitions":1', 'Partitions":2'))
     assert [path for path, _ in stored.damages()] == [f"spark/state/0/1/{number}.changelog" for number in (1, 2, 3)]
 
 
-def test_what_a_killed_driver_left_half_written_is_no_damage(stored: Made) -> None:
+def test_what_a_killed_driver_left_half_written_is_no_damage(stored: CheckpointFolder) -> None:
     stored.put("commits/.3.6a1f.tmp", "")
     [flaw] = verify(stored.checkpoint).flaws
-    assert (flaw.level, flaw.found) == ("note", "was never completed")
+    assert (flaw.level, flaw.problem) == ("note", "was never completed")
 
 
 # ---- find ----
 
 
 def test_a_flow_that_left_the_project_is_found_by_its_folder_and_one_that_never_ran_by_its_declaration(
-    stored: Made,
+    stored: CheckpointFolder,
 ) -> None:
     assert find_checkpoint("rides", stored.target, LocalFileStore()).folder == str(stored.folder)
     assert find_checkpoint("fresh", stored.target, LocalFileStore(), ["fresh"]).planned_batches() == []
@@ -211,12 +211,12 @@ def test_a_flow_that_left_the_project_is_found_by_its_folder_and_one_that_never_
 
 
 @pytest.mark.parametrize("name", ["../rides", "rides/spark", "/etc", "..", "", "rides.replaced-1", "Rides"])
-def test_a_name_cannot_lead_out_of_the_root(stored: Made, name: str) -> None:
+def test_a_name_cannot_lead_out_of_the_root(stored: CheckpointFolder, name: str) -> None:
     assert code(lambda: find_checkpoint(name, stored.target, LocalFileStore(), [name])) == "HR-321"
 
 
-def test_a_link_cannot_lead_out_of_the_root(stored: Made, tmp_path: Path) -> None:
-    Made(tmp_path / "elsewhere", "other")
+def test_a_link_cannot_lead_out_of_the_root(stored: CheckpointFolder, tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path / "elsewhere", "other")
     (stored.root / "linked").symlink_to(tmp_path / "elsewhere" / "other")
     assert code(lambda: find_checkpoint("linked", stored.target, LocalFileStore())) == "HR-322"
     (stored.root / "half").mkdir()
@@ -224,7 +224,7 @@ def test_a_link_cannot_lead_out_of_the_root(stored: Made, tmp_path: Path) -> Non
     assert code(lambda: find_checkpoint("half", stored.target, LocalFileStore())) == "HR-322"
 
 
-def test_a_root_that_is_a_link_itself_is_fine(stored: Made, tmp_path: Path) -> None:
+def test_a_root_that_is_a_link_itself_is_fine(stored: CheckpointFolder, tmp_path: Path) -> None:
     (tmp_path / "root").symlink_to(stored.root)
     target = Target("dev", lake="unused", checkpoints=str(tmp_path / "root"))
     assert find_checkpoint("rides", target, LocalFileStore()).planned_batches() == [0, 1, 2]
@@ -233,26 +233,26 @@ def test_a_root_that_is_a_link_itself_is_fine(stored: Made, tmp_path: Path) -> N
 # ---- show ----
 
 
-def test_an_unfinished_batch_is_shown_with_the_exact_range_that_it_runs_again(stored: Made) -> None:
+def test_an_unfinished_batch_is_shown_with_the_exact_range_of_its_retry(stored: CheckpointFolder) -> None:
     stored.batch(3, committed=False)
     anatomy = show(stored.checkpoint, stored.target, None)
     assert (anatomy.unfinished, anatomy.committed) == (3, (0, 2))
     [source] = anatomy.reads
-    found = [(item.topic, item.partition, item.start, item.end, item.records) for item in source.ranges]
-    assert found == [("rides", 0, 30, 40, 10), ("rides", 1, 2, 3, 1)]
+    actual = [(item.topic, item.partition, item.start, item.end, item.records) for item in source.ranges]
+    assert actual == [("rides", 0, 30, 40, 10), ("rides", 1, 2, 3, 1)]
     assert anatomy.watermark == "2024-05-06T12:00:00.000Z"
     assert anatomy.begun_at == "2024-05-06T12:10:00.123Z"
 
 
-def test_the_first_batch_begins_where_the_topic_was_first_read_and_a_new_partition_at_0(tmp_path: Path) -> None:
-    stored = Made(tmp_path)
+def test_the_first_batch_starts_where_the_topic_was_first_read_and_a_new_partition_at_0(tmp_path: Path) -> None:
+    stored = CheckpointFolder(tmp_path)
     stored.put("sources/0/0", '\0v1\n{"rides":{"0":4}}')
     stored.put("offsets/0", f'v1\n{SETTINGS}\n{{"rides":{{"0":9,"1":3}}}}')
     [source] = next_reads(stored.checkpoint, stored.target, [])
     assert [(item.start, item.end) for item in source.ranges] == [(4, 9), (0, 3)]
 
 
-def test_without_an_unfinished_batch_the_flow_goes_on_where_the_last_one_ended(stored: Made) -> None:
+def test_without_an_unfinished_batch_the_flow_continues_where_the_last_one_ended(stored: CheckpointFolder) -> None:
     [source] = next_reads(stored.checkpoint, stored.target, ["rows"])
     assert [(item.place, item.start, item.end, item.records) for item in source.ranges] == [
         ("rides[0]", 30, None, None),
@@ -261,14 +261,14 @@ def test_without_an_unfinished_batch_the_flow_goes_on_where_the_last_one_ended(s
     assert source.unknown == "Target 'dev' does not say where Kafka is."
 
 
-def test_the_offsets_of_other_sources_are_said_in_words(stored: Made) -> None:
+def test_the_offsets_of_other_sources_are_described_in_words(stored: CheckpointFolder) -> None:
     table = '{"sourceVersion":1,"reservoirId":"a","reservoirVersion":%d,"index":%d,"isStartingVersion":false}'
     stored.put("offsets/3", f'v1\n{SETTINGS}\n{table % (16, -1)}\n{{"logOffset":1}}\n7\n-')
     stored.put("offsets/4", f'v1\n{SETTINGS}\n{table % (17, 2)}\n{{"logOffset":2}}\n9\n-')
     stored.put("commits/3", 'v1\n{"nextBatchWatermarkMs":0}')
     stored.put("sources/1/2", 'v1\n{"path":"file:///a.csv","timestamp":1,"batchId":2}')
-    found = list(next_reads(stored.checkpoint, stored.target, ["table", "folder", "rate", "nothing"]))
-    assert [(item.input, item.kind, item.ranges[0].start, item.ranges[0].end, item.files) for item in found] == [
+    actual = list(next_reads(stored.checkpoint, stored.target, ["table", "folder", "rate", "nothing"]))
+    assert [(item.input, item.kind, item.ranges[0].start, item.ranges[0].end, item.files) for item in actual] == [
         ("table", "delta", "version 16", "version 17, file 2", ()),
         ("folder", "files", "entry 1", "entry 2", ("file:///a.csv",)),
         ("rate", "other", 7, 9, ()),
@@ -276,29 +276,29 @@ def test_the_offsets_of_other_sources_are_said_in_words(stored: Made) -> None:
     ]
 
 
-def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_trusted(stored: Made) -> None:
+def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_trusted(stored: CheckpointFolder) -> None:
     stored.put("offsets/2", "v1")
     anatomy = show(stored.checkpoint, stored.target, None)
     assert (anatomy.committed, anatomy.reads, anatomy.query_id) == ((0, 2), (), None)
     assert [flaw.path for flaw in anatomy.damages] == ["spark/offsets/2"]
 
 
-def test_lost_offsets_are_shown_in_the_order_of_their_batches(stored: Made) -> None:
+def test_lost_offsets_are_shown_in_the_order_of_their_batches(stored: CheckpointFolder) -> None:
     lost = stored.folder / "headrace" / "lost"
     lost.mkdir(parents=True)
     for number in (10, 9):
         entry = {"query_id": "6a1f", "topic": "rides", "partition": 0, "first": number, "end": 20, "kind": "lost"}
         (lost / f"{number}.json").write_text(json.dumps({"batch": number, "lost": [entry]}))
     (lost / "11.json").write_text("torn")
-    found = show(stored.checkpoint, stored.target, None).lost
-    assert [(item["batch"], item.get("first"), item["kind"]) for item in found] == [
+    actual = show(stored.checkpoint, stored.target, None).lost
+    assert [(item["batch"], item.get("first"), item["kind"]) for item in actual] == [
         (9, 9, "lost"),
         (10, 10, "lost"),
         (11, None, "unreadable"),
     ]
 
 
-def test_who_runs_the_flow_is_shown_only_while_it_runs(stored: Made) -> None:
+def test_who_runs_the_flow_is_shown_only_while_it_runs(stored: CheckpointFolder) -> None:
     with acquire_lease(stored.checkpoint):
         holder = show(stored.checkpoint, stored.target, None).holder
         assert holder is not None
@@ -310,11 +310,13 @@ def test_who_runs_the_flow_is_shown_only_while_it_runs(stored: Made) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {path: content for path, content in found.items() if "headrace/lease" not in path}
+    actual = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {path: content for path, content in actual.items() if "headrace/lease" not in path}
 
 
-def test_a_backup_holds_every_file_but_the_lease_and_comes_back_the_same(stored: Made, tmp_path: Path) -> None:
+def test_a_backup_contains_every_file_except_the_lease_and_is_restored_unchanged(
+    stored: CheckpointFolder, tmp_path: Path
+) -> None:
     before = files(stored.folder)
     folder, backup = back_up(stored.checkpoint, tmp_path / "backups")
     assert {path: content for path, content in files(folder).items() if path != "backup.json"} == before
@@ -329,7 +331,7 @@ def test_a_backup_holds_every_file_but_the_lease_and_comes_back_the_same(stored:
     require_intact(stored.checkpoint)
 
 
-def test_a_running_flow_is_neither_backed_up_nor_replaced(stored: Made, tmp_path: Path) -> None:
+def test_a_running_flow_is_neither_backed_up_nor_replaced(stored: CheckpointFolder, tmp_path: Path) -> None:
     folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
     plan = plan_restore(stored.checkpoint, folder, None)
     before = files(stored.root)
@@ -339,7 +341,7 @@ def test_a_running_flow_is_neither_backed_up_nor_replaced(stored: Made, tmp_path
     assert files(stored.root) == before
 
 
-def test_what_is_damaged_or_was_never_started_is_not_backed_up(stored: Made, tmp_path: Path) -> None:
+def test_what_is_damaged_or_was_never_started_is_not_backed_up(stored: CheckpointFolder, tmp_path: Path) -> None:
     stored.put("commits/1", "")
     assert code(lambda: back_up(stored.checkpoint, tmp_path / "backups")) == "HR-320"
     fresh = Checkpoint.of("fresh", stored.target, LocalFileStore())
@@ -347,19 +349,19 @@ def test_what_is_damaged_or_was_never_started_is_not_backed_up(stored: Made, tmp
     assert not (tmp_path / "backups").exists()
 
 
-def test_a_link_within_a_checkpoint_is_not_followed_into_a_backup(stored: Made, tmp_path: Path) -> None:
+def test_a_link_within_a_checkpoint_is_not_followed_into_a_backup(stored: CheckpointFolder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("v1\n{}")
     (stored.folder / "spark/state").mkdir()
     (stored.folder / "spark/state/link").symlink_to(tmp_path / "secret")
     assert code(lambda: back_up(stored.checkpoint, tmp_path / "backups")) == "HR-322"
 
 
-def test_a_backup_that_cannot_be_written_leaves_nothing_behind(stored: Made, tmp_path: Path) -> None:
+def test_a_backup_that_cannot_be_written_leaves_nothing_behind(stored: CheckpointFolder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert code(lambda: back_up(stored.checkpoint, tmp_path / "file" / "backups")) == "HR-328"
 
 
-def test_a_backup_that_was_changed_is_refused(stored: Made, tmp_path: Path) -> None:
+def test_a_backup_that_was_changed_is_refused(stored: CheckpointFolder, tmp_path: Path) -> None:
     folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
     before = files(stored.root)
     offsets = folder / "spark/offsets/1"
@@ -382,7 +384,7 @@ def test_a_backup_that_was_changed_is_refused(stored: Made, tmp_path: Path) -> N
     assert files(stored.root) == before
 
 
-def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(stored: Made, tmp_path: Path) -> None:
+def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(stored: CheckpointFolder, tmp_path: Path) -> None:
     folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
     other = Checkpoint.of("other", stored.target, LocalFileStore())
     assert code(lambda: plan_restore(other, folder, None)) == "HR-326"
@@ -408,19 +410,21 @@ class Silent:
     def write(self, rows: object, batch: object) -> None: ...
 
 
-def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(stored: Made, tmp_path: Path) -> None:
+def test_a_backup_that_is_older_than_an_exactly_once_sink_is_refused(stored: CheckpointFolder, tmp_path: Path) -> None:
     flow = Flow("rides", Input(KafkaSource("rides")), lambda rows: rows, Silent())
     folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
     plan_restore(stored.checkpoint, folder, flow)
     stored.batch(3)
     assert code(lambda: plan_restore(stored.checkpoint, folder, flow)) == "HR-327"
-    # Also when nothing but the manifest tells of the later batch.
+    # Also when nothing but the manifest contains the later batch.
     for path in sorted((stored.folder / "spark").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     assert code(lambda: plan_restore(stored.checkpoint, folder, flow)) == "HR-327"
 
 
-def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left(stored: Made, tmp_path: Path) -> None:
+def test_fencing_tokens_increase_after_a_restore_even_if_nothing_was_left(
+    stored: CheckpointFolder, tmp_path: Path
+) -> None:
     """Sinks refuse a driver whose number is below one that they have seen."""
     for _ in range(3):
         with acquire_lease(stored.checkpoint):
@@ -438,7 +442,7 @@ def test_the_numbers_of_leases_go_on_after_a_restore_also_where_nothing_was_left
 
 @pytest.mark.parametrize("cut_at", ["after the old one is aside", "before anything moves"])
 def test_a_restore_that_is_cut_off_is_not_started_from_and_can_be_run_again(
-    stored: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
+    stored: CheckpointFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
 ) -> None:
     folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
     before = files(stored.folder)
@@ -466,7 +470,7 @@ def test_a_restore_that_is_cut_off_is_not_started_from_and_can_be_run_again(
 
 
 @pytest.fixture
-def project(stored: Made, tmp_path: Path) -> Path:
+def project(stored: CheckpointFolder, tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "headrace.yml").write_text(f"name: shop\ntargets: {{dev: {{checkpoints: {stored.root}}}}}\n")
@@ -479,7 +483,7 @@ def headrace(project: Path, *words: str, answer: str | None = None) -> tuple[int
     return result.exit_code, result.stdout
 
 
-def test_the_commands_answer_machines_with_one_object(stored: Made, project: Path) -> None:
+def test_the_commands_answer_machines_with_one_object(stored: CheckpointFolder, project: Path) -> None:
     exit_code, printed = headrace(project, "show", "rides", "--json")
     assert (exit_code, json.loads(printed)["committed"]) == (0, [0, 2])
     exit_code, printed = headrace(project, "backup", "rides", "--json")
@@ -497,7 +501,7 @@ def test_the_commands_answer_machines_with_one_object(stored: Made, project: Pat
     assert headrace(project, "verify", "rides")[0] == 0
 
 
-def test_a_restore_asks_first_and_no_changes_nothing(stored: Made, project: Path) -> None:
+def test_a_restore_asks_first_and_no_changes_nothing(stored: CheckpointFolder, project: Path) -> None:
     _, printed = headrace(project, "backup", "rides")
     before = files(stored.root)
     assert headrace(project, "restore", "rides", "--from", printed.strip(), answer="n\n")[0] == 1
@@ -505,7 +509,9 @@ def test_a_restore_asks_first_and_no_changes_nothing(stored: Made, project: Path
     assert headrace(project, "restore", "rides", "--from", printed.strip(), answer="y\n")[0] == 0
 
 
-def test_progress_can_be_looked_after_while_the_project_cannot_be_imported(stored: Made, project: Path) -> None:
+def test_progress_can_be_looked_after_while_the_project_cannot_be_imported(
+    stored: CheckpointFolder, project: Path
+) -> None:
     (project / "flows.py").write_text("import nothing_of_this_name")
     exit_code, printed = headrace(project, "show", "rides", "--json")
     assert (exit_code, json.loads(printed)["query_id"]) == (0, "6a1f")

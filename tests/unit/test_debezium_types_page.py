@@ -25,12 +25,12 @@ def test_the_page_lists_the_rules_in_their_order(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", ["postgres", "mysql"])
-def test_each_type_has_one_rule_that_gives_what_the_page_shows(family: Family) -> None:
+def test_each_type_has_one_rule_with_the_result_that_the_page_shows(family: Family) -> None:
     names = [name for rule in type_mappings(family) for name in rule.names]
 
     assert len(names) == len(set(names))
     for rule in type_mappings(family):
         arguments = (12, 2) if rule.shown == "decimal(p,s)" else ()
-        given = rule.decoder(arguments).spark.simpleString()
+        declared = rule.decoder(arguments).spark.simpleString()
         shown = rule.shown.replace("(p,s)", "(12,2)")
-        assert given in shown.split(", ") or given == shown
+        assert declared in shown.split(", ") or declared == shown

@@ -89,7 +89,7 @@ class Machine:
         """Return level, value and remedy of each finding, from the JSON output."""
         actual, output = self.run("--json")
         assert actual == exit_code
-        return {row["name"]: (row["level"], row["found"], row["remedy"]) for row in json.loads(output)["findings"]}
+        return {row["name"]: (row["level"], row["detail"], row["remedy"]) for row in json.loads(output)["findings"]}
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_the_json_output_is_one_object_with_every_check(machine: Machine) -> Non
     assert answer.keys() == {"ok", "findings"}
     assert answer["ok"] is True
     assert [row["name"] for row in answer["findings"]] == NAMES
-    assert {tuple(row) for row in answer["findings"]} == {("name", "level", "found", "remedy")}
+    assert {tuple(row) for row in answer["findings"]} == {("name", "level", "detail", "remedy")}
     assert {(row["level"], row["remedy"]) for row in answer["findings"]} == {("ok", "")}
 
 
@@ -207,7 +207,7 @@ def test_a_java_that_does_not_run_fails_with_its_path(machine: Machine) -> None:
     assert "export HEADRACE_JAVA=" in remedy
 
 
-def test_the_json_output_of_an_impossible_run_says_so_and_keeps_the_exit_code(machine: Machine) -> None:
+def test_the_json_output_of_an_impossible_run_reports_it_with_the_same_exit_code(machine: Machine) -> None:
     machine.install_java("11.0.2")
     exit_code, output = machine.run("--json")
     answer = json.loads(output)

@@ -36,7 +36,7 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
     assert refused.value.code == "HR-201"
 
 
-def test_a_length_is_given_to_spark_in_milliseconds_and_to_python_in_seconds() -> None:
+def test_a_duration_is_passed_to_spark_in_milliseconds_and_to_python_in_seconds() -> None:
     length = Duration.parse("1 minute 30 seconds")
     assert length.spark() == "90000 milliseconds"
     assert length.seconds == 90.0
@@ -48,5 +48,5 @@ def test_lengths_compare_by_time_and_not_by_spelling() -> None:
 
 
 @given(st.integers(0, 10**12))
-def test_what_spark_is_told_reads_back_as_the_same_length(ms: int) -> None:
+def test_the_text_for_spark_parses_to_the_same_duration(ms: int) -> None:
     assert Duration.parse(Duration(ms).spark()) == Duration(ms)

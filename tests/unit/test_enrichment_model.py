@@ -47,25 +47,27 @@ def test_a_purchase_is_enriched_once_by_the_first_version_that_has_its_product()
     records = [*consumed("nut", "bolt", "gear", "nut"), ConsumedRecord(0, 4, 0, None, b"{")]
     versions = {3: [product("nut", "1.00")], 5: [product("nut", "2.00"), product("bolt", "4.00")]}
 
-    found = replay(records, [{0: (0, 2)}, {0: (2, 3)}, {0: (3, 5)}], [3, 3, 5], versions)
+    actual = replay(records, [{0: (0, 2)}, {0: (2, 3)}, {0: (3, 5)}], [3, 3, 5], versions)
 
-    told = sorted((row.purchase_id, row.name, row.price, row.enriched, row.dimension_version) for row in found.rows)
-    assert told == [
+    reported = sorted(
+        (row.purchase_id, row.name, row.price, row.enriched, row.dimension_version) for row in actual.rows
+    )
+    assert reported == [
         ("0", "NUT", Decimal("1.00"), True, 3),
         ("1", "BOLT", Decimal("4.00"), True, 5),
         ("2", None, None, False, 5),
         ("3", "NUT", Decimal("2.00"), True, 5),
     ]
-    assert found.enriched_later == 1
-    assert found.bad == [InvalidRecord(0, 4, "malformed_json")]
+    assert actual.enriched_later == 1
+    assert actual.bad == [InvalidRecord(0, 4, "malformed_json")]
 
 
 def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
     versions = {0: [product("nut", "1.00", 0, 2), product("nut", "2.00", 2, 3), product("nut", "4.00", 4)]}
 
-    found = replay(consumed(*["nut"] * 6), [{0: (0, 6)}], [0], versions)
+    actual = replay(consumed(*["nut"] * 6), [{0: (0, 6)}], [0], versions)
 
-    assert {row.purchase_id: row.price and str(row.price) for row in found.rows} == {
+    assert {row.purchase_id: row.price and str(row.price) for row in actual.rows} == {
         "0": "1.00",
         "1": "1.00",
         "2": "2.00",
@@ -75,9 +77,9 @@ def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
     }
 
 
-def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_purchase():
-    made = PurchaseGenerator(PurchaseTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3))
-    verdicts = [(each.kind, judge(ConsumedRecord(0, 0, each.arrival_ms, each.key, each.value))) for each in made]
+def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_purchase():
+    created = PurchaseGenerator(PurchaseTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3))
+    verdicts = [(item.kind, judge(ConsumedRecord(0, 0, item.arrival_ms, item.key, item.value))) for item in created]
 
     assert {kind for kind, verdict in verdicts if isinstance(verdict, InvalidRecord)} == set(MALFORMED)
     assert {kind for kind, verdict in verdicts if not isinstance(verdict, InvalidRecord)} == {
@@ -87,57 +89,57 @@ def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_purchase
     }
 
 
-def test_products_come_in_order_the_same_from_wherever_one_begins_and_change_their_price():
-    made = list(ProductGenerator().events(DAY, DAY + timedelta(minutes=30)))
+def test_products_are_in_order_independent_of_the_start_and_change_their_price():
+    created = list(ProductGenerator().events(DAY, DAY + timedelta(minutes=30)))
     later = list(ProductGenerator().events(DAY + timedelta(minutes=20), DAY + timedelta(minutes=30)))
 
-    assert [each.arrival_ms for each in made] == sorted(each.arrival_ms for each in made)
-    assert {each.kind for each in made} == {"product", "price"}
-    end = [ConsumedRecord(0, number, 0, each.key, each.value) for number, each in enumerate(made)]
-    same = [ConsumedRecord(0, number, 0, each.key, each.value) for number, each in enumerate(later)]
-    whole = newest_products(end)
-    # Those that are no longer sold are not told any more.
-    assert {name: each for name, each in whole.items() if name in newest_products(same)} == newest_products(same)
+    assert [item.arrival_ms for item in created] == sorted(item.arrival_ms for item in created)
+    assert {item.kind for item in created} == {"product", "price"}
+    end = [ConsumedRecord(0, number, 0, item.key, item.value) for number, item in enumerate(created)]
+    same = [ConsumedRecord(0, number, 0, item.key, item.value) for number, item in enumerate(later)]
+    complete = newest_products(end)
+    # Those that are no longer sold are not sent any more.
+    assert {name: item for name, item in complete.items() if name in newest_products(same)} == newest_products(same)
     prices: dict[str, set[str]] = {}
-    for each in made:
-        told = json.loads(each.value or b"")
-        prices.setdefault(told["product_id"], set()).add(told["price"])
-    assert any(len(each) > 1 for each in prices.values())
+    for item in created:
+        reported = json.loads(item.value or b"")
+        prices.setdefault(reported["product_id"], set()).add(reported["price"])
+    assert any(len(price) > 1 for price in prices.values())
 
 
-def test_both_tables_are_kept_by_the_policy():
-    kept = TablePolicy(retention="2 days")
+def test_both_tables_have_the_declared_policy():
+    stored = TablePolicy(retention="2 days")
 
-    assert [flow.sink.policy for flow in flows(EnrichmentSettings(policy=kept))] == [kept, kept]
+    assert [flow.sink.policy for flow in flows(EnrichmentSettings(policy=stored))] == [stored, stored]
     assert [flow.sink.policy for flow in flows()] == [TablePolicy(), TablePolicy()]
 
 
 def test_both_come_in_one_stream_in_order_each_on_its_topic():
     settings, end = PurchaseTraffic(rate=5, products_topic="known"), DAY + timedelta(minutes=10)
-    made = list(EnrichmentGenerator(settings).events(DAY, end))
+    created = list(EnrichmentGenerator(settings).events(DAY, end))
 
-    assert [each.arrival_ms for each in made] == sorted(each.arrival_ms for each in made)
-    products = [each for each in made if each.topic == "known"]
+    assert [item.arrival_ms for item in created] == sorted(item.arrival_ms for item in created)
+    products = [item for item in created if item.topic == "known"]
     assert products == list(ProductGenerator(settings).events(DAY, end))
     # None is the topic of the generator itself.
-    purchases = [each for each in made if each.topic is None]
+    purchases = [item for item in created if item.topic is None]
     assert purchases == list(PurchaseGenerator(settings).events(DAY, end))
-    assert len(products) + len(purchases) == len(made)
+    assert len(products) + len(purchases) == len(created)
     assert EnrichmentGenerator(settings).topic == "purchases"
     # What is known at the first moment comes before the first purchase.
-    assert made.index(purchases[0]) > 100
+    assert created.index(purchases[0]) > 100
 
 
 def test_some_products_are_bought_before_they_are_announced_and_some_never_are():
     hour = DAY + timedelta(hours=1)
     announced = {
-        json.loads(each.value or b"")["product_id"]: each.arrival_ms
-        for each in ProductGenerator().events(DAY, hour)
-        if each.kind == "product"
+        json.loads(event.value or b"")["product_id"]: event.arrival_ms
+        for event in ProductGenerator().events(DAY, hour)
+        if event.kind == "product"
     }
     bought = {
-        (json.loads(each.value or b"")["product_id"], each.arrival_ms)
-        for each in PurchaseGenerator(PurchaseTraffic(rate=5, malformed=0, late=0)).events(
+        (json.loads(event.value or b"")["product_id"], event.arrival_ms)
+        for event in PurchaseGenerator(PurchaseTraffic(rate=5, malformed=0, late=0)).events(
             hour - timedelta(minutes=9), hour
         )
     }

@@ -35,19 +35,19 @@ def flow(**changes: object) -> Flow:
     return Flow(**{"name": "rides", "inputs": RIDES, "transform": same, "sink": Console(), **changes})  # type: ignore[arg-type]
 
 
-def test_a_flow_that_says_little_appends_as_fast_as_possible_with_state_in_rocksdb() -> None:
-    made = flow()
-    assert (made.mode, made.trigger, made.state) == (OutputMode.APPEND, AsFastAsPossible(), RocksDB(None))
+def test_by_default_a_flow_appends_as_fast_as_possible_with_state_in_rocksdb() -> None:
+    created = flow()
+    assert (created.mode, created.trigger, created.state) == (OutputMode.APPEND, AsFastAsPossible(), RocksDB(None))
 
 
 def test_one_input_is_handed_to_the_transform_by_position() -> None:
     assert flow(transform=lambda anything: ("seen", anything)).apply({"rows": "frame"}) == ("seen", "frame")  # type: ignore[dict-item]
 
 
-def test_several_inputs_are_handed_to_the_transform_by_name_and_keep_their_order() -> None:
-    made = flow(inputs={"right": RIDES, "left": RIDES}, transform=lambda left, right: (left, right))
-    assert list(made.named_inputs) == ["right", "left"]
-    assert made.apply({"right": "R", "left": "L"}) == ("L", "R")  # type: ignore[dict-item]
+def test_several_inputs_are_passed_to_the_transform_by_name_in_their_order() -> None:
+    created = flow(inputs={"right": RIDES, "left": RIDES}, transform=lambda left, right: (left, right))
+    assert list(created.named_inputs) == ["right", "left"]
+    assert created.apply({"right": "R", "left": "L"}) == ("L", "R")  # type: ignore[dict-item]
 
 
 def test_an_input_may_have_any_single_name() -> None:
@@ -65,11 +65,11 @@ def test_a_declaration_cannot_be_changed(value: object, field: str) -> None:
 
 def test_the_inputs_of_a_flow_cannot_be_changed_from_outside() -> None:
     mine = {"a": RIDES}
-    made = flow(inputs=mine)
+    created = flow(inputs=mine)
     mine["b"] = RIDES
-    assert list(made.named_inputs) == ["a"]
+    assert list(created.named_inputs) == ["a"]
     with pytest.raises(TypeError):
-        made.named_inputs["b"] = RIDES  # type: ignore[index]
+        created.named_inputs["b"] = RIDES  # type: ignore[index]
 
 
 @pytest.mark.parametrize("mode", ["append", "update", "complete", OutputMode.UPDATE])
@@ -97,12 +97,12 @@ def test_a_misspelt_output_mode_is_refused_with_the_nearest_one() -> None:
     ],
     ids=["Every", "Continuous", "RealTime", "Watermark.delay", "Watermark.ahead"],
 )
-def test_a_wrong_length_of_time_fails_at_the_line_that_holds_it(make: Callable[[], object]) -> None:
+def test_an_invalid_duration_fails_at_the_line_that_declares_it(make: Callable[[], object]) -> None:
     with pytest.raises(FlowError, match="'soon'"):
         make()
 
 
-def test_a_table_lies_below_the_lake_unless_it_says_where() -> None:
+def test_a_table_is_below_the_lake_unless_its_path_is_absolute() -> None:
     target = Target("dev", lake="/data/lake/", checkpoints="s3a://bucket/checkpoints/")
     assert target.table("gold/rides") == "/data/lake/gold/rides"
     assert target.table("/elsewhere/rides") == "/elsewhere/rides"

@@ -21,7 +21,7 @@ from headrace.flow.target import Service
 
 
 class Desk(ThreadingHTTPServer):
-    """Answers each request as it was told to, the last answer for ever, and keeps what it got."""
+    """Sends the declared answers in order, the last one forever, and records the requests."""
 
     daemon_threads = True
 
@@ -35,10 +35,10 @@ class Desk(ThreadingHTTPServer):
         return Service(f"http://127.0.0.1:{self.server_port}/v1/", private=True)
 
     def will_answer(self, *statuses: int | tuple[int, dict[str, str]]) -> None:
-        self.answers = [each if isinstance(each, tuple) else (each, {}) for each in statuses]
+        self.answers = [statuse if isinstance(statuse, tuple) else (statuse, {}) for statuse in statuses]
 
     def pauses(self) -> list[float]:
-        times = [each[0] for each in self.got]
+        times = [item[0] for item in self.got]
         return [later - earlier for earlier, later in pairwise(times)]
 
 
@@ -96,11 +96,11 @@ def test_a_request_arrives_with_its_path_headers_and_body(desk: Desk):
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 507, 0])
-def test_what_may_pass_by_itself_is_sent_again_unchanged(desk: Desk, status: int):
+def test_a_request_is_sent_again_unchanged_after_a_transient_failure(desk: Desk, status: int):
     desk.will_answer(status, status, 201)
     answer = receiver(desk.service).post(b"[1]", {"Idempotency-Key": "k1"})
     assert (answer.status, answer.attempts) == (201, 3)
-    assert {(each[2]["Idempotency-Key"], each[3]) for each in desk.got} == {("k1", b"[1]")}
+    assert {(item[2]["Idempotency-Key"], item[3]) for item in desk.got} == {("k1", b"[1]")}
 
 
 @pytest.mark.parametrize("status", [301, 307, 400, 401, 403, 404, 413, 422])
@@ -111,14 +111,14 @@ def test_what_will_not_pass_is_sent_once_and_not_followed(desk: Desk, status: in
     assert len(desk.got) == 1
 
 
-def test_the_last_answer_is_given_when_all_attempts_are_used_up(desk: Desk):
+def test_the_last_response_is_returned_when_all_attempts_are_used_up(desk: Desk):
     desk.will_answer(503)
     answer = receiver(desk.service, attempts=3).post(b"[1]", {})
     assert (answer.status, answer.attempts) == (503, 3)
     assert len(desk.got) == 3
 
 
-def test_the_receiver_says_how_long_to_wait(desk: Desk):
+def test_the_receiver_decides_how_long_to_wait(desk: Desk):
     soon = formatdate(time.time() + 2, usegmt=True)
     desk.will_answer((429, {"Retry-After": "1"}), (503, {"Retry-After": soon}), (503, {"Retry-After": "soon"}), 200)
     assert receiver(desk.service).post(b"[1]", {}).attempts == 4
@@ -131,15 +131,15 @@ def test_the_receiver_says_how_long_to_wait(desk: Desk):
 def test_pauses_grow_and_differ_between_senders():
     def pauses() -> list[float]:
         retries = http._Retries(total=9, backoff_factor=0.5, backoff_max=60.0, allowed_methods=None)
-        found = []
+        actual = []
         for _ in range(8):
             retries = retries.increment("POST", "/", error=OSError())
-            found.append(retries.get_backoff_time())
-        return found
+            actual.append(retries.get_backoff_time())
+        return actual
 
     senders = [pauses() for _ in range(200)]
     for step in range(8):
-        of_step = [each[step] for each in senders]
+        of_step = [sender[step] for sender in senders]
         longest = min(60.0, 0.5 * 2**step)
         assert 0 <= min(of_step) <= longest * 0.2
         assert longest * 0.8 <= max(of_step) <= longest
@@ -157,12 +157,12 @@ def test_a_receiver_that_does_not_answer_is_transient(desk: Desk):
 def test_a_receiver_that_is_not_there_or_too_slow_is_transient():
     with socket() as busy:
         busy.bind(("127.0.0.1", 0))
-        gone = Service(f"http://127.0.0.1:{busy.getsockname()[1]}", private=True)
+        missing = Service(f"http://127.0.0.1:{busy.getsockname()[1]}", private=True)
         with pytest.raises(PartUnavailable, match="Connection refused"):
-            receiver(gone, attempts=2).post(b"[1]", {})
+            receiver(missing, attempts=2).post(b"[1]", {})
         busy.listen()
         with pytest.raises(PartUnavailable, match="timed out"):
-            receiver(gone, attempts=1, seconds=0.1).post(b"[1]", {})
+            receiver(missing, attempts=1, seconds=0.1).post(b"[1]", {})
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_a_public_address_is_not_refused():
 
 
 def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pytest.MonkeyPatch):
-    found = [(2, 1, 6, "", ("93.184.216.34", 443)), (2, 1, 6, "", ("10.0.0.1", 443))]
-    monkeypatch.setattr("headrace.clients.http.socket.getaddrinfo", lambda *_args, **_kwargs: found)
+    actual = [(2, 1, 6, "", ("93.184.216.34", 443)), (2, 1, 6, "", ("10.0.0.1", 443))]
+    monkeypatch.setattr("headrace.clients.http.socket.getaddrinfo", lambda *_args, **_kwargs: actual)
     url = urlsplit("https://two-faced.example/")
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1"):
         resolve_address(url, Service(url.geturl()), "crm")

@@ -64,17 +64,17 @@ class Topic:
 def test_the_pattern_has_the_numbers_that_it_is_known_by() -> None:
     metrics, silent = flows()
     assert [flow.trigger for flow in (metrics, silent)] == [Every("30 seconds")] * 2
-    for each in (*metrics.named_inputs.values(), *silent.named_inputs.values()):
-        assert isinstance(each.source, KafkaSource)
-        assert (each.source.topics, each.source.max_offsets_per_trigger) == ("iot-telemetry", 100_000)
-        assert each.watermark is not None
-        assert (each.watermark.column, each.watermark.delay) == ("ts", "2 minutes")
+    for item in (*metrics.named_inputs.values(), *silent.named_inputs.values()):
+        assert isinstance(item.source, KafkaSource)
+        assert (item.source.topics, item.source.max_offsets_per_trigger) == ("iot-telemetry", 100_000)
+        assert item.watermark is not None
+        assert (item.watermark.column, item.watermark.delay) == ("ts", "2 minutes")
     usual = IotSettings()
     assert (usual.window, usual.high_temp, usual.high_humidity) == ("5 minutes", 80, 90)
     assert (usual.silence, usual.idle_timeout, usual.forget) == ("15 minutes", "5 minutes", "30 days")
 
 
-def test_the_gold_table_is_kept_and_its_old_files_are_left_alone() -> None:
+def test_the_gold_table_is_compacted_and_its_old_files_stay() -> None:
     sink = flows()[0].sink
     assert isinstance(sink, FanOut)
     gold = sink.sinks[0]
@@ -118,10 +118,10 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
     topic.batch(reading(2, 90), b"no reading")
 
     outcome = replay(topic.records, topic.batches, DEVICE_METRICS)
-    whole = recompute(topic.records, DEVICE_METRICS)
+    complete = recompute(topic.records, DEVICE_METRICS)
 
     assert outcome.late == [0, 0, 1]
-    assert [(row.reading_count, row.max_temp, row.alert) for row in whole] == [
+    assert [(row.reading_count, row.max_temp, row.alert) for row in complete] == [
         (2, Decimal(90), "HIGH_TEMP"),
         (2, Decimal(20), None),
     ]
@@ -137,7 +137,7 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
         ({"ts": "2024-05-06T14:00:00.001Z"}, "event_time_in_future"),
     ],
 )
-def test_a_record_that_is_no_reading_is_bad_for_its_reason(changes: dict[str, object], reason: str) -> None:
+def test_a_record_that_is_no_reading_is_invalid_with_its_reason(changes: dict[str, object], reason: str) -> None:
     verdict = judge(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
     assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == reason
 
@@ -145,7 +145,7 @@ def test_a_record_that_is_no_reading_is_bad_for_its_reason(changes: dict[str, ob
 # ---- silences ----
 
 
-def test_a_silence_is_told_once_when_the_watermark_has_passed_it_and_the_return_too() -> None:
+def test_a_silence_is_reported_once_when_the_watermark_has_passed_it_and_the_return_too() -> None:
     topic = Topic()
     topic.batch(reading(0), reading(0, device="d2"))
     topic.batch(reading(17, device="d2"))  # the watermark is 12:15 from the next batch on
@@ -159,23 +159,23 @@ def test_a_silence_is_told_once_when_the_watermark_has_passed_it_and_the_return_
         DeviceStatusRow("d2", "SILENT", ms(0), ms(15), 900),
     ]
 
-    # d1 is back at 12:40, and what it kept meanwhile is late.
+    # d1 is back at 12:40, and what it buffered until then is late.
     topic.batch(reading(40), reading(41, device="d2"), reading(14))
     topic.batch(reading(45, device="d2"))
     topic.batch()
-    found = silences(topic.records, topic.batches)
-    assert [each for each in found.statuses if each.device_id == "d1"] == [
+    actual = silences(topic.records, topic.batches)
+    assert [statuse for statuse in actual.statuses if statuse.device_id == "d1"] == [
         silent,
         DeviceStatusRow("d1", "BACK", ms(0), ms(40), 2400),
     ]
-    assert found.late == [0, 0, 0, 1, 0, 0]
+    assert actual.late == [0, 0, 0, 1, 0, 0]
 
 
 def test_a_gap_of_exactly_the_silence_is_none() -> None:
     topic = Topic()
     topic.batch(reading(0), reading(15), reading(30.001), reading(60, device="d2"))
     topic.batch()
-    assert [(each.status, each.at) for each in silences(topic.records, topic.batches).statuses] == [
+    assert [(statuse.status, statuse.at) for statuse in silences(topic.records, topic.batches).statuses] == [
         ("SILENT", ms(30)),
         ("BACK", ms(30.001)),
         ("SILENT", ms(45.001)),
@@ -188,25 +188,27 @@ def test_a_gap_of_exactly_the_silence_is_none() -> None:
     cuts=st.lists(st.integers(0, 12), max_size=4),
     watermarks=st.booleans(),
 )
-def test_any_split_into_batches_tells_the_same_silences(minutes: list[int], cuts: list[int], watermarks: bool) -> None:
+def test_any_split_into_batches_reports_the_same_silences(
+    minutes: list[int], cuts: list[int], watermarks: bool
+) -> None:
     """Rows come in order of time here, so none is late; time passes between the batches, or only at the end."""
     rows = [{"device_id": "d1", "ts": NOON + timedelta(minutes=minute)} for minute in sorted(minutes)]
     end = NOON + timedelta(hours=3)
-    drive, told, begin = KeyedStateTester(Silence(QUARTER, MONTH), "device_id"), [], 0
+    drive, reported, begin = KeyedStateTester(Silence(QUARTER, MONTH), "device_id"), [], 0
     for cut in sorted({*cuts, len(rows)}):
         batch = rows[begin:cut]
-        told += drive.arrive(*batch)
+        reported += drive.arrive(*batch)
         if watermarks and batch and cut < len(rows):
-            told += drive.advance_to(batch[-1]["ts"] - timedelta(milliseconds=1))
+            reported += drive.advance_to(batch[-1]["ts"] - timedelta(milliseconds=1))
         begin = max(begin, cut)
-    told += drive.advance_to(end)
+    reported += drive.advance_to(end)
 
     topic = Topic()
     topic.batch(*(reading(minute) for minute in minutes), reading(182, device="d2"))
     topic.batch()
-    expected = [each for each in silences(topic.records, topic.batches).statuses if each.device_id == "d1"]
-    assert [{**asdict(each), "last_seen": _in_ms(each.last_seen), "at": _in_ms(each.at)} for each in told] == [
-        asdict(each) for each in expected
+    expected = [statuse for statuse in silences(topic.records, topic.batches).statuses if statuse.device_id == "d1"]
+    assert [{**asdict(item), "last_seen": _in_ms(item.last_seen), "at": _in_ms(item.at)} for item in reported] == [
+        asdict(item) for item in expected
     ]
     assert drive.late == []
 
@@ -215,17 +217,17 @@ def _in_ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> None:
-    def heard(minute: float) -> dict[str, object]:
+def test_a_delayed_reading_closes_a_gap_before_a_silence_is_reported() -> None:
+    def received(minute: float) -> dict[str, object]:
         return {"device_id": "d1", "ts": NOON + timedelta(minutes=minute)}
 
     drive = KeyedStateTester(Silence(QUARTER, MONTH), "device_id")
-    assert drive.arrive(heard(0), heard(20)) == []
-    assert drive.arrive(heard(10)) == []
+    assert drive.arrive(received(0), received(20)) == []
+    assert drive.arrive(received(10)) == []
     assert drive.advance_to(NOON + timedelta(minutes=34)) == []
     (silent,) = drive.advance_to(NOON + timedelta(minutes=35))
     assert (silent.status, silent.at) == ("SILENT", NOON + timedelta(minutes=35))
-    # Silent for days is told once, and kept in one value, until it is forgotten.
+    # A silence of days is reported once, and stored in one value, until it expires.
     last = NOON + timedelta(minutes=20)
     assert drive.timers("d1") == [last + MONTH]
     assert drive.advance_to(NOON + timedelta(days=30)) == []
@@ -235,67 +237,69 @@ def test_a_reading_that_was_delayed_closes_a_gap_before_anything_is_told() -> No
     assert drive.timers("d1") == []
 
 
-@pytest.mark.parametrize(("days", "told"), [(29, ["SILENT", "BACK"]), (31, ["SILENT"])])
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_device_that_was_forgotten_is_new_when_it_is_heard_again(days: int, told: list[str], at_once: bool) -> None:
+@pytest.mark.parametrize(("days", "reported"), [(29, ["SILENT", "BACK"]), (31, ["SILENT"])])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_device_whose_state_expired_is_new_when_it_sends_again(
+    days: int, reported: list[str], together: bool
+) -> None:
     """Whether the watermark or the reading itself comes first makes no difference."""
     again = NOON + timedelta(days=days)
-    drive, found = KeyedStateTester(Silence(QUARTER, MONTH), "device_id"), []
-    found += drive.arrive({"device_id": "d1", "ts": NOON})
-    found += drive.advance_to(NOON + QUARTER if at_once else again - timedelta(minutes=2))
-    found += drive.arrive({"device_id": "d1", "ts": again})
-    found += drive.advance_to(again + timedelta(minutes=1))
-    assert [each.status for each in found] == told
+    drive, actual = KeyedStateTester(Silence(QUARTER, MONTH), "device_id"), []
+    actual += drive.arrive({"device_id": "d1", "ts": NOON})
+    actual += drive.advance_to(NOON + QUARTER if together else again - timedelta(minutes=2))
+    actual += drive.arrive({"device_id": "d1", "ts": again})
+    actual += drive.advance_to(again + timedelta(minutes=1))
+    assert [item.status for item in actual] == reported
 
     topic = Topic()
     topic.records = [
         ConsumedRecord(0, offset, ms(minute + 1), b"k", json.dumps(reading(minute)).encode())
         for offset, minute in enumerate((0, days * 24 * 60, days * 24 * 60 + 3))
     ]
-    assert [each.status for each in silences(topic.records, [{0: (0, 3)}, {}]).statuses] == told
+    assert [statuse.status for statuse in silences(topic.records, [{0: (0, 3)}, {}]).statuses] == reported
 
 
-def test_a_plant_that_falls_silent_as_a_whole_is_told_of_within_25_minutes() -> None:
-    """By beats alone: 15 minutes of silence, 2 of the watermark, 5 of `idle_timeout`, and up to the next beat."""
+def test_a_plant_that_falls_silent_completely_is_reported_within_25_minutes() -> None:
+    """By idle ticks alone: 15 minutes of silence, 2 of the watermark, 5 of `idle_timeout`, and up to the next tick."""
     (rows,) = flows()[1].named_inputs.values()
     assert rows.watermark is not None
     assert rows.watermark.idle_timeout is not None
     now = ms(0)
-    heart = IdleTimer({"rows": Duration.parse(rows.watermark.idle_timeout).ms}, lambda: now)
+    timer = IdleTimer({"rows": Duration.parse(rows.watermark.idle_timeout).ms}, lambda: now)
     drive = KeyedStateTester(Silence(QUARTER, MONTH), "device_id")
     drive.arrive({"device_id": "d1", "ts": NOON})
-    heart.on_batch({"rows": InputProgress(1)}, state_rows=1)
-    told: list[tuple[float, str]] = []
+    timer.on_batch({"rows": InputProgress(1)}, state_rows=1)
+    reported: list[tuple[float, str]] = []
     for half_minute in range(1, 120):
         now = ms(half_minute / 2)
-        for beat in heart.on_empty_trigger().values():
+        for beat in timer.on_empty_trigger().values():
             watermark = datetime.fromtimestamp(beat / 1000, UTC) - timedelta(minutes=2)
-            told += [(half_minute / 2, each.status) for each in drive.advance_to(watermark)]
-    assert told == [(22.5, "SILENT")]
+            reported += [(half_minute / 2, item.status) for item in drive.advance_to(watermark)]
+    assert reported == [(22.5, "SILENT")]
 
 
 # ---- the readings ----
 
 
-def test_the_same_seed_gives_the_same_readings_one_device_sends_its_share_and_some_fall_silent() -> None:
+def test_the_same_seed_results_in_the_same_readings_with_a_share_per_device_and_silences() -> None:
     traffic = IotTraffic(rate=20, late=0.02, duplicates=0.01, malformed=0.01, busiest=0.3)
-    made = list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
-    assert made == list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
+    created = list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
+    assert created == list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
 
-    devices = Counter(record.key for record in made)
-    assert devices[b"dev-0000"] / len(made) == pytest.approx(0.3, abs=0.02)
-    kinds = Counter(record.kind for record in made)
+    devices = Counter(record.key for record in created)
+    assert devices[b"dev-0000"] / len(created) == pytest.approx(0.3, abs=0.02)
+    kinds = Counter(record.kind for record in created)
     assert {kind for kind in kinds if kind not in MALFORMED} == {"reading", "late", "duplicate"}
     assert set(MALFORMED) <= set(kinds)
-    in_time = [record for record in made if record.kind == "reading" and record.event_time_ms is not None]
+    in_time = [record for record in created if record.kind == "reading" and record.event_time_ms is not None]
     gaps = [
         later - earlier > QUARTER / timedelta(milliseconds=1)
         for device in devices
-        for times in [sorted(int(str(each.event_time_ms)) for each in in_time if each.key == device)]
+        for times in [sorted(int(str(item.event_time_ms)) for item in in_time if item.key == device)]
         for earlier, later in pairwise(times)
     ]
     assert sum(gaps) >= 2
-    late = [record.arrival_ms - (record.event_time_ms or 0) for record in made if record.kind == "late"]
+    late = [record.arrival_ms - (record.event_time_ms or 0) for record in created if record.kind == "late"]
     assert min(late) >= 10 * 60_000
     assert max(late) > 5 * 3_600_000
 

@@ -188,7 +188,7 @@ def test_a_lock_line_reads_back_as_it_was_written() -> None:
     assert LockedJar.parse(str(locked("alpha"))) == locked("alpha")
 
 
-def test_the_lock_is_sorted_and_holds_every_module_that_ivy_xml_names() -> None:
+def test_the_lock_is_sorted_and_contains_every_module_of_ivy_xml() -> None:
     lock = read_lock()
     assert list(lock) == sorted(lock)
     text = resources.files("headrace.stack").joinpath("ivy.xml").read_text()

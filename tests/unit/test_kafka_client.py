@@ -29,7 +29,7 @@ def target(**kafka: str | Secret) -> Target:
 
 @pytest.mark.parametrize("part", [KafkaSource("rides"), KafkaSink("rides")])
 @pytest.mark.parametrize("kafka", [{}, {"bootstrap.servers": ""}])
-def test_a_target_that_does_not_say_where_kafka_is_is_refused(
+def test_a_target_without_a_kafka_address_is_refused(
     part: KafkaSource | KafkaSink, kafka: dict[str, str | Secret]
 ) -> None:
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers") as refused:
@@ -53,7 +53,7 @@ def test_an_error_that_a_task_hands_to_the_driver_is_the_same_there() -> None:
 
 def test_a_batch_reaches_a_task_without_those_who_listen_on_the_driver() -> None:
     listening = threading.Lock()
-    batch = Batch("flow", "q1", 3, target(), offsets="a1", on_dead_letters=lambda _said: listening.release())
+    batch = Batch("flow", "q1", 3, target(), offsets="a1", on_dead_letters=lambda _logged: listening.release())
     there = pickle.loads(pickle.dumps(TransactionSlot(batch, "rides", "ledger")))  # noqa: S301 - our own bytes
     assert there == TransactionSlot(batch, "rides", "ledger")
     there.batch.on_dead_letters(DeadLetters("sink", 1, "why", "place"))
@@ -73,7 +73,7 @@ def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_
     assert "canary-77aa" not in str(refused.value)
 
 
-def test_of_several_complaints_the_one_of_the_handshake_is_told_whichever_came_first() -> None:
+def test_of_several_errors_that_of_the_handshake_is_reported_whichever_came_first() -> None:
     down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
     broken = KafkaError(KafkaError._TRANSPORT, "sasl_ssl://a:1/bootstrap: Disconnected (after 2ms in state CONNECT)")
     plain = KafkaError(KafkaError._TRANSPORT, "SSL handshake failed: Disconnected: connecting to a PLAINTEXT listener?")
@@ -82,14 +82,14 @@ def test_of_several_complaints_the_one_of_the_handshake_is_told_whichever_came_f
     alert = KafkaError(KafkaError._TRANSPORT, "Receive failed: SSL alert number 116: certificate required")
     login = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Invalid credentials")
     # Each line from what says most to what says least.
-    for told in (
+    for reported in (
         [plain, reset, broken, down],
         [trust, broken, down],
         [alert, trust, broken],
         [login, trust, broken, down],
     ):
-        for order in itertools.permutations(told):
-            assert client.most_specific_error(order) is told[0]
+        for order in itertools.permutations(reported):
+            assert client.most_specific_error(order) is reported[0]
     assert client.most_specific_error([alert, login]) is alert
     assert client.most_specific_error([login, alert]) is login
 

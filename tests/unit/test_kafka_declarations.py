@@ -92,7 +92,7 @@ def test_starts_become_the_options_of_sparks_connector() -> None:
     strategy = {"startingOffsetsByTimestampStrategy": "error"}
     assert StartTime(NOON).options(read, NOBODY) == {"startingTimestamp": str(NOON_MS)} | strategy
     berlin = NOON.astimezone(timezone(timedelta(hours=1)))
-    each = StartTime({"rides": {0: berlin, 1: NOON + timedelta(microseconds=1)}}).options(read, NOBODY)
+    options = StartTime({"rides": {0: berlin, 1: NOON + timedelta(microseconds=1)}}).options(read, NOBODY)
     # A time between two milliseconds is rounded up: a record at the earlier one is before it.
-    assert json.loads(each.pop("startingOffsetsByTimestamp")) == {"rides": {"0": NOON_MS, "1": NOON_MS + 1}}
-    assert each == strategy
+    assert json.loads(options.pop("startingOffsetsByTimestamp")) == {"rides": {"0": NOON_MS, "1": NOON_MS + 1}}
+    assert options == strategy

@@ -72,12 +72,12 @@ def test_certificates_and_keys_reach_java_by_value(tmp_path: Path) -> None:
     ],
 )
 def test_a_password_of_any_letters_is_one_value_of_the_jaas_line(password: str, written: str) -> None:
-    made = java_settings({**LOGIN, "sasl.password": Secret("${env:P}", password)})
-    assert made["sasl.jaas.config"] == f'{SCRAM} required username="shop" password={written};'
+    created = java_settings({**LOGIN, "sasl.password": Secret("${env:P}", password)})
+    assert created["sasl.jaas.config"] == f'{SCRAM} required username="shop" password={written};'
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"sasl.jaas.config": "com.sun.security.auth.module.JndiLoginModule required;"},
@@ -89,7 +89,7 @@ def test_a_password_of_any_letters_is_one_value_of_the_jaas_line(password: str, 
         ({"ssl.truststore.location": "/x.jks"}, "ssl.ca.location"),
         ({"enable.ssl.certificate.verification": "false"}, "ssl.ca.location"),
         ({"sasl.usernam": "shop"}, "Did you mean 'sasl.username'?"),
-        ({"sasl.password": CANARY}, "for everyone to read"),
+        ({"sasl.password": CANARY}, "everyone can read it here"),
         ({"sasl.password": Secret("${file:/x}", "")}, "asks for a login"),
         ({"sasl.password": Secret("${file:/x}", f"{CANARY}\nb")}, "control character"),
         ({"sasl.mechanism": "OAUTHBEARER"}, "one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
@@ -100,17 +100,17 @@ def test_a_password_of_any_letters_is_one_value_of_the_jaas_line(password: str, 
     ],
 )
 def test_a_setting_that_is_unknown_dangerous_or_without_effect_is_refused(
-    changes: dict[str, str | Secret], said: str
+    changes: dict[str, str | Secret], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         require_settings({**LOGIN, **changes}, "targets.prod.kafka")
     assert refused.value.code == "HR-113"
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert CANARY not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [
         (None, 0o600, "cannot be read: No such file"),
         ("nothing", 0o600, "holds no PEM block 'PRIVATE KEY'"),
@@ -119,23 +119,23 @@ def test_a_setting_that_is_unknown_dangerous_or_without_effect_is_refused(
     ],
 )
 def test_a_key_that_cannot_be_used_is_refused_and_not_shown(
-    tmp_path: Path, text: str | None, mode: int, said: str
+    tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     (tmp_path / "ca.pem").write_text(CERTIFICATE)
     if text is not None:
         (tmp_path / "key.pem").write_text(text)
         (tmp_path / "key.pem").chmod(mode)
     files = {"ssl.certificate.location": str(tmp_path / "ca.pem"), "ssl.key.location": str(tmp_path / "key.pem")}
-    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
         require_settings({**LOGIN, **files})
     assert refused.value.code == "HR-113"
     assert "QQ==" not in str(refused.value)
 
 
 @pytest.mark.parametrize("own", [None, "shop"])
-def test_spark_hides_every_secret_that_it_is_given_whatever_a_target_sets(own: str | None) -> None:
-    given = _APPLICATION if own is None else _APPLICATION | {"spark.redaction.regex": own}
-    pattern = re.compile(with_redaction(given)["spark.redaction.regex"])
+def test_spark_redacts_every_secret_whatever_a_target_sets(own: str | None) -> None:
+    declared = _APPLICATION if own is None else _APPLICATION | {"spark.redaction.regex": own}
+    pattern = re.compile(with_redaction(declared)["spark.redaction.regex"])
     for name in ("kafka.sasl.jaas.config", "kafka.ssl.keystore.key", "kafka.ssl.key.password"):
         assert pattern.search(name)
     assert bool(pattern.search("spark.shop.name")) == (own is not None)

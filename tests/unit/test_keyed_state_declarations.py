@@ -38,21 +38,21 @@ from headrace.transforms.keyed.state_types import Precision, struct_kind
 from keyed_cases import GAP, NOON, Brief, Counter, Place, Total, Visits, Wide, click
 
 if TYPE_CHECKING:
-    from keyed_cases import Seen
+    from keyed_cases import VisitEnd
 
 
 def at(minute: float) -> datetime:
     return NOON + timedelta(minutes=minute)
 
 
-def told(seen: list[Seen]) -> list[tuple[str, int, str, str]]:
-    return [(each.user, each.minute, "".join(each.pages), each.why) for each in seen]
+def as_rows(observed: list[VisitEnd]) -> list[tuple[str, int, str, str]]:
+    return [(item.user, item.minute, "".join(item.pages), item.why) for item in observed]
 
 
 # ---- rows and times ----
 
 
-def test_a_count_goes_on_from_batch_to_batch_per_key() -> None:
+def test_a_count_continues_from_batch_to_batch_per_key() -> None:
     drive = KeyedStateTester(Counter(), "user")
     assert drive.arrive(click("ann", "a", 0), click("bob", "a", 0), click("ann", "b", 0)) == [
         Total("ann", 2),
@@ -66,7 +66,7 @@ def test_a_visit_ends_when_the_watermark_has_passed_its_silence() -> None:
     assert drive.arrive(click("ann", "a", 0), click("ann", "b", 20)) == []
     assert drive.timers("ann") == [at(50)]
     assert drive.advance_to(at(49.99)) == []
-    assert told(drive.advance_to(at(50))) == [("ann", 0, "ab", "silence")]
+    assert as_rows(drive.advance_to(at(50))) == [("ann", 0, "ab", "silence")]
     assert drive.state("ann") is None
     assert drive.timers("ann") == []
 
@@ -74,7 +74,7 @@ def test_a_visit_ends_when_the_watermark_has_passed_its_silence() -> None:
 def test_rows_of_a_batch_come_in_the_order_of_their_time() -> None:
     drive = KeyedStateTester(Visits(), "user")
     drive.arrive(click("ann", "b", 20), click("ann", "a", 0))
-    assert told(drive.advance_to(at(60))) == [("ann", 0, "ab", "silence")]
+    assert as_rows(drive.advance_to(at(60))) == [("ann", 0, "ab", "silence")]
 
 
 def test_a_row_at_or_before_the_watermark_is_late_and_never_handled() -> None:
@@ -94,7 +94,7 @@ def test_time_does_not_go_back() -> None:
         drive.advance_to(at(9))
 
 
-def test_what_is_kept_with_a_ttl_is_gone_when_its_time_is_over() -> None:
+def test_state_with_a_ttl_is_removed_when_it_expires() -> None:
     drive = KeyedStateTester(Brief(), "user")
     drive.advance_to(NOON)
     assert drive.arrive(click("ann", "a", 0)) == [Total("Brief ann", 1)]
@@ -103,7 +103,7 @@ def test_what_is_kept_with_a_ttl_is_gone_when_its_time_is_over() -> None:
     assert drive.arrive(click("ann", "c", 0)) == [Total("Brief ann", 1)]
 
 
-def test_lists_and_maps_are_read_and_written_beside_the_value() -> None:
+def test_lists_and_maps_are_read_and_written_in_addition_to_the_value() -> None:
     drive = KeyedStateTester(Wide(), "user", "n")
     rows = [{**click("ann", page, minute), "n": 1} for minute, page in enumerate("aba")]
     first, second, third = drive.arrive(*rows)
@@ -163,7 +163,7 @@ def test_timers_are_rounded_up_to_milliseconds_and_need_a_zone() -> None:
 
 
 class Deaf(KeyedState[Nothing, Rang]):
-    """Asks for a moment, and has nobody to be told of it."""
+    """Sets a timer, and has no method to handle it."""
 
     clock = EventTime("ts")
 
@@ -178,7 +178,7 @@ class Idle(KeyedState[Nothing, Rang]):
     ttl = None
 
 
-def test_a_class_without_the_method_that_is_due_is_told_so() -> None:
+def test_a_class_without_a_required_method_is_refused_with_its_name() -> None:
     drive = KeyedStateTester(Deaf(), "user")
     drive.arrive(click("ann", "a", 0))
     with pytest.raises(FlowError, match="Deaf has no `handle_timer`, and a moment") as timer:
@@ -190,13 +190,13 @@ def test_a_class_without_the_method_that_is_due_is_told_so() -> None:
 
 def visits_by_hand(minutes: list[int]) -> list[tuple[int, int]]:
     """Return when each visit began and how many clicks it had."""
-    found: list[list[int]] = []
+    actual: list[list[int]] = []
     for minute in sorted(minutes):
-        if found and minute - found[-1][-1] <= GAP / timedelta(minutes=1):
-            found[-1].append(minute)
+        if actual and minute - actual[-1][-1] <= GAP / timedelta(minutes=1):
+            actual[-1].append(minute)
         else:
-            found.append([minute])
-    return [(visit[0], len(visit)) for visit in found]
+            actual.append([minute])
+    return [(visit[0], len(visit)) for visit in actual]
 
 
 @settings(deadline=None, max_examples=100)
@@ -205,33 +205,38 @@ def visits_by_hand(minutes: list[int]) -> list[tuple[int, int]]:
     cuts=st.lists(st.integers(0, 20), max_size=5),
     watermarks=st.booleans(),
 )
-def test_any_split_into_batches_gives_the_same_visits(minutes: list[int], cuts: list[int], watermarks: bool) -> None:
+def test_any_split_into_batches_results_in_the_same_visits(
+    minutes: list[int], cuts: list[int], watermarks: bool
+) -> None:
     ordered = sorted(minutes)
-    drive, seen, begin = KeyedStateTester(Visits(), "user"), [], 0
+    drive, observed, begin = KeyedStateTester(Visits(), "user"), [], 0
     for end in [*sorted(cuts), len(ordered)]:
         rows = ordered[begin:end]
-        seen += drive.arrive(*(click("ann", "a", minute) for minute in reversed(rows)))
+        observed += drive.arrive(*(click("ann", "a", minute) for minute in reversed(rows)))
         if watermarks and rows:
             # As late as it can be without making the next row late.
-            seen += drive.advance_to(at(rows[-1] - 0.001))
+            observed += drive.advance_to(at(rows[-1] - 0.001))
         begin = max(begin, end)
-    seen += drive.advance_to(at(10_000))
+    observed += drive.advance_to(at(10_000))
     expected = visits_by_hand(minutes)
-    assert [(each.minute, len(each.pages)) for each in seen] == expected
+    assert [(item.minute, len(item.pages)) for item in observed] == expected
     over_batch = process_key(Visits(), Row(user="ann"), [Row(**click("ann", "a", minute)) for minute in ordered], 0)
-    assert [(each.minute, len(each.pages)) for each in over_batch] == expected
+    assert [(item.minute, len(item.pages)) for item in over_batch] == expected
 
 
-def test_the_visits_of_the_documentation_do_what_it_says() -> None:
+def test_the_example_of_the_documentation_returns_the_documented_visits() -> None:
     page = (Path(__file__).parents[2] / "docs" / "levers" / "windows.md").read_text()
     (text,) = [fence for fence in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Visits" in fence]
     names: dict[str, Any] = {"__name__": __name__}
     exec(text, names)  # noqa: S102 - what is documented has to run
     drive = KeyedStateTester(names["Visits"](), "user_id")
     rows = [{"user_id": "ann", "page": page, "ts": at(minute)} for page, minute in (("a", 0), ("b", 40), ("bye", 50))]
-    assert [(seen.began, seen.pages) for seen in drive.arrive(*rows)] == [(at(0), ["a"]), (at(40), ["b", "bye"])]
+    assert [(visit.began, visit.pages) for visit in drive.arrive(*rows)] == [
+        (at(0), ["a"]),
+        (at(40), ["b", "bye"]),
+    ]
     assert drive.arrive({"user_id": "ann", "page": "c", "ts": at(60)}) == []
-    assert [seen.pages for seen in drive.advance_to(at(90))] == [["c"]]
+    assert [visit.pages for visit in drive.advance_to(at(90))] == [["c"]]
 
 
 # ---- declarations ----
@@ -299,7 +304,7 @@ class Empty:
         (int, "dataclass"),
     ],
 )
-def test_a_state_that_cannot_be_kept_is_refused_when_it_is_declared(given: type, phrase: str) -> None:
+def test_a_state_type_that_cannot_be_stored_is_refused_when_it_is_declared(given: type, phrase: str) -> None:
     with pytest.raises(FlowError) as caught:
 
         class Refused(KeyedState[given, Total]):  # type: ignore[valid-type]
@@ -318,10 +323,10 @@ def test_a_ttl_needs_processing_time_and_a_timer_a_clock() -> None:
 
             def handle_rows(self, key, rows, state, timers): ...
 
-    with pytest.raises(FlowError, match=r"seen.*ttl"):
+    with pytest.raises(FlowError, match=r"observed.*ttl"):
 
         class AgedMap(KeyedState[Sample, Total]):
-            seen = MapOf(str, int, ttl="1 day")
+            observed = MapOf(str, int, ttl="1 day")
 
             def handle_rows(self, key, rows, state, timers): ...
 
@@ -377,14 +382,14 @@ def test_timers_without_a_clock_are_refused_where_they_are_used() -> None:
         (Inner(None, date(2026, 1, 1)), "Sample is declared"),
     ],
 )
-def test_a_value_that_its_type_cannot_hold_is_refused_when_it_is_kept(value: object, phrase: str) -> None:
+def test_a_value_that_does_not_fit_its_type_is_refused_when_it_is_stored(value: object, phrase: str) -> None:
     with pytest.raises(FlowError) as caught:
         struct_kind(Sample, "it").write(value, "it", named=False)
     assert caught.value.code == "HR-233"
     assert phrase in str(caught.value)
 
 
-def test_what_is_kept_comes_back_the_same_with_times_in_utc() -> None:
+def test_stored_values_are_read_unchanged_with_times_in_utc() -> None:
     there = timezone(timedelta(hours=2))
     given = Sample(7, Decimal("1.5"), [Inner(NOON.astimezone(there), date(2026, 1, 1))], {"a": None})
     kind = struct_kind(Sample, "it")
@@ -426,14 +431,14 @@ class Demanding:
     must: str
 
 
-def test_a_field_that_was_not_kept_yet_gets_its_default_or_is_refused() -> None:
+def test_a_field_that_was_not_stored_yet_gets_its_default_or_is_refused() -> None:
     assert struct_kind(Grown, "it").read((7, None, None, None), "it") == Grown(7)
     with pytest.raises(FlowError, match=r"Demanding\.must") as caught:
         struct_kind(Demanding, "The state").read((7, None), "The state")
     assert caught.value.code == "HR-234"
 
 
-def test_a_class_of_classes_inherits_what_is_kept() -> None:
+def test_a_subclass_inherits_the_declared_state() -> None:
     class Doubled(Counter):
         def handle_rows(self, key, rows, state, timers):
             yield from super().handle_rows(key, rows * 2, state, timers)

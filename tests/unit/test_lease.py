@@ -35,7 +35,7 @@ with acquire_lease(Checkpoint.of("rides", target, LocalFileStore()), Lease(sys.a
 """
 
 RECORD = Lease("record", 1.5)
-# Of a holder that lives: it must not be taken for dead because the machine is too busy for its beats.
+# Of a holder that lives: it must not be taken for dead because the machine is too busy for its renewals.
 PATIENT = Lease("record", 12)
 
 
@@ -62,7 +62,7 @@ def another_driver(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[st
 
 
 @pytest.mark.parametrize("terms", [Lease(), PATIENT], ids=["lock", "record"])
-def test_a_second_process_is_refused_and_told_who_holds_the_checkpoint(
+def test_a_second_process_is_refused_with_the_holder_of_the_checkpoint(
     tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]], terms: Lease
 ) -> None:
     holder = another_driver(terms.kind or "lock")
@@ -73,7 +73,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_checkpoint(
     assert str(tmp_path / "rides") in refused.value.why
 
 
-def test_a_driver_that_was_killed_holds_nothing(
+def test_a_driver_that_was_killed_has_no_lease(
     tmp_path: Path, another_driver: Callable[..., subprocess.Popen[str]]
 ) -> None:
     holder = another_driver()
@@ -81,8 +81,8 @@ def test_a_driver_that_was_killed_holds_nothing(
     holder.wait()
     with acquire_lease(checkpoint(tmp_path)):
         (record,) = (tmp_path / "rides" / "headrace" / "leases").iterdir()
-        held = json.loads(record.read_text())
-    assert held["pid"] != holder.pid
+        stored = json.loads(record.read_text())
+    assert stored["pid"] != holder.pid
 
 
 def test_a_process_that_was_refused_leaves_the_note_of_the_holder_alone(
@@ -106,7 +106,7 @@ def test_a_lease_ends_with_its_block_also_when_that_raises(tmp_path: Path) -> No
         pass
 
 
-def test_two_flows_do_not_keep_each_other_waiting(tmp_path: Path) -> None:
+def test_two_flows_do_not_block_each_other(tmp_path: Path) -> None:
     with acquire_lease(checkpoint(tmp_path, "rides")), acquire_lease(checkpoint(tmp_path, "drivers")):
         pass
 
@@ -128,7 +128,7 @@ def test_every_lease_of_either_kind_has_a_higher_token_than_the_one_before(tmp_p
             tokens.append(holding.token)
             holding.check()
     assert tokens == [1, 2, 3, 4]
-    assert [each.name for each in (tmp_path / "rides" / "headrace" / "leases").iterdir()] == ["00000004"]
+    assert [path.name for path in (tmp_path / "rides" / "headrace" / "leases").iterdir()] == ["00000004"]
 
 
 def test_a_record_is_taken_over_when_its_holder_was_silent_for_its_time(
@@ -143,7 +143,7 @@ def test_a_record_is_taken_over_when_its_holder_was_silent_for_its_time(
         assert holding.token == 2
 
 
-def test_a_record_that_was_given_back_is_taken_at_once(tmp_path: Path) -> None:
+def test_a_released_lease_is_acquired_immediately(tmp_path: Path) -> None:
     long = Lease("record", 3600)
     for token in (1, 2):
         with acquire_lease(checkpoint(tmp_path), long) as holding:
@@ -164,17 +164,17 @@ def test_of_several_that_watch_a_dead_holder_one_takes_over(
     ]
     try:
         refused = [taker for taker in takers if taker.stdout is not None and taker.stdout.readline() != "held\n"]
-        told = [taker.communicate()[1] for taker in refused]
+        reported = [taker.communicate()[1] for taker in refused]
     finally:
         for taker in takers:
             taker.kill()
             taker.wait()
     assert len(refused) == 2
-    assert all("HR-302" in each for each in told)
+    assert all("HR-302" in item for item in reported)
 
 
 @pytest.mark.parametrize("terms", [Lease(), RECORD], ids=["lock", "record"])
-def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks(tmp_path: Path, terms: Lease) -> None:
+def test_a_driver_that_lost_its_lease_is_refused_when_it_checks(tmp_path: Path, terms: Lease) -> None:
     stopped = threading.Event()
     with acquire_lease(checkpoint(tmp_path), terms) as old:
         old.on_lost(lambda _lost: stopped.set())
@@ -187,8 +187,8 @@ def test_a_driver_that_does_not_know_that_it_lost_its_lease_is_told_when_it_asks
         assert lost.value.code == "HR-330"
         assert old.explain(ValueError("the sink said no")).code == "HR-330"
         assert terms.kind != "record" or stopped.wait(60)
-    beats = [each.name for each in (tmp_path / "rides" / "headrace" / "leases").glob("00000002*")]
-    assert beats == ["00000002"], "the one who lost gave back the lease of the other"
+    idle_ticks = [path.name for path in (tmp_path / "rides" / "headrace" / "leases").glob("00000002*")]
+    assert idle_ticks == ["00000002"], "the one who lost gave back the lease of the other"
 
 
 def test_a_lost_lease_stops_the_query_and_explains_its_end(tmp_path: Path) -> None:
@@ -250,14 +250,14 @@ def test_of_many_that_make_one_file_exactly_one_does(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
 
     def make(number: int) -> None:
-        for each in range(50):
+        for item in range(50):
             barrier.wait()
-            if files.create(str(tmp_path / str(each)), str(number)):
-                wins.append((each, str(number)))
+            if files.create(str(tmp_path / str(item)), str(number)):
+                wins.append((item, str(number)))
 
     threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(wins) == sorted((each, (tmp_path / str(each)).read_text()) for each in range(50))
+    assert sorted(wins) == sorted((item, (tmp_path / str(item)).read_text()) for item in range(50))

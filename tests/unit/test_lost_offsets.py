@@ -1,4 +1,4 @@
-"""Which offsets are gone, by a table worked out by hand, and what is recorded of them."""
+"""Which offsets are missing, by a table worked out by hand, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.clients import topic_watch
 from headrace.clients.storage import LocalFileStore
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import DataError, RecoveryError
-from headrace.flow.source import MissingOffsets, SourceWatch
+from headrace.flow.source import CanLoseRows, MissingOffsets, SourceWatch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
@@ -23,14 +23,14 @@ class Earliest(TopicWatch):
     """A watch that knows the first offsets without asking a broker."""
 
     def __init__(self, earliest: dict[tuple[str, int], int]) -> None:
-        self.known = earliest
+        self.recorded = earliest
 
     def _earliest(self, partitions):
-        return {each: self.known[each] for each in partitions if each in self.known}
+        return {partition: self.recorded[partition] for partition in partitions if partition in self.recorded}
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "earliest", "gone"),
+    ("start", "end", "earliest", "missing"),
     [
         pytest.param({"0": 5}, {"0": 9}, {0: 0}, [], id="all is there"),
         pytest.param({"0": 5}, {"0": 9}, {0: 5}, [], id="what went was read before"),
@@ -44,10 +44,10 @@ class Earliest(TopicWatch):
         pytest.param({"0": 5}, {"0": 9, "1": 8}, {0: 0, 1: 0}, [], id="a new partition"),
     ],
 )
-def test_what_is_gone_of_a_range(start: dict, end: dict, earliest: dict, gone: list[tuple]) -> None:
+def test_missing_offsets_of_a_range(start: dict, end: dict, earliest: dict, missing: list[tuple]) -> None:
     watch = Earliest({("t", number): first for number, first in earliest.items()})
     assert list(watch.missing_offsets(json.dumps({"t": start}), json.dumps({"t": end}))) == [
-        MissingOffsets("t", *each) for each in gone
+        MissingOffsets("t", *item) for item in missing
     ]
 
 
@@ -58,7 +58,7 @@ def test_a_range_is_narrowed_to_what_is_there() -> None:
 
 
 @dataclass(frozen=True)
-class Orders:
+class Orders(CanLoseRows):
     """Stands for a watched source."""
 
     name: str = "kafka:orders"
@@ -72,9 +72,9 @@ class Orders:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     target = Target("dev", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path))
-    made = Checkpoint.of("rides", target, LocalFileStore())
-    made.files.write(f"{made.location}/metadata", '{"id":"q1"}')
-    return made
+    created = Checkpoint.of("rides", target, LocalFileStore())
+    created.files.write(f"{created.location}/metadata", '{"id":"q1"}')
+    return created
 
 
 def lost(first: int, end: int | None, kind: LossKind = LossKind.MAYBE, topic_id: str = "a") -> LostRange:
@@ -82,7 +82,7 @@ def lost(first: int, end: int | None, kind: LossKind = LossKind.MAYBE, topic_id:
 
 
 @pytest.mark.parametrize(
-    ("known", "found", "added"),
+    ("recorded", "actual", "added"),
     [
         ([], (0, 5), [(0, 5)]),
         ([(0, 5)], (0, 5), []),
@@ -95,19 +95,19 @@ def lost(first: int, end: int | None, kind: LossKind = LossKind.MAYBE, topic_id:
     ],
 )
 def test_only_what_no_earlier_attempt_found_is_added(
-    checkpoint: Checkpoint, known: list[tuple], found: tuple, added: list[tuple]
+    checkpoint: Checkpoint, recorded: list[tuple], actual: tuple, added: list[tuple]
 ) -> None:
     record = LostOffsets(checkpoint)
-    first = record.add(7, [lost(*each, LossKind.LOST) for each in known])
+    first = record.add(7, [lost(*item, LossKind.LOST) for item in recorded])
 
-    new = LostOffsets(checkpoint).add(7, [lost(*found)])
+    new = LostOffsets(checkpoint).add(7, [lost(*actual)])
 
-    assert [(each.first, each.end, each.kind) for each in new] == [(*each, LossKind.MAYBE) for each in added]
+    assert [(item.first, item.end, item.kind) for item in new] == [(*item, LossKind.MAYBE) for item in added]
     assert record.of(7) == (*first, *new)
     assert record.of(6) == ()
 
 
-def test_the_same_offsets_of_two_topics_are_two_losses_and_a_forgotten_id_is_covered(checkpoint: Checkpoint) -> None:
+def test_the_same_offsets_of_two_topics_are_two_losses_and_an_unknown_id_is_covered(checkpoint: Checkpoint) -> None:
     record = LostOffsets(checkpoint)
     record.add(0, [lost(0, 5, topic_id="a")])
     assert record.add(0, [lost(0, 5, topic_id="b")]) == (lost(0, 5, topic_id="b"),)
@@ -119,7 +119,7 @@ def test_what_another_checkpoint_of_the_name_lost_stays_in_the_file(checkpoint: 
     checkpoint.files.write(f"{checkpoint.location}/metadata", '{"id":"q2"}')
     LostOffsets(checkpoint).add(0, [lost(0, 3)])
     text = json.loads(checkpoint.files.read(f"{checkpoint.metadata_dir}/lost/0.json") or "")
-    assert [(each["query_id"], each["first"], each["end"]) for each in text["lost"]] == [("q1", 0, 5), ("q2", 0, 3)]
+    assert [(item["query_id"], item["first"], item["end"]) for item in text["lost"]] == [("q1", 0, 5), ("q2", 0, 3)]
 
 
 # ---- the ids of topics ----
@@ -129,7 +129,7 @@ def identities(checkpoint: Checkpoint, source: Orders | None = None) -> TopicIde
     return TopicIdentities(checkpoint, {"rows": source or Orders()})
 
 
-def test_topics_that_are_new_are_added_and_kept_over_a_restart(checkpoint: Checkpoint) -> None:
+def test_new_topics_are_recorded_and_survive_a_restart(checkpoint: Checkpoint) -> None:
     identities(checkpoint).at_start({"rows": {"a": "1"}})
     running = identities(checkpoint)
     running.at_start({"rows": {"a": "1"}})
@@ -139,14 +139,14 @@ def test_topics_that_are_new_are_added_and_kept_over_a_restart(checkpoint: Check
     assert refused.value.code == "HR-311"
 
 
-def test_a_topic_that_is_gone_stops_the_flow_unless_loss_is_accepted(checkpoint: Checkpoint) -> None:
+def test_a_missing_topic_stops_the_flow_unless_loss_is_accepted(checkpoint: Checkpoint) -> None:
     identities(checkpoint).at_start({"rows": {"a": "1", "b": "2"}})
     with pytest.raises(DataError, match="'b'") as refused:
         identities(checkpoint).at_start({"rows": {"a": "1"}})
     assert refused.value.code == "HR-506"
     going_on = identities(checkpoint, Orders(data_loss_reason="why"))
     going_on.at_start({"rows": {"a": "1"}})
-    # Until a batch has gone on without it, a topic of its name is not the one that the offsets are about.
+    # Until a batch has continued without it, a topic of its name is not the one that the offsets are about.
     with pytest.raises(RecoveryError):
         going_on.before_batch({"rows": {"a": "1", "b": "3"}})
     going_on.forget("rows", {"b"})
@@ -164,7 +164,7 @@ def test_before_the_first_batch_nothing_is_bound_to_an_id(checkpoint: Checkpoint
         identities(checkpoint).at_start({"rows": {"a": "1"}})
 
 
-def test_a_record_of_another_checkpoint_says_nothing(checkpoint: Checkpoint) -> None:
+def test_a_record_of_another_checkpoint_is_ignored(checkpoint: Checkpoint) -> None:
     identities(checkpoint).at_start({"rows": {"a": "1"}})
     checkpoint.files.write(f"{checkpoint.location}/metadata", '{"id":"q2"}')
     identities(checkpoint).at_start({"rows": {"a": "2"}})

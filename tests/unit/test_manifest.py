@@ -40,24 +40,24 @@ def batch(root: Path, number: int, *, committed: bool = True) -> None:
 @pytest.fixture
 def noted(tmp_path: Path) -> Checkpoint:
     """Four batches, 0 to 3, each noted after its commit."""
-    found = checkpoint(tmp_path)
-    manifest = Manifest(found)
+    actual = checkpoint(tmp_path)
+    manifest = Manifest(actual)
     for number in range(4):
         batch(tmp_path, number)
         manifest.record(number)
-    return found
+    return actual
 
 
-def at(found: Checkpoint, path: str) -> Path:
-    return Path(found.folder) / path
+def at(actual: Checkpoint, path: str) -> Path:
+    return Path(actual.folder) / path
 
 
-def damage(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.found) for flaw in find_log_flaws(found) if flaw.level == "damage"]
+def damage(actual: Checkpoint) -> list[tuple[str, str]]:
+    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(actual) if flaw.level == "damage"]
 
 
-def notes(found: Checkpoint) -> list[tuple[str, str]]:
-    return [(flaw.path, flaw.found) for flaw in find_log_flaws(found) if flaw.level == "note"]
+def notes(actual: Checkpoint) -> list[tuple[str, str]]:
+    return [(flaw.path, flaw.problem) for flaw in find_log_flaws(actual) if flaw.level == "note"]
 
 
 def test_each_batch_notes_the_sums_of_its_own_files_as_sha256sum_does(noted: Checkpoint) -> None:
@@ -76,11 +76,11 @@ def test_each_batch_notes_the_sums_of_its_own_files_as_sha256sum_does(noted: Che
 
 
 def test_the_sum_that_the_batch_itself_saw_is_the_one_that_is_noted(tmp_path: Path) -> None:
-    found = checkpoint(tmp_path)
+    actual = checkpoint(tmp_path)
     batch(tmp_path, 0)
-    seen = hashlib.sha256(b"what the batch saw").hexdigest()
-    Manifest(found).record(0, seen)
-    assert [path for path, _ in damage(found)] == ["spark/offsets/0"]
+    observed = hashlib.sha256(b"what the batch saw").hexdigest()
+    Manifest(actual).record(0, observed)
+    assert [path for path, _ in damage(actual)] == ["spark/offsets/0"]
 
 
 def test_a_flow_that_never_ran_has_no_flaws(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_a_crash_before_the_note_leaves_files_that_are_not_in_the_manifest_yet(n
     assert find_log_flaws(noted) == []
 
 
-def test_entries_of_a_batch_that_has_only_begun_are_left_to_its_commit(noted: Checkpoint) -> None:
+def test_entries_of_a_batch_are_recorded_only_at_its_commit(noted: Checkpoint) -> None:
     batch(Path(noted.folder).parent, 4, committed=False)
     Manifest(noted).record(3)
     assert "offsets/4" not in Manifest(noted).read().sums
 
 
-def test_what_spark_purges_is_forgotten_and_is_no_damage(noted: Checkpoint) -> None:
+def test_files_that_spark_purges_are_removed_from_the_manifest_and_are_no_damage(noted: Checkpoint) -> None:
     for number in (0, 1):
         at(noted, f"spark/offsets/{number}").unlink()
         at(noted, f"spark/commits/{number}").unlink()
@@ -120,18 +120,18 @@ def test_what_spark_purges_is_forgotten_and_is_no_damage(noted: Checkpoint) -> N
 
 def test_a_purge_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
     """Spark deletes what is older than the last hundred batches in the order in which the folder lists it."""
-    found = checkpoint(tmp_path)
+    actual = checkpoint(tmp_path)
     for number in range(110):
         batch(tmp_path, number)
-    Manifest(found).record(109)
+    Manifest(actual).record(109)
     for path in ("offsets/3", "offsets/9", "commits/4", "commits/9"):
-        at(found, f"spark/{path}").unlink()
-    require_intact(found)
-    at(found, "spark/offsets/10").unlink()
-    assert damage(found) == [("spark/offsets/10", "is not there")]
+        at(actual, f"spark/{path}").unlink()
+    require_intact(actual)
+    at(actual, "spark/offsets/10").unlink()
+    assert damage(actual) == [("spark/offsets/10", "is not there")]
 
 
-def test_a_compacted_log_of_a_source_may_lose_what_it_holds(noted: Checkpoint) -> None:
+def test_a_compacted_log_of_a_source_may_lose_the_files_that_it_contains(noted: Checkpoint) -> None:
     for name in ("1", "2", "3.compact"):
         at(noted, f"spark/sources/0/{name}").write_text('v1\n{"path":"file:///a"}')
     Manifest(noted).record(3)
@@ -144,14 +144,14 @@ def test_a_compacted_log_of_a_source_may_lose_what_it_holds(noted: Checkpoint) -
 def test_a_commit_that_was_taken_away_means_that_the_batch_is_run_again(noted: Checkpoint) -> None:
     at(noted, "spark/commits/3").unlink()
     require_intact(noted)
-    assert notes(noted) == [("spark/commits/3", "was there and is gone")]
+    assert notes(noted) == [("spark/commits/3", "existed and is missing")]
     batch(Path(noted.folder).parent, 3)
     Manifest(noted).record(3)
     assert find_log_flaws(noted) == []
 
 
 @pytest.mark.parametrize(
-    ("gone", "named"),
+    ("missing", "named"),
     [
         (["metadata"], "metadata"),
         (["offsets/3"], "offsets/3"),
@@ -164,25 +164,25 @@ def test_a_commit_that_was_taken_away_means_that_the_batch_is_run_again(noted: C
 )
 @pytest.mark.parametrize("with_manifest", [True, False])
 def test_a_file_that_must_be_there_is_named(
-    noted: Checkpoint, gone: list[str], named: str, with_manifest: bool
+    noted: Checkpoint, missing: list[str], named: str, with_manifest: bool
 ) -> None:
     if not with_manifest:
         for part in at(noted, "headrace/manifest").iterdir():
             part.unlink()
-    for path in gone:
+    for path in missing:
         at(noted, f"spark/{path}").unlink()
     if not with_manifest and named in ("sources/0/0", "commits/3"):
-        require_intact(noted)  # nothing tells that they were there
+        require_intact(noted)  # nothing shows that they existed
         return
-    if not with_manifest and len(gone) == 4:
-        named = "offsets/3"  # the commits tell of it
+    if not with_manifest and len(missing) == 4:
+        named = "offsets/3"  # the commits contain it
     with pytest.raises(RecoveryError) as refused:
         require_intact(noted)
     assert refused.value.code == "HR-320"
     assert f"{noted.location}/{named} is not there" in refused.value.what
 
 
-def test_a_checkpoint_that_was_deleted_is_not_begun_from_zero(noted: Checkpoint) -> None:
+def test_a_checkpoint_that_was_deleted_does_not_start_from_zero(noted: Checkpoint) -> None:
     for path in sorted(Path(noted.location).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(RecoveryError, match="metadata is not there"):
@@ -193,19 +193,19 @@ Spoil = Callable[[bytes], bytes]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
+    ("spoil", "actual"),
     [(lambda _: b"", "is empty"), (lambda text: text[:-1], "is torn"), (lambda _: b"\xff\xfe", "is torn")],
     ids=["empty", "truncated", "not text"],
 )
 @pytest.mark.parametrize("path", ["metadata", "offsets/3", "commits/3", "sources/0/0"])
-def test_a_torn_file_is_named_without_the_manifest_too(noted: Checkpoint, path: str, spoil: Spoil, found: str) -> None:
+def test_a_torn_file_is_named_without_the_manifest_too(noted: Checkpoint, path: str, spoil: Spoil, actual: str) -> None:
     for part in at(noted, "headrace/manifest").iterdir():
         part.unlink()
     file = at(noted, f"spark/{path}")
     file.write_bytes(spoil(file.read_bytes()))
-    [(named, said)] = damage(noted)
+    [(named, message)] = damage(noted)
     assert named == f"spark/{path}"
-    assert said.startswith(found)
+    assert message.startswith(actual)
 
 
 def test_a_torn_last_commit_is_repaired_by_taking_it_away(noted: Checkpoint) -> None:
@@ -217,7 +217,7 @@ def test_a_torn_last_commit_is_repaired_by_taking_it_away(noted: Checkpoint) -> 
     require_intact(noted)
 
 
-def test_an_offset_log_whose_last_entry_is_torn_is_planned_anew_only_when_no_sink_has_it(noted: Checkpoint) -> None:
+def test_a_batch_with_a_truncated_offset_entry_is_planned_again_only_if_no_sink_has_it(noted: Checkpoint) -> None:
     batch(Path(noted.folder).parent, 4, committed=False)
     at(noted, "spark/offsets/4").write_text("v1\n")
     with pytest.raises(RecoveryError) as refused:
@@ -227,7 +227,7 @@ def test_an_offset_log_whose_last_entry_is_torn_is_planned_anew_only_when_no_sin
 
 def test_a_restore_that_was_cut_off_is_no_checkpoint_to_start_from(noted: Checkpoint) -> None:
     at(noted, "headrace/restoring.json").write_text("{}")
-    with pytest.raises(RecoveryError, match="a restore was cut off"):
+    with pytest.raises(RecoveryError, match="a restore was interrupted"):
         require_intact(noted)
 
 
@@ -237,18 +237,18 @@ def test_any_byte_that_changes_in_any_file_is_found_and_the_file_is_named(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "any-byte"
-    found = checkpoint(root)
+    actual = checkpoint(root)
     if not root.exists():
         for number in range(3):
             batch(root, number)
-            Manifest(found).record(number)
+            Manifest(actual).record(number)
     files = sorted(path for path in root.rglob("*") if path.is_file())
     file = data.draw(st.sampled_from(files), label="file")
-    whole = file.read_bytes()
-    place = data.draw(st.integers(0, len(whole) - 1), label="place")
-    value = data.draw(st.integers(0, 255).filter(lambda each: each != whole[place]), label="byte")
-    file.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+    complete = file.read_bytes()
+    place = data.draw(st.integers(0, len(complete) - 1), label="place")
+    value = data.draw(st.integers(0, 255).filter(lambda item: item != complete[place]), label="byte")
+    file.write_bytes(complete[:place] + bytes([value]) + complete[place + 1 :])
     try:
-        assert [path for path, _ in damage(found)] == [str(file.relative_to(root / "rides"))]
+        assert [path for path, _ in damage(actual)] == [str(file.relative_to(root / "rides"))]
     finally:
-        file.write_bytes(whole)
+        file.write_bytes(complete)

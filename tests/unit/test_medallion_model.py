@@ -22,8 +22,8 @@ def arrived(offset: int, minute: float = 0, **changes: object) -> ConsumedRecord
     return ConsumedRecord(0, offset, at, None, payload)
 
 
-def test_rules_are_counted_and_each_does_what_it_says() -> None:
-    found = model.silver(
+def test_rules_are_counted_and_each_has_its_effect() -> None:
+    actual = model.silver(
         [
             arrived(0),
             arrived(1, amount=0),
@@ -37,15 +37,15 @@ def test_rules_are_counted_and_each_does_what_it_says() -> None:
             ConsumedRecord(0, 8, 0, None, None),
         ]
     )
-    assert [order.order_id for order in found.orders] == ["o0", "o3", "o5"]
-    assert sorted(found.bad, key=lambda bad: bad.offset) == [
+    assert [order.order_id for order in actual.orders] == ["o0", "o3", "o5"]
+    assert sorted(actual.bad, key=lambda bad: bad.offset) == [
         InvalidRecord(0, 1, "rule:positive_amount"),
         InvalidRecord(0, 2, "rule:not_from_the_future"),
         InvalidRecord(0, 6, "rule:positive_amount"),
         InvalidRecord(0, 7, "wrong_type:items"),
         InvalidRecord(0, 8, "null_value"),
     ]
-    assert found.broken == {
+    assert actual.broken == {
         "positive_amount": 2,
         "not_from_the_future": 1,
         "no_test_orders": 2,
@@ -60,14 +60,14 @@ def test_the_model_knows_the_rules_of_the_flow_and_their_actions() -> None:
 
 def test_an_order_counts_once_within_an_hour_of_its_arrival_whatever_its_event_time() -> None:
     again = {"order_id": "o"}
-    found = model.silver(
+    actual = model.silver(
         [
             arrived(0, 0, **again, ordered_at="2020-01-01T00:00:00Z"),
             arrived(1, 60, **again),
             arrived(2, 60.1, **again),
         ]
     )
-    assert [order.order_date for order in found.orders] == [date(2020, 1, 1), date(2024, 5, 6)]
+    assert [order.order_date for order in actual.orders] == [date(2020, 1, 1), date(2024, 5, 6)]
 
 
 def test_gold_adds_up_exactly_by_day_and_country() -> None:
@@ -89,15 +89,15 @@ def test_gold_adds_up_exactly_by_day_and_country() -> None:
     ]
 
 
-def test_the_same_seed_gives_the_same_orders_and_some_are_against_each_rule_but_the_last() -> None:
+def test_the_same_seed_results_in_the_same_orders_and_some_violate_each_rule_except_the_last() -> None:
     traffic = WebOrderTraffic(rate=20, late=0.02, duplicates=0.02, malformed=0.02)
-    made = list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
-    assert made == list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
-    kinds = Counter(record.kind for record in made)
+    created = list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
+    assert created == list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
+    kinds = Counter(record.kind for record in created)
     assert {"order", "late", "duplicate", *MALFORMED} == set(kinds)
-    found = model.silver(ConsumedRecord(0, n, each.arrival_ms, each.key, each.value) for n, each in enumerate(made))
-    assert {name for name, rows in found.broken.items() if rows} == set(model.RULES) - {"sane_amount"}
-    # What is left out: bad, a test, or there already.
-    assert len(found.orders) < len(made) - kinds["duplicate"]
-    late = [each.arrival_ms - (each.event_time_ms or 0) for each in made if each.kind == "late"]
+    actual = model.silver(ConsumedRecord(0, n, item.arrival_ms, item.key, item.value) for n, item in enumerate(created))
+    assert {name for name, rows in actual.broken.items() if rows} == set(model.RULES) - {"sane_amount"}
+    # What is left out: invalid, a test, or there already.
+    assert len(actual.orders) < len(created) - kinds["duplicate"]
+    late = [item.arrival_ms - (item.event_time_ms or 0) for item in created if item.kind == "late"]
     assert min(late) >= 24 * 3_600_000

@@ -65,7 +65,7 @@ class Topics:
             {name: {0: (at, end)} for name, at, end in zip(("orders", "payments"), starts, ends, strict=True)}
         )
 
-    def told(self, flow: JoinFlow, recorded: list[int] | None = None) -> list[list[str]]:
+    def rows_by_batch(self, flow: JoinFlow, recorded: list[int] | None = None) -> list[list[str]]:
         """Return what each batch puts out: `id` for a pair, `id o` or `id p` for a side alone."""
         outcome = replay(self.orders, self.payments, self.batches, flow, recorded)
         return [[shown(row) for row in batch] for batch in outcome.batches]
@@ -97,13 +97,13 @@ def unpaid_and_lone() -> Topics:
 )
 def test_a_side_alone_is_put_out_by_the_batch_whose_watermark_has_passed_it(how: str, expected: list[list[str]]):
     flow = JoinFlow(how, JOINS["full"].delay_ms)
-    assert unpaid_and_lone().told(flow) == expected
+    assert unpaid_and_lone().rows_by_batch(flow) == expected
 
 
 def test_a_payment_exactly_at_the_bound_belongs_to_its_order():
     topics = Topics()
     topics.batch("o a 10:00:00", "p a 11:00:00", "o b 10:00:00", "p b 11:00:00.001", "o c 10:00:00", "p c 09:59:59.999")
-    assert topics.told(JOINS["inner"]) == [["a"]]
+    assert topics.rows_by_batch(JOINS["inner"]) == [["a"]]
 
 
 def test_a_row_at_or_before_the_watermark_of_the_batch_before_is_late():
@@ -119,8 +119,8 @@ def test_a_row_at_or_before_the_watermark_of_the_batch_before_is_late():
 def test_rows_that_the_watermark_has_left_behind_do_not_meet_in_one_batch():
     topics = Topics()
     topics.batch("o a 12:00:00", "p a 12:00:00")
-    topics.batch("o b 10:00:00", "p b 10:10:00")  # not late yet, and too old to be kept
-    assert topics.told(JOINS["full"]) == [["a"], ["b o", "b p"]]
+    topics.batch("o b 10:00:00", "p b 10:10:00")  # not late yet, and too old to be stored
+    assert topics.rows_by_batch(JOINS["full"]) == [["a"], ["b o", "b p"]]
 
 
 def test_a_recorded_watermark_counts_where_a_restart_explains_it():
@@ -132,7 +132,7 @@ def test_a_recorded_watermark_counts_where_a_restart_explains_it():
     assert alone == [0, early, half, late, late, ms("11:10:00")]
     # A driver that begins with batch 2 knows 09:30, and moves on when it has seen rows of both topics: after batch 4.
     behind = [0, early, early, early, early, ms("11:10:00")]
-    assert topics.told(JOINS["full"], behind) == [["a"], [], [], [], [], ["b o", "c p", "e p"]]
+    assert topics.rows_by_batch(JOINS["full"], behind) == [["a"], [], [], [], [], ["b o", "c p", "e p"]]
     assert replay(topics.orders, topics.payments, topics.batches, JOINS["full"], behind).restarts == 1
     assert replay(topics.orders, topics.payments, topics.batches, JOINS["full"], alone).restarts == 0
 
@@ -150,14 +150,14 @@ def test_a_recorded_watermark_counts_where_a_restart_explains_it():
 def test_a_recorded_watermark_that_no_restart_explains_is_an_error(recorded: list[str], batch: int):
     topics = unpaid_and_lone()
     with pytest.raises(AssertionError, match=f"batch {batch} ran with watermark"):
-        topics.told(JOINS["full"], [0, *map(ms, recorded), ms("11:00:00.001")])
+        topics.rows_by_batch(JOINS["full"], [0, *map(ms, recorded), ms("11:00:00.001")])
 
 
-def test_the_hit_rate_is_of_the_minutes_whose_unpaid_orders_are_told():
+def test_the_hit_rate_covers_the_minutes_whose_unpaid_orders_are_written():
     topics = Topics()
     topics.batch("o a 10:00:10", "o b 10:00:50", "o c 10:01:00", "p a 10:05:00", "p c 10:02:00")
     topics.batch("o x 11:31:00", "p y 11:31:00")
-    topics.batch()  # runs with 11:01: orders of before 10:01 are judged, and c is told as paid only
+    topics.batch()  # runs with 11:01: orders of before 10:01 are final, and c is written as paid only
     outcome = replay(topics.orders, topics.payments, topics.batches, JOINS["left"])
     assert paid_by_minute(outcome, JOINS["left"].bound_ms) == [(ms("10:00:00"), 2, 1)]
     # a and b, and their payments of 10:05 and 10:02, are out of the state.
@@ -171,12 +171,12 @@ def test_a_day_counts_every_record_once_whenever_it_came():
     assert sorted(map(shown, rows)) == ["a", "b o"]
 
 
-def test_the_state_is_each_rate_times_how_long_its_rows_are_kept():
+def test_the_state_is_each_rate_times_the_retention_of_its_rows():
     settings = OrderSettings()
     # 20 x (10 + 60) minutes of orders and 10 x 10 minutes of payments; 30 minutes for the outer joins.
     assert settings.expected_rows("inner", 20, 10) == 20 * 4200 + 10 * 600
     assert settings.expected_rows("full", 20, 10) == 20 * 5400 + 10 * 1800
-    # An order has two texts of 24 and a time of 8, a payment a text, an amount of 8 and a time; 48 beside them each.
+    # An order has two texts of 24 and a time of 8, a payment a text, an amount of 8 and a time; 48 more each.
     assert settings.expected_bytes("full", 20, 10) == 20 * 5400 * 104 + 10 * 1800 * 88
 
 
@@ -196,25 +196,25 @@ def test_generated_records_are_what_they_are_counted_as():
 
 def test_some_orders_come_long_after_their_payment_and_too_late():
     traffic = OrderGenerator(OrderTraffic(rate=2, late=0.05, seed=3))
-    paid, found = dict[str, int](), 0
+    paid, actual = dict[str, int](), 0
     for record in traffic.events(NOW - timedelta(hours=4), NOW):
         if record.kind == "payment":
             paid[json.loads(record.value)["order_id"]] = record.arrival_ms
         elif record.kind == "late" and record.topic == "orders":
             order = judge_order(_consumed(record))
             assert isinstance(order, Order)
-            found += order.order_id in paid
+            actual += order.order_id in paid
             assert record.arrival_ms - order.order_time >= 45 * 60_000
-    assert found > 10
+    assert actual > 10
 
 
-def test_the_same_seed_and_moment_give_the_same_bytes():
+def test_the_same_seed_and_time_result_in_the_same_bytes():
     traffic = OrderGenerator(OrderTraffic(rate=5))
     first, again = (list(traffic.events(NOW, NOW + timedelta(minutes=3))) for _ in range(2))
     assert first == again
 
 
-def test_the_demo_begins_with_a_past_of_which_minutes_are_judged(monkeypatch: pytest.MonkeyPatch):
+def test_the_demo_starts_with_a_history_that_contains_final_minutes(monkeypatch: pytest.MonkeyPatch):
     begun = list[timedelta]()
 
     def run_demo(_name: str, settings: DemoSettings, *_rest: object) -> None:
@@ -227,15 +227,15 @@ def test_the_demo_begins_with_a_past_of_which_minutes_are_judged(monkeypatch: py
     assert begun == [timedelta(hours=3), timedelta(minutes=90), timedelta(minutes=10)]
 
 
-def test_an_input_without_a_row_in_the_run_is_the_one_that_holds_the_others_back():
+def test_an_input_without_a_row_in_the_run_is_the_slowest_input():
     minutes = {name: timedelta(minutes=30) for name in ("orders", "payments")}
     noon = datetime(2026, 11, 16, 12, tzinfo=UTC)
     both = FlowFigures(delays=minutes, watermarks={"orders": noon, "payments": noon - timedelta(seconds=1)}, evicted=7)
-    one = FlowFigures(delays=minutes, watermarks={"orders": noon})
+    first = FlowFigures(delays=minutes, watermarks={"orders": noon})
     single = FlowFigures(delays={"orders": minutes["orders"]}, watermarks={"orders": noon})
-    figures = {"a": both, "b": one, "c": single, "d": FlowFigures(delays=minutes)}
-    held = {name: each.held_back_by for name, each in figures.items()}
-    assert held == {"a": "payments", "b": "payments", "c": None, "d": None}
+    figures = {"a": both, "b": first, "c": single, "d": FlowFigures(delays=minutes)}
+    stored = {name: figure.slowest_input for name, figure in figures.items()}
+    assert stored == {"a": "payments", "b": "payments", "c": None, "d": None}
     assert list(watermark_lines(figures)) == [
         "a: watermarks of orders 2026-11-16 12:00:00, payments 2026-11-16 11:59:59 (slowest); 7 rows left the state.",
         "b: watermarks of orders 2026-11-16 12:00:00, payments (no row in this run) (slowest); 0 rows left the state.",

@@ -43,7 +43,7 @@ def fields(record: GeneratedRecord) -> dict[str, Any]:
     malformed=st.floats(0, 0.3),
     rate=st.floats(0.5, 20),
 )
-def test_the_same_seed_gives_the_same_records_and_another_seed_gives_others(
+def test_the_same_seed_results_in_the_same_records_and_another_seed_in_others(
     seed: int, late: float, duplicates: float, malformed: float, rate: float
 ) -> None:
     given = RideTraffic(rate, late, duplicates, malformed, seed)
@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_gives_others(
     assert records(RideTraffic(rate, late, duplicates, malformed, seed + 1), minutes=1) != first
 
 
-def test_a_longer_stream_begins_with_the_shorter_one() -> None:
+def test_a_longer_stream_starts_with_the_shorter_one() -> None:
     shorter = records(CLEAN, minutes=1)
     assert list(islice(RideGenerator(CLEAN).events(NOW), len(shorter))) == shorter
 
@@ -63,15 +63,15 @@ def test_records_arrive_at_the_rate_and_in_order() -> None:
     assert arrivals == [start + 20 * n for n in range(3000)]
 
 
-def test_an_empty_span_and_a_span_that_ends_before_it_begins_have_no_records() -> None:
+def test_an_empty_span_and_a_reversed_span_have_no_records() -> None:
     assert records(CLEAN, minutes=0) == []
     assert records(CLEAN, minutes=-1) == []
 
 
-def test_the_shares_hold() -> None:
-    made = records(RideTraffic(rate=100, late=0.02, duplicates=0.03, malformed=0.05), minutes=10)
-    kinds = Counter("malformed" if record.kind in MALFORMED else record.kind for record in made)
-    shares = {kind: number / len(made) for kind, number in kinds.items()}
+def test_the_shares_of_the_generator_are_as_declared() -> None:
+    created = records(RideTraffic(rate=100, late=0.02, duplicates=0.03, malformed=0.05), minutes=10)
+    kinds = Counter("malformed" if record.kind in MALFORMED else record.kind for record in created)
+    shares = {kind: number / len(created) for kind, number in kinds.items()}
     assert shares == {
         "ride": pytest.approx(0.90, abs=0.01),
         "late": pytest.approx(0.02, abs=0.005),
@@ -81,9 +81,9 @@ def test_the_shares_hold() -> None:
 
 
 def test_malformed_records_go_through_every_kind_in_turn() -> None:
-    made = records(RideTraffic(rate=1, late=0, duplicates=0, malformed=1), minutes=0.6)
-    assert [record.kind for record in made] == [*MALFORMED, *MALFORMED, *list(MALFORMED)[:4]]
-    assert all(record.event_time_ms is None for record in made)
+    created = records(RideTraffic(rate=1, late=0, duplicates=0, malformed=1), minutes=0.6)
+    assert [record.kind for record in created] == [*MALFORMED, *MALFORMED, *list(MALFORMED)[:4]]
+    assert all(record.event_time_ms is None for record in created)
 
 
 def test_an_event_has_the_fields_of_its_status_and_its_city_as_key() -> None:
@@ -113,14 +113,14 @@ def test_a_fare_is_money_with_two_decimals() -> None:
     assert all(len(fare.split(b".")[1]) == 2 and float(fare) > 0 for fare in fares)
 
 
-def test_a_ride_keeps_its_ids_and_takes_its_steps_in_order() -> None:
+def test_a_ride_has_constant_ids_and_takes_its_steps_in_order() -> None:
     rides: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records(replace(CLEAN, rate=10), minutes=45):
         event = fields(record)
         rides[event["ride_id"]].append(event)
-    whole = [steps for steps in rides.values() if len(steps) == 3]
-    assert len(whole) > 1000
-    for steps in whole:
+    complete = [steps for steps in rides.values() if len(steps) == 3]
+    assert len(complete) > 1000
+    for steps in complete:
         assert len({(step["driver_id"], step["rider_id"], step["city"], step["pickup_lat"]) for step in steps}) == 1
         first, second, last = (step["status"] for step in steps)
         assert (first, second) == ("requested", "in_progress")
@@ -140,31 +140,31 @@ def test_a_driver_has_one_ride_at_a_time() -> None:
 
 
 def test_events_come_out_of_order_but_within_five_minutes_unless_they_are_late() -> None:
-    made = records(RideTraffic(rate=50, late=0.05), minutes=10)
-    behind = {kind: [r.arrival_ms - (r.event_time_ms or 0) for r in made if r.kind == kind] for kind in GOOD}
-    times = [record.event_time_ms or 0 for record in made if record.kind == "ride"]
+    created = records(RideTraffic(rate=50, late=0.05), minutes=10)
+    behind = {kind: [r.arrival_ms - (r.event_time_ms or 0) for r in created if r.kind == kind] for kind in GOOD}
+    times = [record.event_time_ms or 0 for record in created if record.kind == "ride"]
     assert times != sorted(times)
     assert 0 < min(behind["ride"]) < max(behind["ride"]) < 5 * 60_000
     assert 20 * 60_000 <= min(behind["late"]) < max(behind["late"]) <= 60 * 60_000
 
 
 def test_a_duplicate_is_a_recent_record_byte_for_byte() -> None:
-    seen: set[tuple[bytes | None, bytes | None, int | None]] = set()
+    observed: set[tuple[bytes | None, bytes | None, int | None]] = set()
     duplicates = 0
     for record in records(RideTraffic(rate=20, duplicates=0.2), minutes=2):
         payload = (record.key, record.value, record.event_time_ms)
         if record.kind == "duplicate":
             duplicates += 1
-            assert payload in seen
-        seen.add(payload)
+            assert payload in observed
+        observed.add(payload)
     assert duplicates > 300
 
 
 def test_a_city_rides_more_in_its_rush_hours_than_in_its_night() -> None:
     def share_of_tokyo(hour_in_utc: int) -> float:
         start = NOW.replace(hour=hour_in_utc)
-        made = list(RideGenerator(replace(CLEAN, rate=20)).events(start, start + timedelta(minutes=5)))
-        return sum(record.key == b"Tokyo" for record in made) / len(made)
+        created = list(RideGenerator(replace(CLEAN, rate=20)).events(start, start + timedelta(minutes=5)))
+        return sum(record.key == b"Tokyo" for record in created) / len(created)
 
     night, morning, evening = share_of_tokyo(18), share_of_tokyo(23), share_of_tokyo(9)
     assert morning > 3 * night
@@ -172,8 +172,8 @@ def test_a_city_rides_more_in_its_rush_hours_than_in_its_night() -> None:
 
 
 def test_surges_pass_both_thresholds_and_most_windows_stay_calm() -> None:
-    made = records(replace(CLEAN, rate=20), minutes=40)
-    topic = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
+    created = records(replace(CLEAN, rate=20), minutes=40)
+    topic = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(created)]
     (rows,) = replay(topic, [{0: (0, len(topic))}], SURGE).batches
     multipliers = Counter(row.surge_multiplier for row in rows)
     assert multipliers[2.0] > 0
@@ -207,8 +207,8 @@ def test_settings_that_no_stream_can_have_are_refused(wrong: dict[str, Any]) -> 
 
 
 def test_one_city_alone_can_ride() -> None:
-    made = records(RideTraffic(rate=5, cities=CITIES[:1]), minutes=1)
-    assert {record.key for record in made if record.kind in GOOD} == {b"New York"}
+    created = records(RideTraffic(rate=5, cities=CITIES[:1]), minutes=1)
+    assert {record.key for record in created if record.kind in GOOD} == {b"New York"}
 
 
 def test_a_moment_without_a_zone_is_refused() -> None:

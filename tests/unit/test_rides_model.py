@@ -108,7 +108,7 @@ def ride(clock: str, status: str = "completed", **changes: object) -> dict[str, 
         (b'{"ride_id": 7}', "missing:driver_id"),
     ],
 )
-def test_a_payload_that_is_no_ride_is_bad_for_its_reason(value: bytes | None, expected: str) -> None:
+def test_a_payload_that_is_no_ride_is_invalid_with_its_reason(value: bytes | None, expected: str) -> None:
     assert reason(value) == expected
 
 
@@ -140,11 +140,11 @@ def test_a_payload_that_is_no_ride_is_bad_for_its_reason(value: bytes | None, ex
         ({"status": 1, "fare_amount": "abc"}, "wrong_type:fare_amount"),
     ],
 )
-def test_an_event_is_judged_by_the_first_rule_that_it_breaks(changes: dict[str, object], expected: str) -> None:
+def test_an_event_is_classified_by_the_first_rule_that_it_violates(changes: dict[str, object], expected: str) -> None:
     assert reason_of(**changes) == expected
 
 
-def test_size_is_judged_before_the_key_and_the_key_before_the_payload() -> None:
+def test_size_is_validated_before_the_key_and_the_key_before_the_payload() -> None:
     assert reason(b"x" * (LARGEST_VALUE + 1), key=None) == "too_large"
     assert reason(b"x" * LARGEST_VALUE, key=None) == "null_key"
     assert reason(b"x" * LARGEST_VALUE) == "malformed_json"
@@ -158,12 +158,12 @@ def test_a_fare_has_two_decimals_and_a_time_is_utc() -> None:
     assert good.event_time_ms == ms("12:00:00.001")
 
 
-def test_every_malformed_kind_of_the_generator_is_bad_and_everything_else_is_a_ride() -> None:
+def test_every_malformed_kind_of_the_generator_is_invalid_and_everything_else_is_a_ride() -> None:
     reasons: dict[str, set[str]] = {}
     stream = RideGenerator(RideTraffic(rate=100, malformed=0.2, oversized=True))
-    for n, made in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
-        verdict = judge(ConsumedRecord(0, n, made.arrival_ms, made.key, made.value))
-        reasons.setdefault(made.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
+    for n, created in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
+        verdict = judge(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
+        reasons.setdefault(created.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
     assert reasons == {
         "ride": {"good"},
         "late": {"good"},
@@ -217,7 +217,7 @@ def test_city_rides_counts_by_window_and_city() -> None:
     assert outcome.bad == []
 
 
-def test_update_mode_puts_out_only_the_groups_that_a_batch_touched_with_their_whole_history() -> None:
+def test_update_mode_writes_only_the_groups_that_a_batch_changed_with_their_full_history() -> None:
     topic = Topic()
     topic.batch(ride("08:01", fare_amount=4), ride("08:01", city="Berlin"))
     topic.batch(ride("08:02", "cancelled"))
@@ -278,7 +278,7 @@ def test_rides_that_a_flow_filters_out_move_the_watermark_and_are_never_late() -
     assert outcome.late == [0, 0, 2]
 
 
-def test_bad_records_never_move_the_watermark() -> None:
+def test_invalid_records_never_move_the_watermark() -> None:
     topic = Topic()
     topic.batch(ride("08:20"))
     topic.batch(ride("11:59", fare_amount="abc"), b"not json")
@@ -299,7 +299,7 @@ def test_driver_metrics_appear_once_when_the_watermark_passes_their_window() -> 
         ride("08:16", driver_id="d1"),
     )
     topic.batch(ride("08:40", driver_id="d5"), ride("08:45", "in_progress"))  # W becomes 08:15 after it
-    topic.batch(ride("08:14:59", driver_id="d2", rider_id="u9", fare_amount=1))  # not late yet, and closed at once
+    topic.batch(ride("08:14:59", driver_id="d2", rider_id="u9", fare_amount=1))  # not late yet, and closed immediately
     topic.batch(ride("08:05", driver_id="d1"))
     outcome = replay(topic.records, topic.batches, DRIVER_METRICS)
     start, end = ms("08:00"), ms("08:15")
@@ -357,7 +357,7 @@ def test_ties_are_rounded_up_in_fares_and_in_rates() -> None:
     assert (row.avg_fare, row.completion_rate) == (Decimal("0.000313"), 0.0313)
 
 
-def test_offsets_that_the_topic_does_not_hold_are_passed_over() -> None:
+def test_offsets_that_the_topic_does_not_contain_are_skipped() -> None:
     records = [replace(consumed(json.dumps(event()).encode()), partition=p, offset=o) for p, o in ((0, 3), (1, 9))]
     outcome = replay(records, [{0: (0, 5), 1: (0, 9)}, {0: (5, 5), 1: (9, 10)}], CITY_RIDES)
     assert [[row.ride_count for row in rows] for rows in outcome.batches] == [[1], [2]]
@@ -387,8 +387,8 @@ _FLOWS: tuple[WindowFlow[Ride, Any], ...] = (CITY_RIDES, SURGE, DRIVER_METRICS)
 def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
     rides: list[dict[str, object]], cuts: list[int], order: Random
 ) -> None:
-    whole = Topic()
-    whole.batch(*rides)
+    complete = Topic()
+    complete.batch(*rides)
     shuffled = list(rides)
     order.shuffle(shuffled)
     bounds = [0, *sorted(min(cut, len(rides)) for cut in cuts), len(rides)]
@@ -396,9 +396,9 @@ def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
     for start, end in pairwise(bounds):
         parts.batch(*shuffled[start:end])
     for flow in _FLOWS:
-        at_once = replay(whole.records, whole.batches, flow)
+        in_one_run = replay(complete.records, complete.batches, flow)
         in_parts = replay(parts.records, parts.batches, flow)
-        assert in_parts.open == at_once.open
+        assert in_parts.open == in_one_run.open
         assert sum(in_parts.late) == 0
 
 
@@ -406,9 +406,9 @@ def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
 @given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 300), max_size=8))
 def test_every_counted_row_is_either_late_or_in_exactly_one_group(seed: int, cuts: list[int]) -> None:
     stream = RideGenerator(RideTraffic(rate=0.1, late=0.2, malformed=0.1, seed=seed))
-    made = list(stream.events(NOW, NOW + timedelta(minutes=50)))
-    records = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(made)]
-    bounds = [0, *sorted(min(cut, len(made)) for cut in cuts), len(made)]
+    created = list(stream.events(NOW, NOW + timedelta(minutes=50)))
+    records = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(created)]
+    bounds = [0, *sorted(min(cut, len(created)) for cut in cuts), len(created)]
     batches = [{0: span} for span in pairwise(bounds)]
     outcome = replay(records, batches, DRIVER_METRICS)
     completed = [r for r in map(judge, records) if isinstance(r, Ride) and r.status == "completed"]

@@ -52,8 +52,8 @@ def row(grain: str, start: str, end: str, *rest: object) -> tuple[object, ...]:
 
 def as_tuples(rows: list[GoldRow]) -> list[tuple[object, ...]]:
     return [
-        (each.grain, each.window_start, each.window_end, each.category, each.revenue, each.orders, each.unique_users)
-        for each in rows
+        (row.grain, row.window_start, row.window_end, row.category, row.revenue, row.orders, row.unique_users)
+        for row in rows
     ]
 
 
@@ -92,11 +92,11 @@ def test_a_sale_is_in_five_rolling_windows():
     ]
 
 
-def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_sale():
-    made = list(SalesGenerator(SalesTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3)))
+def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_sale():
+    created = list(SalesGenerator(SalesTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3)))
     verdicts = [
-        (each.kind, judge(ConsumedRecord(0, number, each.arrival_ms, each.key, each.value)))
-        for number, each in enumerate(made)
+        (item.kind, judge(ConsumedRecord(0, number, item.arrival_ms, item.key, item.value)))
+        for number, item in enumerate(created)
     ]
 
     assert {kind for kind, verdict in verdicts if isinstance(verdict, InvalidRecord)} == set(MALFORMED)
@@ -107,12 +107,12 @@ def test_every_kind_of_malformed_record_is_bad_and_every_other_one_is_a_sale():
     }
 
 
-def test_the_same_seed_gives_the_same_sales_of_all_categories_with_refunds_and_users_who_come_again():
-    made = list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
-    assert made == list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
-    assert made != list(SalesGenerator(SalesTraffic(seed=8)).events(DAY, DAY + timedelta(seconds=30)))
+def test_the_same_seed_results_in_the_same_sales_of_all_categories_with_refunds_and_returning_users():
+    created = list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
+    assert created == list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
+    assert created != list(SalesGenerator(SalesTraffic(seed=8)).events(DAY, DAY + timedelta(seconds=30)))
 
-    sales = [json.loads(each.value or b"") for each in made if each.kind == "sale"]
+    sales = [json.loads(item.value or b"") for item in created if item.kind == "sale"]
     assert {sale["category"] for sale in sales} == {category.name for category in CATEGORIES}
     assert 0 < sum(sale["amount"] < 0 for sale in sales) < 0.05 * len(sales)
     users = Counter(sale["user_id"] for sale in sales)
@@ -121,7 +121,7 @@ def test_the_same_seed_gives_the_same_sales_of_all_categories_with_refunds_and_u
 
 @pytest.mark.parametrize("kind", ["sale", "late"])
 def test_late_sales_lie_twenty_minutes_behind_and_others_less_than_five(kind: str):
-    made = SalesGenerator(SalesTraffic(rate=50, late=0.1)).events(DAY, DAY + timedelta(minutes=2))
-    behind = [each.arrival_ms - (each.event_time_ms or 0) for each in made if each.kind == kind]
+    created = SalesGenerator(SalesTraffic(rate=50, late=0.1)).events(DAY, DAY + timedelta(minutes=2))
+    behind = [item.arrival_ms - (item.event_time_ms or 0) for item in created if item.kind == kind]
     least, most = (0, 5) if kind == "sale" else (20, 60)
     assert least * MINUTE_MS <= min(behind) <= max(behind) <= most * MINUTE_MS

@@ -61,7 +61,7 @@ def test_a_file_that_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o601])
-def test_a_file_that_others_can_reach_is_refused_and_its_text_kept_quiet(tmp_path: Path, mode: int) -> None:
+def test_a_file_that_other_users_can_read_is_refused_without_its_content(tmp_path: Path, mode: int) -> None:
     path = file_with(tmp_path, CANARY, mode)
     with pytest.raises(ConfigError, match="chmod 600") as refused:
         resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")
@@ -86,7 +86,7 @@ def test_no_way_of_printing_shows_the_value(caplog: pytest.LogCaptureFixture) ->
     assert [text for text in printed if "SHOP_PASSWORD" not in text] == []
 
 
-def test_only_the_options_of_the_connector_hold_the_value() -> None:
+def test_only_the_options_of_the_connector_contain_the_value() -> None:
     secret = Secret("${env:SHOP_PASSWORD}", CANARY)
     protocol = {"bootstrap.servers": "host:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}
     login: dict[str, str | Secret] = {"sasl.username": "shop", "sasl.password": secret}

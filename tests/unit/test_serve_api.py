@@ -157,7 +157,7 @@ def test_freshness_is_the_age_of_the_newest_row(board: CityBoard, client: httpx.
 # ---- history
 
 
-def test_history_gives_the_newest_windows_oldest_first(board: CityBoard, client: httpx.Client) -> None:
+def test_history_returns_the_newest_windows_oldest_first(board: CityBoard, client: httpx.Client) -> None:
     for window in range(6):
         publish(board, "Lisbon", window, count=window)
     answer = client.get("/api/v1/cities/Lisbon/history", params={"limit": 3}).json()
@@ -198,7 +198,7 @@ def test_any_city_name_can_be_asked_for(board: CityBoard, client: httpx.Client, 
 # ---- events
 
 
-def test_a_stream_begins_with_retry_the_snapshot_and_the_state_of_the_feed(
+def test_a_stream_starts_with_retry_the_snapshot_and_the_state_of_the_feed(
     board: CityBoard, client: httpx.Client
 ) -> None:
     publish(board, "Lisbon", count=5)
@@ -242,7 +242,7 @@ def test_a_client_that_reads_late_gets_the_last_state_and_not_every_step(board: 
         assert len(counts) < 1000
 
 
-def test_a_quiet_stream_sends_heartbeats(idle: httpx.Client) -> None:
+def test_an_idle_stream_sends_heartbeats(idle: httpx.Client) -> None:
     with listening(idle) as stream:
         stream.next("snapshot")
         stream.next("feed")
@@ -281,7 +281,9 @@ def test_a_server_that_stops_ends_its_streams(board: CityBoard) -> None:
         (FeedStatus("unreachable", last_error="_TRANSPORT"), True, "degraded"),
     ],
 )
-def test_health_says_whether_the_data_is_current(board: CityBoard, feed: FeedStatus, rows: bool, status: str) -> None:
+def test_health_reports_whether_the_data_is_current(
+    board: CityBoard, feed: FeedStatus, rows: bool, status: str
+) -> None:
     if rows:
         publish(board, "Lisbon")
     with serve_in_background(create_app(board, feed_status=lambda: feed)) as url:
@@ -308,7 +310,7 @@ def test_the_openapi_document_describes_every_call_and_every_field_type(idle: ht
 
 
 @pytest.mark.parametrize("page", ["/", "/api/v1/docs"])
-def test_pages_name_no_foreign_address_and_hold_no_inline_script(idle: httpx.Client, page: str) -> None:
+def test_pages_contain_no_external_address_and_no_inline_script(idle: httpx.Client, page: str) -> None:
     html = idle.get(page).text
     assert "{{" not in html
     assert re.findall(r"""(?:src|href)=["'](?!/|#)""", html) == []

@@ -1,4 +1,4 @@
-"""The settings that a flow's levers stand for, and a session that does not start."""
+"""The settings that a flow's levers set, and a session that does not start."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def settings(state: State, cores: int = 2) -> dict[str, str]:
 
 
 def test_state_in_rocksdb_uploads_changes_and_not_snapshots() -> None:
-    made = settings(RocksDB())
-    assert made["spark.sql.streaming.stateStore.providerClass"] == f"{STORES}.RocksDBStateStoreProvider"
-    assert made["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] == "true"
+    created = settings(RocksDB())
+    assert created["spark.sql.streaming.stateStore.providerClass"] == f"{STORES}.RocksDBStateStoreProvider"
+    assert created["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] == "true"
 
 
 def test_state_in_memory_names_its_provider_and_nothing_of_rocksdb() -> None:
-    made = settings(InMemory())
-    assert made["spark.sql.streaming.stateStore.providerClass"] == f"{STORES}.HDFSBackedStateStoreProvider"
-    assert [key for key in made if "rocksdb" in key] == []
+    created = settings(InMemory())
+    assert created["spark.sql.streaming.stateStore.providerClass"] == f"{STORES}.HDFSBackedStateStoreProvider"
+    assert [key for key in created if "rocksdb" in key] == []
 
 
 @pytest.mark.parametrize("state", [RocksDB, InMemory])
-def test_shuffle_partitions_are_the_cores_unless_the_flow_says_otherwise(state: type[RocksDB | InMemory]) -> None:
+def test_shuffle_partitions_default_to_the_number_of_cores(state: type[RocksDB | InMemory]) -> None:
     assert settings(state(), cores=6)["spark.sql.shuffle.partitions"] == "6"
     assert settings(state(shuffle_partitions=48), cores=6)["spark.sql.shuffle.partitions"] == "48"
 
 
-def test_every_flow_runs_in_utc_and_holds_the_watermark_back_for_the_slowest_input() -> None:
-    made = settings(InMemory())
-    assert made["spark.sql.session.timeZone"] == "UTC"
-    assert made["spark.sql.streaming.multipleWatermarkPolicy"] == "min"
+def test_every_flow_runs_in_utc_with_the_watermark_of_the_slowest_input() -> None:
+    created = settings(InMemory())
+    assert created["spark.sql.session.timeZone"] == "UTC"
+    assert created["spark.sql.streaming.multipleWatermarkPolicy"] == "min"
 
 
 def test_what_children_print_while_spark_starts_goes_into_the_log_and_comes_back_after(

@@ -1,4 +1,4 @@
-"""headrace.yml: what is read from it, and what is said about one that is wrong."""
+"""headrace.yml: what is read from it, and the errors of an invalid one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ targets:
     }
 
 
-def test_a_folder_without_a_file_is_told_how_to_make_a_project(tmp_path: Path) -> None:
+def test_a_folder_without_a_project_file_gets_an_error_with_the_init_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="headrace init") as refused:
         read_settings(tmp_path)
     assert refused.value.code == "HR-101"
@@ -136,7 +136,7 @@ def test_a_wrong_file_is_refused_with_the_place_and_the_fault(tmp_path: Path, te
     assert says in refusal(tmp_path, text).why
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
     why = refusal(tmp_path, "nam: shop\nflows: 3\n").why
     assert "The key 'name' is missing." in why
     assert "The key 'nam' is unknown. Did you mean 'name'?" in why
@@ -159,7 +159,7 @@ def test_the_json_schema_knows_every_key_describes_it_and_refuses_others() -> No
     assert set(schema["properties"]) == {"name", "flows", "default_target", "targets"}
     keys = {"master", "lake", "checkpoints", "kafka", "databases", "connect", "spark", "services", "lease"}
     assert set(target["properties"]) == keys
-    for each in (schema, target, *(schema["$defs"][f"{name}Settings"] for name in ("Database", "Service", "Lease"))):
-        assert each["additionalProperties"] is False
-        assert [name for name, value in each["properties"].items() if not value.get("description")] == []
+    for item in (schema, target, *(schema["$defs"][f"{name}Settings"] for name in ("Database", "Service", "Lease"))):
+        assert item["additionalProperties"] is False
+        assert [name for name, value in item["properties"].items() if not value.get("description")] == []
     assert schema["required"] == ["name"]

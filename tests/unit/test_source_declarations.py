@@ -48,11 +48,11 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
 def test_every_source_has_columns_of_its_own_and_passes_the_check(source: Source):
-    assert isinstance(source, Source)
+    assert {name for name in vars(Source) if name[0] != "_"} <= set(dir(source))
     flow = Flow("read", Input(source, watermark=Watermark("at", "1 minute")), lambda rows: rows, Console())
-    assert [found.code for found in check([flow]) if found.severity == "error"] == []
+    assert [finding.code for finding in check([flow]) if finding.severity == "error"] == []
     with_schema = Flow("read", Input(source, schema=ROW), lambda rows: rows, Console())
-    assert [found.code for found in check([with_schema]) if found.severity == "error"] == ["HRC-105"]
+    assert [finding.code for finding in check([with_schema]) if finding.severity == "error"] == ["HRC-105"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_port_is_asked_before_the_start(target: Target):
 
 
 @pytest.mark.parametrize("source", [SOURCES[0], *SOURCES[3:]], ids=lambda source: source.name)
-def test_a_source_that_keeps_nothing_says_that_it_cannot_be_read_again(source: Source, target: Target):
+def test_a_source_that_stores_nothing_is_not_replayable(source: Source, target: Target):
     with pytest.raises(DataError) as caught:
         source.batch(NO_SPARK, target, "{}", "{}")
     assert caught.value.code == "HR-511"

@@ -10,10 +10,10 @@ from headrace.runtime.state.forecast import StateGrowth
 
 
 def growth(points: Iterable[tuple[float, float]], settled: float = 0.0) -> StateGrowth:
-    found = StateGrowth(settled)
+    actual = StateGrowth(settled)
     for second, amount in points:
-        found.add(second, amount)
-    return found
+        actual.add(second, amount)
+    return actual
 
 
 def test_steady_growth_is_the_slope_and_the_limit_is_the_rest_over_it() -> None:
@@ -32,7 +32,7 @@ def test_growth_in_steps_is_a_line_through_the_peaks() -> None:
 
 
 def test_windows_that_fill_and_close_are_not_growth() -> None:
-    # Fills to 120 in 6 batches, then closes: for ever the same.
+    # Fills to 120 in 6 batches, then closes: the same from then on.
     grown = growth((second, 20 * (second % 6 + 1)) for second in range(60))
     assert grown.per_second() == 0.0
     assert grown.seconds_until(125) is None

@@ -57,15 +57,15 @@ AT = Watermark("at", "10 minutes")
 
 
 def flow(state: State | None = None, watermark: Watermark = AT, name: str = "rides", **changes: object) -> Flow:
-    given = Input(KafkaSource("t"), schema=SCHEMA, watermark=watermark)
-    made: dict[str, object] = {
+    declared = Input(KafkaSource("t"), schema=SCHEMA, watermark=watermark)
+    created: dict[str, object] = {
         "name": name,
-        "inputs": given,
+        "inputs": declared,
         "transform": lambda rows: rows,
         "sink": DeltaAppend("x"),
         "state": state or RocksDB(),
     }
-    return Flow(**(made | changes))  # type: ignore[arg-type]
+    return Flow(**(created | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_an_amount_is_a_number_and_a_unit_of_powers_of_1024(text: str, bytes_: i
 
 
 @pytest.mark.parametrize(("number", "text"), [(7, "7 B"), (1536, "1.5 KB"), (536_870_912, "512 MB"), (2**40, "1.0 TB")])
-def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
+def test_a_number_of_bytes_is_formatted_for_people(number: int, text: str) -> None:
     assert format_bytes(number) == text
 
 
 @pytest.mark.parametrize(
-    ("made", "code"),
+    ("created", "code"),
     [
         (lambda: Size.parse("512"), "HR-227"),
         (lambda: Size.parse("a lot"), "HR-227"),
@@ -94,9 +94,9 @@ def test_a_number_of_bytes_is_said_for_people(number: int, text: str) -> None:
         (lambda: Watermark("at", "1 minute", idle_timeout="0 seconds"), "HR-225"),
     ],
 )
-def test_a_declaration_that_means_nothing_is_refused_where_it_stands(made: Callable[[], object], code: str) -> None:
+def test_a_meaningless_declaration_is_refused_where_it_is_written(created: Callable[[], object], code: str) -> None:
     with pytest.raises(FlowError) as refused:
-        made()
+        created()
     assert refused.value.code == code
 
 
@@ -117,9 +117,9 @@ def test_the_machine_has_some_memory() -> None:
 
 
 @pytest.mark.parametrize(("idle_timeout", "every"), [("5 minutes", "10000"), ("8 seconds", "2000"), ("100 ms", "200")])
-def test_spark_tells_of_quiet_triggers_often_enough_for_idle(idle_timeout: str, every: str) -> None:
-    made = flow_settings(flow(watermark=Watermark("at", "1 minute", idle_timeout=idle_timeout)), cores=2)
-    assert made["spark.sql.streaming.noDataProgressEventInterval"] == every
+def test_spark_reports_idle_triggers_often_enough_for_idle_timeouts(idle_timeout: str, every: str) -> None:
+    created = flow_settings(flow(watermark=Watermark("at", "1 minute", idle_timeout=idle_timeout)), cores=2)
+    assert created["spark.sql.streaming.noDataProgressEventInterval"] == every
 
 
 @pytest.mark.parametrize(
@@ -130,21 +130,21 @@ def test_the_cores_of_a_local_master_are_known_without_spark(master: str, cores:
 
 
 def test_flows_of_one_application_share_one_bound_of_memory() -> None:
-    given = [flow(RocksDB(memory="1 GB"), name="a"), flow(RocksDB(memory="1024 MB"), name="b"), flow(name="c")]
-    assert check(given) == []
-    assert [found.code for found in check([*given, flow(RocksDB(memory="2 GB"), name="d")])] == ["HRC-120"]
+    declared = [flow(RocksDB(memory="1 GB"), name="a"), flow(RocksDB(memory="1024 MB"), name="b"), flow(name="c")]
+    assert check(declared) == []
+    assert [finding.code for finding in check([*declared, flow(RocksDB(memory="2 GB"), name="d")])] == ["HRC-120"]
 
 
 def test_an_idle_that_nobody_waits_for_is_found() -> None:
     quiet = Watermark("at", "1 minute", idle_timeout="5 minutes")
-    assert [found.code for found in check([flow(watermark=quiet, trigger=AvailableNow())])] == ["HRC-210"]
+    assert [finding.code for finding in check([flow(watermark=quiet, trigger=AvailableNow())])] == ["HRC-210"]
     assert check([flow(watermark=quiet)]) == []
 
 
-def test_rows_from_the_future_of_a_source_that_is_read_once_are_said_not_to_be_filed() -> None:
+def test_a_finding_reports_that_future_rows_of_a_source_that_is_not_replayable_are_not_quarantined() -> None:
     socket = SocketSource("127.0.0.1", 9999)
-    (found,) = check([flow(inputs=Input(socket, watermark=AT))])
-    assert (found.code, found.severity) == ("HRC-212", "info")
+    (actual,) = check([flow(inputs=Input(socket, watermark=AT))])
+    assert (actual.code, actual.severity) == ("HRC-212", "info")
     assert check([flow(inputs=Input(socket))]) == []
     folder = FileSource("in", "json", SCHEMA, max_files_per_trigger=1)
     assert check([flow(inputs=Input(folder, watermark=AT))]) == []
@@ -153,27 +153,27 @@ def test_rows_from_the_future_of_a_source_that_is_read_once_are_said_not_to_be_f
 @pytest.mark.parametrize(("rows", "codes"), [(599_999, ["HRC-214"]), (600_000, [])])
 def test_a_budget_is_compared_with_what_arrives_within_the_delay(rows: int, codes: list[str]) -> None:
     # 1,000 records a second for 10 minutes.
-    given = flow(RocksDB(budget=StateBudget(rows=rows)))
+    declared = flow(RocksDB(budget=StateBudget(rows=rows)))
     measured = {("rides", "rows"): MeasuredRates({"records": 1000.0})}
-    assert [found.code for found in check([given], measured)] == codes
+    assert [finding.code for finding in check([declared], measured)] == codes
 
 
-def test_a_join_without_end_is_told_with_what_it_costs_in_an_hour() -> None:
+def test_an_unbounded_join_is_reported_with_its_state_per_hour() -> None:
     two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
     plans = {two.name: QueryPlan((Operator(OperatorKind.INNER_JOIN_UNBOUNDED),))}
     measured = {(two.name, "a"): MeasuredRates({"records": 10.0}), (two.name, "b"): MeasuredRates({"records": 5.0})}
-    (found,) = (each for each in check([two], measured, plans) if each.code == "HRC-216")
-    assert found.severity is Severity.WARNING
-    # 15 records a second; a text of 24, a time of 8 and 48 beside them are 80 bytes each, 4,320,000 in all.
-    assert "54,000 more rows with every hour, about 4.1 MB" in found.reason
-    # Of a join that keeps one side for ever, its rows alone: 5 a second.
+    (actual,) = (item for item in check([two], measured, plans) if item.code == "HRC-216")
+    assert actual.severity is Severity.WARNING
+    # 15 records a second; a text of 24, a time of 8 and 48 more are 80 bytes each, 4,320,000 in all.
+    assert "54,000 more rows with every hour, about 4.1 MB" in actual.reason
+    # Of a join that keeps one side forever, its rows alone: 5 a second.
     half = {two.name: QueryPlan((Operator(OperatorKind.OUTER_JOIN_HALF, unbounded_inputs=("b",)),))}
-    warned = {each.code: each.reason for each in check([two], measured, half)}
+    warned = {item.code: item.reason for item in check([two], measured, half)}
     assert "(b 5.0 a second) the join keeps 18,000 more rows with every hour, about 1.4 MB" in warned["HRC-216"]
-    assert "One side keeps every row for ever" in warned["HRC-208"]
+    assert "One side keeps every row forever" in warned["HRC-208"]
     ended = {two.name: QueryPlan((Operator(OperatorKind.INNER_JOIN),))}
-    assert "HRC-216" not in {each.code for each in check([two], measured, ended)}
-    assert "HRC-216" not in {each.code for each in check([two], {}, plans)}
+    assert "HRC-216" not in {item.code for item in check([two], measured, ended)}
+    assert "HRC-216" not in {item.code for item in check([two], {}, plans)}
 
 
 # ---- what a checkpoint says ----
@@ -200,55 +200,55 @@ def stateful(target: Target, *, provider: str = "RocksDBStateStoreProvider", par
     return checkpoint
 
 
-def found(made: Flow, target: Target) -> list[str]:
-    return [each.code for each in state_findings([made], target)]
+def codes_of(created: Flow, target: Target) -> list[str]:
+    return [finding.code for finding in state_findings([created], target)]
 
 
 def test_a_checkpoint_that_fits_has_no_findings_and_one_that_is_not_there_neither(target: Target) -> None:
-    assert found(flow(), target) == []
+    assert codes_of(flow(), target) == []
     stateful(target)
-    assert found(flow(), target) == []
+    assert codes_of(flow(), target) == []
 
 
 def test_another_kind_of_store_is_refused_before_spark_passes_over_it(target: Target) -> None:
     checkpoint = stateful(target)
-    assert found(flow(InMemory()), target) == ["HRC-121"]
+    assert codes_of(flow(InMemory()), target) == ["HRC-121"]
     with pytest.raises(HeadraceError) as refused:
         require_same_state_store(flow(InMemory()), checkpoint)
     assert refused.value.code == "HR-344"
     assert "RocksDB()" in refused.value.remedy
 
 
-def test_a_flow_without_state_may_change_where_it_would_keep_some(target: Target) -> None:
+def test_a_flow_without_state_may_change_its_state_store(target: Target) -> None:
     checkpoint = stateful(target)
     checkpoint.files.delete(f"{checkpoint.location}/state/0/_metadata/metadata")
     for folder in ("state/0/_metadata", "state/0", "state"):
         Path(checkpoint.location, folder).rmdir()
-    assert found(flow(InMemory()), target) == []
+    assert codes_of(flow(InMemory()), target) == []
     assert require_same_state_store(flow(InMemory()), checkpoint) is None
 
 
 def test_another_number_of_partitions_than_declared_or_than_cores_is_found(target: Target) -> None:
     stateful(target, partitions=3)
-    assert found(flow(), target) == ["HRC-213"]
-    assert found(flow(RocksDB(shuffle_partitions=3)), target) == []
-    assert found(flow(RocksDB(shuffle_partitions=8)), target) == ["HRC-213"]
+    assert codes_of(flow(), target) == ["HRC-213"]
+    assert codes_of(flow(RocksDB(shuffle_partitions=3)), target) == []
+    assert codes_of(flow(RocksDB(shuffle_partitions=8)), target) == ["HRC-213"]
 
 
 def test_an_idle_that_was_added_is_found(target: Target) -> None:
     quiet, checkpoint = flow(watermark=Watermark("at", "1 minute", idle_timeout="5 minutes")), stateful(target)
-    assert found(quiet, target) == ["HRC-122"]
+    assert codes_of(quiet, target) == ["HRC-122"]
     order = [PlannedSource("rows", "kafka:t"), PlannedSource("rows", "kafka:t", "beats")]
     checkpoint.files.write(
-        f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(each) for each in order]})
+        f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(item) for item in order]})
     )
-    assert found(quiet, target) == []
+    assert codes_of(quiet, target) == []
 
 
 @pytest.mark.parametrize(("rows", "codes"), [(799, []), (800, ["HRC-215"]), (1000, ["HRC-215"]), (1001, ["HRC-123"])])
 def test_the_state_of_the_last_run_is_compared_with_the_budget(target: Target, rows: int, codes: list[str]) -> None:
     write_state_size(stateful(target), 0, [OperatorState(0, "stateStoreSave", rows, 1, 0)])
-    assert found(flow(RocksDB(budget=StateBudget(rows=1000))), target) == codes
+    assert codes_of(flow(RocksDB(budget=StateBudget(rows=1000))), target) == codes
 
 
 def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Target) -> None:
@@ -263,11 +263,11 @@ def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Targe
 
 
 def test_more_sources_or_others_are_refused_and_another_name_of_an_input_is_not(target: Target) -> None:
-    checkpoint, one = stateful(target), PlannedSource("rows", "kafka:t")
+    checkpoint, first = stateful(target), PlannedSource("rows", "kafka:t")
     with pytest.raises(HeadraceError) as refused:
-        require_same_source_order(checkpoint, [one, PlannedSource("rows", "kafka:t", "beats")])
+        require_same_source_order(checkpoint, [first, PlannedSource("rows", "kafka:t", "beats")])
     assert refused.value.code == "HR-343"
-    require_same_source_order(checkpoint, [one])
+    require_same_source_order(checkpoint, [first])
     require_same_source_order(checkpoint, [PlannedSource("rides", "kafka:t")])
     with pytest.raises(HeadraceError, match="other sources"):
         require_same_source_order(checkpoint, [PlannedSource("orders", "kafka:orders")])
@@ -285,46 +285,46 @@ def test_a_damaged_record_of_the_order_is_refused(target: Target) -> None:
 
 
 class Watched:
-    """A watch with a clock of its own, and what it told."""
+    """A watch with its own clock, and its events."""
 
     def __init__(self, target: Target, budget: StateBudget) -> None:
-        self.now, self.told, self.stops = 0, [], []
+        self.now, self.reported, self.stops = 0, [], []
         self.watch = StateBudgetGuard(
             flow(RocksDB(budget=budget), Watermark("at", "1 second")),
             stateful(target),
             lambda: self.now,
-            self._hear,
+            self._on_event,
             self.stops.append,
         )
 
-    def _hear(self, event: object) -> None:
-        self.told.append(event)
+    def _on_event(self, event: object) -> None:
+        self.reported.append(event)
 
     def batches(self, *rows: int, seconds: int = 10) -> HeadraceError | None:
-        for number, each in enumerate(rows):
+        for number, count in enumerate(rows):
             self.now += seconds * 1000
-            state = (OperatorState(0, "dedupe", each, 10 * each, 0),)
+            state = (OperatorState(0, "dedupe", count, 10 * count, 0),)
             self.watch.on_progress(Progress(BatchCommitted("f", number, 0, 0, {}, 0, 0, None, state)))
         return self.stops[0] if self.stops else None
 
 
-def test_near_the_budget_is_told_once_until_the_state_was_clearly_below(target: Target) -> None:
+def test_state_near_the_budget_is_reported_once_until_it_was_clearly_below(target: Target) -> None:
     watched = Watched(target, StateBudget(rows=1000))
     watched.batches(799, 800, 900, 790, 850, 710)
-    assert [(event.used, event.limit, event.measure) for event in watched.told] == [(800, 1000, "rows")]
+    assert [(event.used, event.limit, event.measure) for event in watched.reported] == [(800, 1000, "rows")]
     watched.batches(699, 801)
-    assert [event.used for event in watched.told] == [800, 801]
+    assert [event.used for event in watched.reported] == [800, 801]
 
 
-def test_growth_that_reaches_the_budget_within_an_hour_is_told_once(target: Target) -> None:
+def test_growth_that_reaches_the_budget_within_an_hour_is_reported_once(target: Target) -> None:
     # One row a second: 100 after 100 s. To 3,000 it takes 2,900 s, to 8,000 more than two hours.
     growing = [10 * number for number in range(1, 16)]
     near, far = Watched(target, StateBudget(rows=3000)), Watched(target, StateBudget(rows=8000))
     near.batches(*growing)
     far.batches(*growing)
-    assert len(near.told) == 1
-    assert near.told[0].seconds_left == pytest.approx(3000 - near.told[0].used, rel=0.01)
-    assert far.told == []
+    assert len(near.reported) == 1
+    assert near.reported[0].seconds_left == pytest.approx(3000 - near.reported[0].used, rel=0.01)
+    assert far.reported == []
 
 
 def test_over_the_budget_stops_and_names_the_operator_and_how_far(target: Target) -> None:
@@ -340,7 +340,7 @@ def test_over_the_budget_stops_and_names_the_operator_and_how_far(target: Target
     assert refused.value.code == "HR-229"
 
 
-def test_a_budget_that_was_raised_lets_the_flow_start(target: Target) -> None:
+def test_a_flow_starts_again_after_its_budget_was_raised(target: Target) -> None:
     Watched(target, StateBudget(rows=100)).batches(101)
     Watched(target, StateBudget(rows=101)).watch.before_start(None)
 
@@ -361,7 +361,7 @@ def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_pat
     (tmp_path / "flows.py").write_text(FLOWS)
     result = CliRunner().invoke(app, ["check", "--project", str(tmp_path), "--json"])
     findings = json.loads(result.stdout)["findings"]
-    assert [each["code"] for each in findings if each["code"] == "HRC-213"] == ["HRC-213"]
+    assert [finding["code"] for finding in findings if finding["code"] == "HRC-213"] == ["HRC-213"]
     assert "8 shuffle partitions are declared, and the checkpoint has 2" in str(findings)
 
 
@@ -383,7 +383,7 @@ def test_the_check_of_a_project_looks_at_its_checkpoints(target: Target, tmp_pat
         ),
     ],
 )
-def test_what_happens_to_state_is_told_in_words(
+def test_changes_of_the_state_are_described_in_words(
     event: StateNearBudget | SettingPinned, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_event(event)
@@ -403,9 +403,9 @@ def test_rows_that_leave_a_join_are_those_that_were_there_or_came_and_are_there_
     assert count_removed_rows((window,), (window,)) == 7
 
 
-def test_the_table_of_a_run_shows_what_is_kept() -> None:
-    kept = (OperatorState(0, "dedupe", 1200, 2048, 0), OperatorState(1, "stateStoreSave", 34, 1024, 0))
-    table = figures_table("This run", {"rides": FlowFigures(rows_in=5, state=kept)})
+def test_the_table_of_a_run_shows_the_state() -> None:
+    stored = (OperatorState(0, "dedupe", 1200, 2048, 0), OperatorState(1, "stateStoreSave", 34, 1024, 0))
+    table = figures_table("This run", {"rides": FlowFigures(rows_in=5, state=stored)})
     cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
     assert (cells["state rows"], cells["state"]) == ("1,234", "3.0 KB")
 
@@ -416,20 +416,20 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
     checkpoint.files.write(f"{checkpoint.location}/offsets/0", f'{entry}\n{{"logOffset":3}}')
     order = [PlannedSource("rides", "kafka:t"), PlannedSource("rides", "kafka:t", "beats")]
     checkpoint.files.write(
-        f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(each) for each in order]})
+        f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(item) for item in order]})
     )
     reads = list(next_reads(checkpoint, replace(target, kafka={}), ["something else"]))
     assert [(read.source, read.input) for read in reads] == [(0, "rides"), (1, "heartbeats of rides")]
 
 
 def test_the_figures_of_a_run_fit_a_line_of_eighty_characters_and_rare_ones_are_shown_where_there_are_some() -> None:
-    kept, bad = (OperatorState(0, "dedupe", 51_123, 9_000_000, 0),), {"malformed_json": 1_105}
-    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, bad=bad, state=kept)
+    stored, bad = (OperatorState(0, "dedupe", 51_123, 9_000_000, 0),), {"malformed_json": 1_105}
+    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, bad=bad, state=stored)
     console = Console(width=80, file=StringIO())
     console.print(figures_table("This run", {"driver_metrics": many}))
-    assert all(each in console.file.getvalue() for each in ("driver_metrics", "220,123", "25,812", "1,105"))  # type: ignore[attr-defined]
+    assert all(name in console.file.getvalue() for name in ("driver_metrics", "220,123", "25,812", "1,105"))  # type: ignore[attr-defined]
     headings = [str(column.header) for column in figures_table("", {"a": many}).columns]
     assert headings == ["flow", "rows in", "rows out", "batches", "late", "invalid", "state rows", "state"]
-    assert all(each in console.file.getvalue() for each in ("51,123", *headings))  # type: ignore[attr-defined]
+    assert all(item in console.file.getvalue() for item in ("51,123", *headings))  # type: ignore[attr-defined]
     aside = figures_table("", {"a": many, "b": FlowFigures(set_aside=1)})
     assert "quarantined" in [column.header for column in aside.columns]

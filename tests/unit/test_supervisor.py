@@ -35,10 +35,10 @@ def test_a_wait_is_never_shorter_than_the_one_before_nor_longer_than_the_longest
     waits = [Backoff(first, longest).delay(n) or 0.0 for n in range(1, 30)]
     assert waits[0] == first
     assert waits[-1] == longest
-    assert all(one <= two <= longest for one, two in pairwise(waits))
+    assert all(single <= two <= longest for single, two in pairwise(waits))
 
 
-def test_every_subscriber_hears_every_event_in_order() -> None:
+def test_every_subscriber_receives_every_event_in_order() -> None:
     bus, first, second = EventBus(), list[Event](), list[Event]()
     bus.subscribe(first.append)
     bus.subscribe(second.append)

@@ -21,13 +21,13 @@ from headrace.cdc.apply.schema_evolution import DroppedColumns, EvolutionPolicy,
 from headrace.cdc.apply.skipped import SkippedTable, skip
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, struct_fields
 from headrace.cdc.apply.transactions import PENDING, complete_transactions
-from headrace.cdc.capture.declaration import Capture
+from headrace.cdc.capture.declaration import Capture, HasCapture
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.capture.watch import CaptureWatch
+from headrace.cdc.capture.watch import CaptureMonitor
 from headrace.errors import DataError, FlowError, HeadraceError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches
+from headrace.flow.sink import Batch, CaptureWatch, CommittedBatches, TracksBatches, WatchesCapture, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.batch.concurrency import in_background, run_concurrently
 from headrace.sinks.batch.persist import persisted
@@ -58,7 +58,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class DeltaCdc:
+class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
     """Apply the Debezium envelopes of a batch to Delta tables, one for each source table.
 
     | field               | meaning                                                                                    |
@@ -117,9 +117,11 @@ class DeltaCdc:
         self._tables.clear()
         self._shapes_read.clear()
 
-    def watch_capture(self, flow: str, target: Target, on_event: Callable[[str, HeadraceError], None]) -> CaptureWatch:
+    def watch_capture(
+        self, flow: str, target: Target, on_problem: Callable[[str, HeadraceError], None]
+    ) -> CaptureWatch:
         """Return the watch of the capture that this sink declares."""
-        return CaptureWatch(flow, () if self.capture is None else (self.capture,), target, on_event)
+        return CaptureMonitor(flow, () if self.capture is None else (self.capture,), target, on_problem)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Apply the changes to the tables, then publish their versions."""

@@ -104,12 +104,12 @@ def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
 def watermark_lines(flows: Mapping[str, FlowFigures]) -> Iterator[str]:
     """Yield, for flows with several watermarks, the watermark of every input and which of them is the slowest."""
     for name, flow in flows.items():
-        if flow.held_back_by is None:
+        if flow.slowest_input is None:
             continue
         watermarks = {input_name: flow.watermarks.get(input_name) for input_name in flow.delays}
         parts = (
             f"{input_name} {'(no row in this run)' if mark is None else f'{mark:%Y-%m-%d %H:%M:%S}'}"
-            f"{' (slowest)' if input_name == flow.held_back_by else ''}"
+            f"{' (slowest)' if input_name == flow.slowest_input else ''}"
             for input_name, mark in watermarks.items()
         )
         yield f"{name}: watermarks of {', '.join(parts)}; {flow.evicted:,} rows left the state."

@@ -80,9 +80,7 @@ def require_settings(kafka: Settings, place: str = "kafka") -> None:
             why = f"It is not among the settings that Headrace passes on to Kafka clients.{instead}"
             raise invalid_settings(f"The setting {where} is refused.", why)
         if name in _SECRET and not isinstance(value, Secret):
-            why = (
-                "It is a secret, and stands there for everyone to read. Write a reference: ${env:NAME} or ${file:PATH}."
-            )
+            why = "It is a secret, and everyone can read it here. Write a reference: ${env:NAME} or ${file:PATH}."
             raise invalid_settings(f"The setting {where} is refused.", why)
         choices = _CHOICES.get(name)
         if choices is not None and _normalized(name, value) not in choices:

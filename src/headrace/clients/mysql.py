@@ -43,7 +43,7 @@ def address(database: Database) -> DatabaseAddress:
     except ValueError as error:
         raise _wrong_url("It has to name one host, with a port or without one.") from error
     if parts.username is not None or parts.password is not None:
-        raise _wrong_url("A login stands in it, and addresses are printed.")
+        raise _wrong_url("It contains a login, and addresses are printed.")
     name = unquote(parts.path.removeprefix("/"))
     if not is_mysql(database) or not parts.hostname or not name or "/" in name or parts.query:
         raise _wrong_url("It has to name a host and a database, and nothing else.")

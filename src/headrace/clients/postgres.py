@@ -76,9 +76,7 @@ def address(database: Database) -> DatabaseAddress:
     except ValueError as error:
         raise _wrong_url("It has to name one host, with a port or without one.") from error
     if parts.username is not None or parts.password is not None:
-        raise _wrong_url(
-            "A login stands in it, and addresses are printed. `user` and `password` are keys of their own."
-        )
+        raise _wrong_url("It contains a login, and addresses are printed. `user` and `password` are separate keys.")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for option in options:
         if option not in _OPTIONS:

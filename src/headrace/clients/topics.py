@@ -114,4 +114,4 @@ def describe_retention(policy: str, retention_ms: int) -> str:
     if "compact" in policy:
         after = f", and what is older than {days}" if "delete" in policy and retention_ms >= 0 else ""
         return f"compacted: a record without a value under the same key removes the older ones{after}"
-    return "kept for ever" if retention_ms < 0 else f"kept for {days}"
+    return "retained forever" if retention_ms < 0 else f"retained for {days}"

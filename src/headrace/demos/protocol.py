@@ -7,12 +7,13 @@ reports progress.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.clients.positions import Partition
 from headrace.demos.feeder import SendResult
@@ -118,11 +119,11 @@ class Demo(Protocol):
         """Compare all results with the expected ones. Called once, when the flows have stopped."""
 
 
-@runtime_checkable
-class HasBackfill(Protocol):
+class HasBackfill(ABC):
     """A demo with its own default for `backfill`, because it needs more history."""
 
     @property
+    @abstractmethod
     def backfill(self) -> timedelta:
         """The history that its first run sends by default."""
 

@@ -162,7 +162,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class RocksDB:
-    """State in RocksDB beside the executors, its changes uploaded with each batch.
+    """State in RocksDB on the disks of the executors, its changes uploaded with each batch.
 
     | field              | meaning                                                                             |
     |--------------------|-------------------------------------------------------------------------------------|

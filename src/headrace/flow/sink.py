@@ -1,10 +1,11 @@
-"""The sink protocols: what a sink implements, and what it knows about a batch."""
+"""The contract of a sink, what it knows about a batch, and the capabilities that it declares by inheritance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
@@ -82,38 +83,37 @@ class CommittedBatches:
     last: Mapping[str, int]
 
 
-@runtime_checkable
-class TracksBatches(Protocol):
+class TracksBatches(ABC):
     """A sink that records which batches it has committed. Every exactly-once sink does."""
 
+    @abstractmethod
     def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the committed batches of a flow. Read-only; called before a query starts, and by tools."""
         ...
 
 
-@runtime_checkable
-class WritesTopic(Protocol):
+class WritesTopic(ABC):
     """A sink that writes to a Kafka topic."""
 
-    @property
-    def topic(self) -> str:
-        """The name of the topic."""
+    @abstractmethod
+    def written_topic(self) -> str:
+        """Return the name of the topic."""
         ...
 
 
-@runtime_checkable
-class WritesFolder(Protocol):
+class WritesFolder(ABC):
     """A sink that commits by renaming files in a folder. On a local disk only one process may write to it."""
 
+    @abstractmethod
     def folder(self, target: Target) -> str:
         """Return the full location of the folder."""
         ...
 
 
-@runtime_checkable
-class HasPendingRows(Protocol):
+class HasPendingRows(ABC):
     """A sink that holds back rows until data arrives that is not an input of the flow."""
 
+    @abstractmethod
     def is_due(self, session: SparkSession, target: Target) -> bool:
         """Whether a batch without new rows would release pending rows.
 
@@ -139,10 +139,10 @@ class CaptureWatch(Protocol):
         ...
 
 
-@runtime_checkable
-class WatchesCapture(Protocol):
+class WatchesCapture(ABC):
     """A sink for changes of a captured database. The capture can fail while its topics only seem idle."""
 
+    @abstractmethod
     def watch_capture(
         self, flow: str, target: Target, on_problem: Callable[[str, HeadraceError], None]
     ) -> CaptureWatch:
@@ -159,16 +159,15 @@ class NativeWrite:
     options: Mapping[str, str] = field(repr=False)
 
 
-@runtime_checkable
-class SupportsNativeWrite(Protocol):
+class SupportsNativeWrite(ABC):
     """A sink that Spark's own writer can also write to, row by row, for triggers without micro-batches."""
 
+    @abstractmethod
     def native_write(self, rows: DataFrame, target: Target) -> NativeWrite:
         """Return the arguments for Spark's writer. Called once per start of a flow; writes nothing."""
         ...
 
 
-@runtime_checkable
 class Sink(Protocol):
     """The destination of the rows of each batch.
 
@@ -205,13 +204,19 @@ class Sink(Protocol):
         ...
 
 
+class WrapsSinks(ABC):
+    """A sink that passes its rows to other sinks, and stores none."""
+
+    @abstractmethod
+    def wrapped_sinks(self, step: str) -> Iterable[tuple[str, Sink]]:
+        """Return the inner sinks in the order in which they are written, each with its step below `step`."""
+        ...
+
+
 def leaf_sinks(sink: Sink, step: str = "0") -> Iterator[tuple[str, Sink]]:
-    """Yield the sinks that store rows, with their steps: the `sinks` of a fan-out in order, the `sink` of a filter."""
-    branches: tuple[Sink, ...] = getattr(sink, "sinks", ())
-    wrapped: Sink | None = getattr(sink, "sink", None)
-    for number, branch in enumerate(branches):
-        yield from leaf_sinks(branch, f"{step}.{number}")
-    if wrapped is not None:
-        yield from leaf_sinks(wrapped, step)
-    elif not branches:
+    """Yield the sinks that store rows, with their steps: a sink that wraps others is replaced by them."""
+    if not isinstance(sink, WrapsSinks):
         yield step, sink
+        return
+    for inner_step, inner in sink.wrapped_sinks(step):
+        yield from leaf_sinks(inner, inner_step)

@@ -1,10 +1,11 @@
-"""The source protocols: what a source implements for the runtime."""
+"""The contract of a source, and the capabilities that a source declares by inheriting from them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.flow.duration import Duration
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from headrace.flow.target import Target
 
 
-@runtime_checkable
 class Source(Protocol):
     """A source of rows: as a stream and, for audits and replays, as an exact offset range.
 
@@ -87,83 +87,95 @@ class SourceWatch(Protocol):
         ...
 
 
-@runtime_checkable
-class CanLoseRows(Protocol):
+class CanLoseRows(ABC):
     """A source whose rows can be deleted before they are read, or whose topics can be recreated.
 
     The runtime checks it before the query starts, before each batch is written and, if loss is accepted, after it.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The name of the source in messages."""
         ...
 
     @property
+    @abstractmethod
     def data_loss_reason(self) -> str | None:
         """Why the flow may continue without lost rows; None stops it."""
         ...
 
     @property
+    @abstractmethod
     def accepted_topic_ids(self) -> tuple[str, ...]:
         """The ids of recreated topics that may be read in place of the topics of the checkpoint."""
         ...
 
+    @abstractmethod
     def watch(self, target: Target) -> SourceWatch:
         """Return the watch. Called once per start of a flow, on the thread that starts it."""
         ...
 
 
-@runtime_checkable
-class ValidatesStart(Protocol):
+class ValidatesStart(ABC):
     """A source that declares a start position for flows without a checkpoint, and can verify it."""
 
+    @abstractmethod
     def require_start(self, target: Target) -> None:
         """Verify that the flow can start there. Called for a flow without a checkpoint; raises a HeadraceError."""
         ...
 
 
-@runtime_checkable
-class HasStartOffset(Protocol):
+class HasStartOffset(ABC):
     """A source that knows the start offset of a flow if the checkpoint does not."""
 
+    @abstractmethod
     def start_offset(self, end: str) -> str | None:
         """Return the offset at which a flow started, from any later entry of the offset log; None if unknown."""
         ...
 
 
-@runtime_checkable
-class NotReplayable(Protocol):
+class NotReplayable(ABC):
     """A source that cannot read the rows of an earlier batch again."""
 
     @property
+    @abstractmethod
     def not_replayable_reason(self) -> str:
         """The reason, as one sentence."""
         ...
 
 
-@runtime_checkable
-class ReadsTopics(Protocol):
+class ReadsTopics(ABC):
     """A source that reads Kafka topics."""
 
+    @abstractmethod
     def reads(self, topic: str) -> bool:
         """Whether the source reads the topic, or would if it existed. Makes no request."""
         ...
 
 
-@runtime_checkable
-class ReadsFiles(Protocol):
+class ReadsFiles(ABC):
     """A source of files. Its offsets are counters; the files are in the source's own log in the checkpoint."""
 
+    @abstractmethod
     def read_files(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
         """Return the rows of files that a flow has read. Called by the auditor; raises if a file is missing."""
         ...
 
 
-@runtime_checkable
-class SupportsContinuous(Protocol):
+class ReadsFolder(ABC):
+    """A source that reads a Delta table or a folder of files."""
+
+    @abstractmethod
+    def location(self, target: Target) -> str:
+        """Return the full location of the table or folder. Called by `headrace erase`; reads nothing."""
+        ...
+
+
+class SupportsContinuous(ABC):
     """A source that can also be read row by row, for triggers without micro-batches."""
 
+    @abstractmethod
     def for_continuous(self, start: str | None = None) -> Source:
         """Return the source without batch bounds; with `start` it starts at these offsets.
 
@@ -171,14 +183,17 @@ class SupportsContinuous(Protocol):
         """
         ...
 
+    @abstractmethod
     def initial_offsets(self, target: Target) -> str:
         """Return the offsets at which a flow without a checkpoint would start now. Asks the broker."""
         ...
 
+    @abstractmethod
     def latest_offsets(self, target: Target) -> str:
         """Return the current end offsets, as in the offset log. Asks the broker."""
         ...
 
+    @abstractmethod
     def partition_count(self, target: Target) -> int:
         """Return how many partitions are read. Each occupies a task slot. Asks the broker."""
         ...
@@ -220,15 +235,16 @@ class Bound:
     usual: int
 
 
-@runtime_checkable
-class Bounded(Protocol):
+class Bounded(ABC):
     """A source that would read everything in one batch unless one of its bounds is set."""
 
     @property
+    @abstractmethod
     def bounds(self) -> tuple[Bound, ...]:
         """The fields that limit a batch; the first one is suggested by default."""
         ...
 
+    @abstractmethod
     def arrival_rates(self, target: Target) -> Mapping[str, float]:
         """Return the recent arrival rate per second, by unit; empty if it cannot be measured within seconds.
 
@@ -237,19 +253,21 @@ class Bounded(Protocol):
         ...
 
 
-@runtime_checkable
-class HasAutoBatchSize(Protocol):
+class HasAutoBatchSize(ABC):
     """A source that supports `AutoBatchSize`. The size is chosen once per run of an application."""
 
     @property
+    @abstractmethod
     def auto_batch_size(self) -> AutoBatchSize | None:
         """The declared `AutoBatchSize`, or None if the bound is a number."""
         ...
 
+    @abstractmethod
     def record_bytes(self, target: Target) -> float | None:
         """Return the mean size of the newest records; None if it cannot be measured within seconds. Never raises."""
         ...
 
+    @abstractmethod
     def with_batch_size(self, records: int) -> Source:
         """Return the source with this number of records as its bound."""
         ...

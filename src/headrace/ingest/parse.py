@@ -92,7 +92,7 @@ def validate(raw: DataFrame, input_: Input) -> DataFrame:
 
 
 def _apply_rules(rows: DataFrame, input_: Input, schema: StructType, raw: list[str]) -> DataFrame:
-    """Add which rules each row violates. Rules use field names, so the raw columns move into a struct meanwhile."""
+    """Add which rules each row violates. Rules use field names, so the raw columns move into a struct while it runs."""
     fields = [_field(field).alias(field.name) for field in schema]
     named_fields = rows.select(F.struct(*raw).alias(_RAW), INVALID, *fields, *input_.metadata_columns)
     validated = named_fields.withColumns(rules.violation_columns(input_.rules, F.col(INVALID)))

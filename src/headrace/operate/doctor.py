@@ -41,7 +41,7 @@ class HealthCheck:
 
     name: str
     level: Literal["ok", "warn", "fail"]
-    found: str
+    detail: str
     remedy: str = ""
 
 

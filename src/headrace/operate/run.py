@@ -47,7 +47,7 @@ class FlowFigures:
     """What a flow did in a run. `state` is the state of its operators after the last batch.
 
     `watermarks` are those of its inputs, from their newest rows of this run, and `watermark` is the effective one: that
-    of the slowest input, which `held_back_by` names if there are several. `delays` are the declared ones; an input
+    of the slowest input, which `slowest_input` names if there are several. `delays` are the declared ones; an input
     with a delay and no row in this run has no watermark, and holds all others back.
 
     `rules` counts the rows that violated each rule, whatever its action; with several inputs a key is `INPUT.RULE`.
@@ -70,7 +70,7 @@ class FlowFigures:
     delays: Mapping[str, timedelta] = field(default_factory=dict)
 
     @property
-    def held_back_by(self) -> str | None:
+    def slowest_input(self) -> str | None:
         """The input with the lowest watermark, if there are several: one without a row in this run, or the oldest."""
         if len(self.delays) < 2 or not self.watermarks:
             return None
@@ -92,7 +92,7 @@ class FlowFigures:
             "evicted": self.evicted,
             "watermark": self.watermark,
             "watermarks": {name: time.isoformat() for name, time in self.watermarks.items()},
-            "held_back_by": self.held_back_by,
+            "slowest_input": self.slowest_input,
             "error": self.error.as_dict() if self.error else None,
         }
 

@@ -38,7 +38,7 @@ from headrace.errors import ConfigError, did_you_mean
 
 FILE = "headrace.yml"
 
-# The value that stands for a local service: the broker, Kafka Connect, or Postgres.
+# The value that means a local service: the broker, Kafka Connect, or Postgres.
 LOCAL = "local"
 # The local databases: value in headrace.yml -> name of the service.
 LOCAL_DATABASES = {LOCAL: "postgres", f"{LOCAL}:postgres": "postgres", f"{LOCAL}:mariadb": "mariadb"}

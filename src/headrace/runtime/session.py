@@ -79,7 +79,7 @@ def open_session(
     With `log`, everything that the JVM prints goes to that file and not to the terminal.
     """
     # Python workers would otherwise start with the system's Python and fail on their imports. On a cluster the workers'
-    # interpreter may lie elsewhere: what the user has set stands.
+    # interpreter may lie elsewhere: a setting of the user is not overridden.
     if target.master.startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -121,7 +121,7 @@ def open_session(
 
 
 def local_disk_jar() -> Path:
-    """Return the jar with Headrace's classes for local disks. `make jar` builds it from the source beside it."""
+    """Return the jar with Headrace's classes for local disks. `make jar` builds it from the source next to it."""
     return Path(__file__).with_name("jvm") / "local-disk.jar"
 
 
@@ -177,7 +177,7 @@ def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[
     """Return the Spark settings for the declaration of a flow.
 
     Spark's default of 200 shuffle partitions makes a window on two cores eight times slower; one per core is the
-    most that can run at once. The first batch pins the number in the checkpoint.
+    most that can run concurrently. The first batch pins the number in the checkpoint.
     """
     settings = {
         "spark.sql.session.timeZone": "UTC",

@@ -43,7 +43,7 @@ class Backoff:
     |----------|---------|---------------------------------------------------------------------------|
     | first    | 1 s     | a broker that restarts is back within seconds                             |
     | longest  | 60 s    | a person who repairs a part should not have to wait longer                |
-    | attempts | None    | for ever: an outage of a night should not need a person in the morning    |
+    | attempts | None    | forever: an outage of a night should not need a person in the morning    |
 
     A committed batch counts as recovered: the next failure waits `first` again.
     """

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from headrace.errors import ConfigError
 
-_PORTS_TRIED = 50  # enough for every sibling on one machine, few enough to fail at once
+_PORTS_TRIED = 50  # enough for every sibling on one machine, few enough to fail quickly
 
 
 def bind_port(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches
+from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
 from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
@@ -108,7 +108,7 @@ class CustomSink(_Custom):
 
 
 @dataclass(frozen=True)
-class CustomExactlyOnceSink(_Custom):
+class CustomExactlyOnceSink(_Custom, TracksBatches):
     """Write each batch in a transaction of your own store that also records the batch.
 
     `begin(target)` opens a `Transaction`. It is called once per attempt, on the driver.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, Sink
+from headrace.flow.sink import Batch, Sink, WrapsSinks
 from headrace.flow.target import Target
 from headrace.sinks.batch.persist import persisted
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Filtered:
+class Filtered(WrapsSinks):
     """Write only the rows that meet a Spark SQL condition. The guarantee is that of the wrapped sink."""
 
     condition: str
@@ -38,6 +39,10 @@ class Filtered:
         """The output modes of the wrapped sink."""
         return self.sink.output_modes
 
+    def wrapped_sinks(self, step: str) -> tuple[tuple[str, Sink]]:
+        """Return the wrapped sink, with the same step."""
+        return ((step, self.sink),)
+
     def preflight(self, target: Target) -> None:
         """Check the wrapped sink."""
         self.sink.preflight(target)
@@ -52,7 +57,7 @@ class Filtered:
 
 
 @dataclass(frozen=True, init=False)
-class FanOut:
+class FanOut(WrapsSinks):
     """Write each batch to several sinks, in order, from one read.
 
     Each sink keeps its own guarantee: it gets its own step, so an exactly-once sink that has already committed the
@@ -89,6 +94,10 @@ class FanOut:
         """The output modes that every sink supports."""
         return frozenset.intersection(*(sink.output_modes for sink in self.sinks))
 
+    def wrapped_sinks(self, step: str) -> Iterator[tuple[str, Sink]]:
+        """Yield the sinks, with the numbers from 0 below the step."""
+        return ((f"{step}.{number}", sink) for number, sink in enumerate(self.sinks))
+
     def preflight(self, target: Target) -> None:
         """Check every sink."""
         for sink in self.sinks:
@@ -102,5 +111,5 @@ class FanOut:
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Compute the batch once and write it to each sink."""
         with persisted(rows) as cached:
-            for step, sink in enumerate(self.sinks):
-                sink.write(cached, replace(batch, step=f"{batch.step}.{step}"))
+            for step, sink in self.wrapped_sinks(batch.step):
+                sink.write(cached, replace(batch, step=step))

@@ -24,7 +24,7 @@ from headrace.clients.storage import FileStore, file_store
 from headrace.errors import DataError, FlowError, RecoveryError, did_you_mean
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches
+from headrace.flow.sink import Batch, CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
@@ -44,7 +44,7 @@ _WRITERS = {
 
 
 @dataclass(frozen=True)
-class FileSink:
+class FileSink(WritesFolder, TracksBatches):
     """Append each micro-batch to a folder of files, below the lake unless `path` is absolute.
 
     Exactly once, while:

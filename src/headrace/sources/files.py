@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from headrace.clients.file_sink_log import FileFormat, is_glob
 from headrace.errors import did_you_mean
-from headrace.flow.source import Bound
+from headrace.flow.source import Bound, Bounded, ReadsFiles, ReadsFolder
 from headrace.flow.target import Target
 from headrace.sources.arrival_rates import file_arrival_rates
 from headrace.sources.errors import source_not_replayable
@@ -36,7 +36,7 @@ _FIELDS = ("path", "maxFilesPerTrigger", "maxBytesPerTrigger")
 
 
 @dataclass(frozen=True)
-class FileSource:
+class FileSource(Bounded, ReadsFiles, ReadsFolder):
     """Read each file of a folder once, oldest first, below the lake unless `path` is absolute.
 
     Each file is read exactly once, while:
@@ -104,6 +104,10 @@ class FileSource:
     def arrival_rates(self, target: Target) -> dict[str, float]:
         """Return files and bytes per second of the last hour, by file modification times."""
         return file_arrival_rates(target.table(self.path))
+
+    def location(self, target: Target) -> str:
+        """Return the folder or glob."""
+        return target.table(self.path)
 
     def preflight(self, target: Target) -> None:
         """Check that a local folder can be listed. A glob is not checked."""

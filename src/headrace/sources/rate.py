@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.flow.source import NotReplayable
 from headrace.flow.target import Target
 from headrace.sources.errors import source_not_replayable
 from headrace.sources.validation import require_positive
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RateSource:
+class RateSource(NotReplayable):
     """Generate rows at a fixed rate, for load tests and experiments.
 
     Rows have `value`, which counts from 0 without gaps, and `timestamp`, when the row was due. A batch contains the

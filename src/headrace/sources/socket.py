@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import PartUnavailable
+from headrace.flow.source import NotReplayable
 from headrace.flow.target import Target
 from headrace.sources.errors import source_not_replayable
 from headrace.sources.validation import invalid_source
@@ -19,7 +20,7 @@ _ANSWER_WITHIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class SocketSource:
+class SocketSource(NotReplayable):
     """Read lines of text from a TCP port. Best effort, for demos only.
 
     Nothing is stored: lines that are not committed when the flow stops are lost, lines that are sent while the flow is

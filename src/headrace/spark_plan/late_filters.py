@@ -7,7 +7,7 @@ operator looks for the mark among its input columns and drops the rows behind th
 |---------------------------------------|--------------------------------|---------------------------------------------|
 | aggregation (not in complete mode)    | the grouping columns           | window end, or event time, <= watermark     |
 | dropDuplicates, also within watermark | every input column             | event time <= watermark                     |
-| join of two streams                   | each side by itself            | event time, or window end, <= watermark     |
+| join of two streams                   | each side separately           | event time, or window end, <= watermark     |
 | custom state                          | every input column             | event time, or window end, <= watermark     |
 
 The watermark is that of the previous batch, for every operator that reads inputs only. The output of one operator is

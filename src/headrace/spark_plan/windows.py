@@ -48,9 +48,7 @@ class WindowResults:
         if not nodes:
             raise NotAWindowedAggregation("It has no state.")
         if len(nodes) > 1:
-            raise NotAWindowedAggregation(
-                f"It keeps state in {len(nodes)} steps, and one of them feeds the other or stands beside it."
-            )
+            raise NotAWindowedAggregation(f"It has {len(nodes)} stateful operators, and only one is supported.")
         if tree.node_name(nodes[0]) != "Aggregate":
             raise NotAWindowedAggregation("Its state is not that of an aggregation.")
         keys = [key.toAttribute() for key in tree.items(nodes[0].groupingExpressions()) if tree.is_named(key)]

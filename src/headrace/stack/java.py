@@ -7,7 +7,7 @@ syntax of Python 3.6. The package calls `find_java` at the start of every Spark 
     HEADRACE_JAVA       a binary or a Java home; when set, nothing else is tried
     JAVA_HOME           Spark's own variable
     PATH
-    the usual folders   Homebrew's openjdk is on no PATH, and Debian may hold 17 beside a newer default
+    the usual folders   Homebrew's openjdk is on no PATH, and Debian may have 17 in addition to a newer default
 
 The first of these that is Java 17 or 21 wins. Nothing is ever installed or changed here.
 """

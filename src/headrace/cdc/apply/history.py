@@ -101,8 +101,8 @@ class History:
                 self._place(events, counts, into)
                 return
             versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
-            gone_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
-            with locally_checkpointed(cdc_timeline.events(fill_moved_rows(changes, versions, gone_at))) as moved:
+            deleted_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
+            with locally_checkpointed(cdc_timeline.events(fill_moved_rows(changes, versions, deleted_at))) as moved:
                 self._place(moved, count_changes(moved), into)
 
     def _place(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:

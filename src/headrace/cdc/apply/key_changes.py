@@ -20,14 +20,14 @@ from headrace.sinks.delta.sql import quote_name
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_OLD, _FOUND, _ENDED = "_headrace_old", "_headrace_found", "_headrace_ended"
+_OLD, _EARLIER, _ENDED = "_headrace_old", "_headrace_earlier", "_headrace_ended"
 
 
 def fill_moved_rows(changes: DataFrame, table: DataFrame, deleted_at: Column | None = None) -> DataFrame:
     """Return changes in which moved rows have the large values of the rows that they were, where those are known.
 
     `table` is what the changes go into, as it is before them. Values that are nowhere known stay `_unavailable`. A
-    table that keeps rows of the past says with `gone_at` at which place of the log each was deleted, or null.
+    table that keeps rows of the past says with `deleted_at` at which place of the log each was deleted, or null.
     """
     deleted_at = F.lit(None).cast("string") if deleted_at is None else deleted_at
     # A row may move twice in a batch: the second move finds what the first one has found.
@@ -53,8 +53,8 @@ def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFra
     earlier_values = _earlier_values(changes, table, names, deleted_at)
     deletes = changes.where(F.col("_op") == "d").select("_position", F.col("_key").alias(_OLD))
     # The delete may have come with an earlier batch.
-    earlier = earlier_values.where(F.col("gone").isNotNull()).select(
-        F.col("gone").alias("_position"), F.col("old").alias(_OLD)
+    earlier = earlier_values.where(F.col("deleted_at").isNotNull()).select(
+        F.col("deleted_at").alias("_position"), F.col("old").alias(_OLD)
     )
     deletes = deletes.union(earlier).distinct()
     moves = changes.where(_lacking()).select("_position", "_key").join(deletes, "_position")
@@ -66,12 +66,12 @@ def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFra
     values_of_moves = moves.join(earlier_values, F.col("old") == F.col(_OLD)).where(
         (F.col("at") < F.col("_position"))
         & (F.col(_ENDED).isNull() | (F.col("at") > F.col(_ENDED)))
-        & (F.col("gone").isNull() | (F.col("gone") >= F.col("_position")))
+        & (F.col("deleted_at").isNull() | (F.col("deleted_at") >= F.col("_position")))
     )
     values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
     values_of_moves = values_of_moves.groupBy("_position", "_key").agg(*values)
     values_of_moves = values_of_moves.select(
-        "_position", "_key", F.struct(*(f"v{n}" for n in range(len(names)))).alias(_FOUND)
+        "_position", "_key", F.struct(*(f"v{n}" for n in range(len(names)))).alias(_EARLIER)
     )
     joined = changes.join(F.broadcast(values_of_moves), ["_position", "_key"], "left")
     return _with_values(joined, names).select(*changes.columns)
@@ -86,7 +86,7 @@ def _earlier_values(changes: DataFrame, table: DataFrame, names: list[str], dele
         log_order().alias("order"),
         F.col("_after").alias("row"),
         F.col("_unavailable").alias("lacks"),
-        F.lit(None).cast("string").alias("gone"),
+        F.lit(None).cast("string").alias("deleted_at"),
     )
     from_table = table.select(
         F.struct(*(F.col(quote_name(name)) for name in keys)).alias("old"),
@@ -96,7 +96,7 @@ def _earlier_values(changes: DataFrame, table: DataFrame, names: list[str], dele
         ),
         F.struct(*(F.col(quote_name(name)) for name in names)).alias("row"),
         F.array().cast("array<string>").alias("lacks"),
-        deleted_at.alias("gone"),
+        deleted_at.alias("deleted_at"),
     )
     return from_batch.union(from_table)
 
@@ -108,12 +108,12 @@ def _newest(name: str) -> Column:
 
 def _with_values(joined: DataFrame, names: list[str]) -> DataFrame:
     takes = [
-        _lacking() & F.array_contains("_unavailable", name) & F.col(_FOUND)[f"v{number}"].isNotNull()
+        _lacking() & F.array_contains("_unavailable", name) & F.col(_EARLIER)[f"v{number}"].isNotNull()
         for number, name in enumerate(names)
     ]
     after = F.struct(
         *(
-            F.when(take, F.col(_FOUND)[f"v{number}"]["value"]).otherwise(F.col("_after")[name]).alias(name)
+            F.when(take, F.col(_EARLIER)[f"v{number}"]["value"]).otherwise(F.col("_after")[name]).alias(name)
             for number, (name, take) in enumerate(zip(names, takes, strict=True))
         )
     )

@@ -39,14 +39,14 @@ DroppedColumns = Literal["keep", "drop"]
 # A column, or one within a struct.
 Path = tuple[str, ...]
 
-_DROPPED = "headrace.gone"
+_DROPPED = "headrace.dropped"
 # Columns that are the table's own.
 _OWN = "_headrace_"
 _MAPPING = "delta.columnMapping.mode"
 _WIDENING = "delta.enableTypeWidening"
 
 _DIGITS = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _IN_DOUBLE = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
 
 
@@ -123,12 +123,12 @@ def _widening(into: TableWrite, location: str, path: Path, before: T.DataType, a
 
 def _is_wider(before: T.DataType, after: T.DataType) -> bool:
     """Return whether every value of one type is one of the other, and Delta reads files of the one as the other."""
-    if isinstance(before, _WHOLE) and isinstance(after, _WHOLE):
-        return _WHOLE.index(type(before)) < _WHOLE.index(type(after))
+    if isinstance(before, _INTEGERS) and isinstance(after, _INTEGERS):
+        return _INTEGERS.index(type(before)) < _INTEGERS.index(type(after))
     if isinstance(after, T.DecimalType):
         if isinstance(before, T.DecimalType):
             precision, scale = before.precision, before.scale
-        elif isinstance(before, _WHOLE):
+        elif isinstance(before, _INTEGERS):
             precision, scale = _DIGITS[type(before)], 0
         else:
             return False
@@ -194,7 +194,7 @@ def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.Data
     table = f"ALTER TABLE {_table(location)}"
     return _unsupported_change(
         into,
-        f"Column '{new[-1]}' is new and '{old[-1]}' is gone: that may be one column, renamed.",
+        f"Column '{new[-1]}' is new and '{old[-1]}' is missing: that may be one renamed column.",
         f"If it is one column: {table} {_set(_MAPPING, 'name')}; {table} RENAME COLUMN {_name(old)} TO "
         f"{quote_name(new[-1])}; If it is two: {table} ADD COLUMNS ({_name(new)} {kind.simpleString()});",
     )
@@ -203,13 +203,13 @@ def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.Data
 def _other_type(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> DataError:
     table, name, aside = f"ALTER TABLE {_table(location)}", path[-1], f"{path[-1]}_before"
     was, now = before.simpleString(), after.simpleString()
-    beside = _name((*path[:-1], aside))
+    previous = _name((*path[:-1], aside))
     steps = (
         f"{table} {_set(_MAPPING, 'name')}",
         f"{table} RENAME COLUMN {_name(path)} TO {quote_name(aside)}",
         f"{table} ADD COLUMNS ({_name(path)} {now})",
-        f"UPDATE {_table(location)} SET {_name(path)} = CAST({beside} AS {now})",  # noqa: S608 - names are quoted
-        f"{table} DROP COLUMN {beside}",
+        f"UPDATE {_table(location)} SET {_name(path)} = CAST({previous} AS {now})",  # noqa: S608 - names are quoted
+        f"{table} DROP COLUMN {previous}",
     )
     return _unsupported_change(
         into,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The place in the source's log of the change that a row shows.
 POSITION = "_headrace_position"
 # Metadata of a column of changes, and a table property: the format of the texts, if the column type does not imply it.
-TEXT_FORMAT = "headrace.told"
+TEXT_FORMAT = "headrace.text_format"
 
 # Delta gathers the least and greatest value of so many columns per file. Keys behind them could not be pruned by.
 _WITH_STATISTICS = 32

@@ -89,10 +89,12 @@ def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> Data
     names = rows.schema["_key"].dataType.fieldNames()  # type: ignore[attr-defined]
     of_keys = read(rows.sparkSession, into).alias("old").where(~F.col(EVERY_KEY) & within)
     last = of_keys.groupBy(F.struct(*(F.col(quote_name(name)) for name in names)).alias("_key")).agg(
-        F.max(POSITION).alias("gone")
+        F.max(POSITION).alias("deleted_at")
     )
-    newer = rows.join(last, "_key", "left").where(F.col("gone").isNull() | (F.col("_position") >= F.col("gone")))
-    return newer.drop("gone")
+    newer = rows.join(last, "_key", "left").where(
+        F.col("deleted_at").isNull() | (F.col("_position") >= F.col("deleted_at"))
+    )
+    return newer.drop("deleted_at")
 
 
 def read(session: SparkSession, into: TableWrite) -> DataFrame:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import zlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.errors import FlowError
@@ -141,11 +141,11 @@ class Capture:
         return rf"{re.escape(self.prefix)}\.(?:{'|'.join(names)})"
 
 
-@runtime_checkable
-class HasCapture(Protocol):
+class HasCapture(ABC):
     """A sink for the changes of a captured database."""
 
     @property
+    @abstractmethod
     def capture(self) -> Capture | None:
         """The capture that fills the topics, where the declaration says it: `headrace capture` starts it."""
         ...

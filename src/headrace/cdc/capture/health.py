@@ -75,7 +75,7 @@ def check_capture(
 
     Without `running` only the log is looked at, and not whether the connector runs.
 
-    Postgres is asked before the saved position: a slot that nobody reads does not move by itself, so one that was ahead
+    Postgres is asked before the saved position: a slot that nobody reads does not move, so one that was ahead
     a moment earlier is ahead. A binlog grows, and so is looked at after it.
     """
     if family(database) == "mysql":
@@ -199,7 +199,7 @@ def failed_connector_error(
 def retained_log_error(capture: Capture, warning: str) -> PartUnavailable:
     """HR-616: the source keeps more log for a capture than it should."""
     return PartUnavailable(
-        f"The log of the database '{capture.database}' is held back.",
+        f"The database '{capture.database}' retains log for capture '{capture.prefix}'.",
         why=warning,
         state="Nothing is lost yet. The server stops when its disk is full, or invalidates the slot before: then "
         "a new snapshot is needed.",

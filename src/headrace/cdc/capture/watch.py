@@ -34,7 +34,7 @@ _OFTEN_SECONDS, _SELDOM_SECONDS = 1.0, 60.0
 _GAP = "HR-522"
 
 
-class CaptureWatch:
+class CaptureMonitor:
     """The watch of one run of a flow. `begin` before it, `start` when it runs, `close` when it has ended."""
 
     def __init__(
@@ -43,7 +43,7 @@ class CaptureWatch:
         self._flow, self._target, self._on_event = flow, target, on_event
         self._captures = tuple(captures) if target.connect is not None else ()
         self._unhealthy: dict[Capture, str] = {}
-        self._held_back: set[Capture] = set()
+        self._log_warned: set[Capture] = set()
         self._closed = threading.Event()
 
     def begin(self) -> None:
@@ -92,9 +92,9 @@ class CaptureWatch:
         progress = check_capture(capture, database_of(self._target, capture.database), client, running=False)
         # Before the connector: log is held back mostly while it does not run.
         if not progress.warning:
-            self._held_back.discard(capture)
-        elif capture not in self._held_back and not self._closed.is_set():
-            self._held_back.add(capture)
+            self._log_warned.discard(capture)
+        elif capture not in self._log_warned and not self._closed.is_set():
+            self._log_warned.add(capture)
             self._on_event(capture.prefix, retained_log_error(capture, progress.warning))
         require_running(capture, client)
 

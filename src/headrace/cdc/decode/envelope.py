@@ -117,8 +117,8 @@ def decode_changes(
     With `cleared`, a `t` comes with the last row of a snapshot, right before the position of all its rows:
     older rows are from an earlier snapshot that was interrupted, and were deleted since.
 
-    The metadata of a column within `_after` (`headrace.told`) names the format of its texts, if another column of the
-    same Spark type may use another one: a time in milliseconds, for example.
+    The metadata of a column within `_after` (`headrace.text_format`) names the format of its texts, if another column
+    of the same Spark type may use another one: a time in milliseconds, for example.
     """
     require_lossless(table)
     for step in _steps(table, placeholder, before, cleared, SparkContext._gateway):

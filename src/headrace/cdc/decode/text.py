@@ -186,8 +186,8 @@ def clock(per_second: int) -> Read:
 def ambiguous_local(per_second: int) -> Read:
     """Whether a number may be of the other unit: microseconds are a thousand times as many.
 
-    Milliseconds are ambiguous more than 292 years from 1970, microseconds within 107 days of it: one of the other unit
-    stands there, unless its time is just as far from where times are.
+    Milliseconds are ambiguous more than 292 years from 1970, microseconds within 107 days of it: the other unit
+    is possible, unless its time is just as far from where times are.
     """
 
     def read(text: Column) -> Column:

@@ -145,7 +145,7 @@ def _plain(spark: DataType, read: texts.Read) -> Callable[[tuple[int, ...]], Typ
     return lambda _: TypeDecoder(spark, read)
 
 
-def _whole_number(spark: DataType) -> Callable[[tuple[int, ...]], TypeDecoder]:
+def _integer(spark: DataType) -> Callable[[tuple[int, ...]], TypeDecoder]:
     return _plain(spark, texts.integer(spark))
 
 
@@ -208,9 +208,9 @@ _ENDS = "`infinity` and `-infinity` are the ends of Spark's type"
 
 _POSTGRES = (
     TypeMapping(("boolean",), "boolean", "", _plain(BooleanType(), texts.boolean)),
-    TypeMapping(("smallint",), "smallint", "", _whole_number(ShortType())),
-    TypeMapping(("integer",), "int", "", _whole_number(IntegerType())),
-    TypeMapping(("bigint", "oid"), "bigint", "", _whole_number(LongType())),
+    TypeMapping(("smallint",), "smallint", "", _integer(ShortType())),
+    TypeMapping(("integer",), "int", "", _integer(IntegerType())),
+    TypeMapping(("bigint", "oid"), "bigint", "", _integer(LongType())),
     TypeMapping(("real",), "float", "NaN and infinities are kept", _FLOAT),
     TypeMapping(("double precision",), "double", "NaN and infinities are kept", _DOUBLE),
     TypeMapping(
@@ -252,13 +252,11 @@ _MYSQL = (
         ("tinyint",),
         "tinyint",
         "`tinyint(1)` and `boolean` too: any number of a byte can be in it",
-        _whole_number(ByteType()),
+        _integer(ByteType()),
     ),
-    TypeMapping(("tinyint unsigned", "smallint", "year"), "smallint", "", _whole_number(ShortType())),
-    TypeMapping(
-        ("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _whole_number(IntegerType())
-    ),
-    TypeMapping(("int unsigned", "bigint"), "bigint", "", _whole_number(LongType())),
+    TypeMapping(("tinyint unsigned", "smallint", "year"), "smallint", "", _integer(ShortType())),
+    TypeMapping(("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _integer(IntegerType())),
+    TypeMapping(("int unsigned", "bigint"), "bigint", "", _integer(LongType())),
     TypeMapping(("bigint unsigned",), "decimal(20,0)", "", lambda _: _numeric((20, 0))),
     TypeMapping(("float", "float unsigned"), "float", "", _FLOAT),
     TypeMapping(("double", "double unsigned"), "double", "", _DOUBLE),

@@ -24,7 +24,7 @@ def doctor_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False)
     else:
         for finding in findings:
             level = (f"{finding.level:<5}", COLOURS[finding.level])
-            out.print(Text.assemble(level, f"{finding.name:<14}", finding.found))
+            out.print(Text.assemble(level, f"{finding.name:<14}", finding.detail))
             if finding.remedy:
                 out.print(Text(indent(finding.remedy, " " * 19), style="dim"))
     if failed:

@@ -119,7 +119,7 @@ def restore_command(
             _confirm_restore(plan)
         replaced = restore(context.checkpoint, plan, context.target.lease)
     if json:
-        emit({"ok": True, "flow": flow, "committed": plan.backup.committed, "replaced": replaced, "told": plan.lines})
+        emit({"ok": True, "flow": flow, "committed": plan.backup.committed, "replaced": replaced, "plan": plan.lines})
         return
     out.print(f"Restored: '{flow}' is {_progress(plan.backup.committed)} again.", markup=False)
     if replaced is not None:

@@ -125,7 +125,7 @@ def _table(title: str, headings: tuple[str, ...]) -> Table:
 
 def _print_flaw(flaw: Flaw) -> None:
     colour = "bold red" if flaw.level == "damage" else "yellow"
-    out.print(Text.assemble((f"{flaw.level:<7}", colour), (flaw.path, "bold"), f" {flaw.found}"))
+    out.print(Text.assemble((f"{flaw.level:<7}", colour), (flaw.path, "bold"), f" {flaw.problem}"))
     out.print(Text(f"       {flaw.means}"))
     out.print(Text(f"       {flaw.remedy}", style="dim"))
 

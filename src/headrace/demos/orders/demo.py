@@ -20,7 +20,7 @@ from headrace.demos.model_inputs import (
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.protocol import DemoContext, DemoSettings, HasBackfill
 from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
@@ -85,7 +85,7 @@ def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool
 
 
 @dataclass(frozen=True)
-class OrdersDemo(RecordsDemo):
+class OrdersDemo(RecordsDemo, HasBackfill):
     """Orders and payments with their usual settings."""
 
     title: str = "Orders and payments: four joins of two streams within an hour"

@@ -126,9 +126,9 @@ class JoinReconciliation:
     """A reconciliation that holds the lease, from `open_reconciliation`; call `plan` once, then optionally `apply`."""
 
     def __init__(
-        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, held_lease: ActiveLease
+        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, active_lease: ActiveLease
     ) -> None:
-        self._target, self._flow, self._checkpoint, self._holding = target, flow, checkpoint, held_lease
+        self._target, self._flow, self._checkpoint, self._lease = target, flow, checkpoint, active_lease
         self._bound = _time_bound(flow)
         self._session = flow_session(spark, flow)
         self._rows: DataFrame | None = None
@@ -171,9 +171,9 @@ class JoinReconciliation:
         sink, query_id = self._sink(), self._checkpoint.query_id()
         assert self._rows is not None  # noqa: S101 - `plan` made them
         assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
-        with self._holding.checked():
+        with self._lease.checked():
             last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
-            number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._holding.token)
+            number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._lease.token)
             event_time = "COALESCE(order_time, pay_time)"
             where = (
                 f"{event_time} >= {_timestamp_literal(plan.start)} AND {event_time} < {_timestamp_literal(plan.end)}"
@@ -265,8 +265,8 @@ def open_reconciliation(spark: SparkSession, target: Target, flow: Flow) -> Iter
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
-    with acquire_lease(checkpoint, target.lease) as held_lease, lock_sink_folders(flow, target):
-        reconciliation = JoinReconciliation(spark, target, flow, checkpoint, held_lease)
+    with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
+        reconciliation = JoinReconciliation(spark, target, flow, checkpoint, active_lease)
         if checkpoint.committed_batches():
             FlowAudit(flow_session(spark, flow), target, flow).catch_up()
         try:

@@ -260,13 +260,13 @@ def _own_topic(flow: Flow) -> Iterator[Finding]:
             if (
                 isinstance(sink, WritesTopic)
                 and isinstance(input_.source, ReadsTopics)
-                and input_.source.reads(sink.topic)
+                and input_.source.reads(sink.written_topic())
             ):
                 yield Finding(
                     "HRC-109",
                     Severity.ERROR,
                     f"flow '{flow.name}', input '{name}'",
-                    f"{input_.source.name} takes in '{sink.topic}', which the flow writes: an endless loop.",
+                    f"{input_.source.name} takes in '{sink.written_topic()}', which the flow writes: an endless loop.",
                     "Write to another topic, or read topics that do not include it.",
                 )
 

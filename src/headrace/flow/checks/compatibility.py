@@ -55,7 +55,7 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
             "HRC-114",
             Severity.ERROR,
             place,
-            "Continuous processing keeps nothing, and complete mode hands a whole result on.",
+            "Continuous processing has no state, and complete mode writes a complete result.",
             "Set output_mode='append'.",
         )
     if isinstance(flow.trigger, RealTime) and flow.trigger.duration.seconds < MIN_BATCH_SECONDS:
@@ -141,8 +141,8 @@ def check_task_slots(flow: Flow, needed: int, free: int) -> Iterator[Finding]:
             Severity.ERROR,
             f"flow '{flow.name}', trigger {type(flow.trigger).__name__}",
             f"Each of the {needed} partitions that the flow reads holds a task slot for as long as it runs, and there "
-            f"{'is' if free == 1 else 'are'} {free} beside the one for everything else. Records of the others would "
-            "wait unseen.",
+            f"{'is' if free == 1 else 'are'} {free} free, apart from the one for everything else. Records of the other "
+            "partitions would not be read.",
             f"Give the target {needed + 1} cores or more, for instance master: local[{needed + 1}], or use Every.",
         )
 

@@ -60,10 +60,10 @@ _YES = Cell(Compatibility.ALLOWED)
 _WITH = Cell(
     Compatibility.WITH_AGGREGATION,
     "HRC-111",
-    "Complete mode hands the whole result on in every batch, and without an aggregation nothing holds it.",
+    "Complete mode writes the complete result in every batch, and without an aggregation no state contains it.",
     "Set output_mode='append', or aggregate.",
 )
-_UNBOUNDED_KEYS = "Its state keeps every key for ever."
+_UNBOUNDED_KEYS = "Its state keeps every key forever."
 _GROUPS_UNBOUNDED = _warn(
     "HRC-201", _UNBOUNDED_KEYS, "Group by a window of the watermark's column too, or keep it: few keys do no harm."
 )
@@ -75,7 +75,7 @@ _NEVER_CLOSES = _no(
 )
 _COMPLETE_STATE = _warn(
     "HRC-205",
-    "Complete mode keeps every group for ever, whatever the watermark says.",
+    "Complete mode keeps every group forever, regardless of the watermark.",
     "Take output_mode='update' with a sink that upserts, unless the groups are few.",
 )
 _SESSION_UPDATE = _no(
@@ -87,19 +87,19 @@ _BOUND = (
     "interval 1 hour`."
 )
 _UNBOUND_OUTER = _no(
-    "A row without a partner is handed on when the watermark says that none can come any more, and here it never does.",
+    "A row without a partner is written when the watermark has passed the join bound, and this join has no bound.",
     _BOUND,
 )
 _HALF_BOUND_FULL = _wrong(
-    "A row without a partner is handed on when the watermark says that none can come any more. Here it does so for one "
-    "side: rows of the other one stay in the state for ever and are never told. Spark takes it.",
+    "A row without a partner is written when the watermark has passed the join bound. Here only one side has a bound: "
+    "rows of the other side stay in the state forever and are never written. Spark accepts the query.",
     _BOUND,
 )
-_UNBOUND_SEMI = _no("Rows on the left would wait for a partner for ever.", _BOUND)
+_UNBOUND_SEMI = _no("Rows on the left would wait for a partner forever.", _BOUND)
 _OUTER_APPEND_ONLY = _no(
     "A row that was sent without a partner could not be taken back by an update.", "Set output_mode='append'."
 )
-_JOIN_COMPLETE = _no("A join of streams has no whole result to hand on.", "Set output_mode='append'.")
+_JOIN_COMPLETE = _no("A stream-stream join has no complete result that could be written.", "Set output_mode='append'.")
 _NO_EQUAL_KEY = _no(
     "Streams are joined by the hash of a key, and there is no column that has to be equal.",
     "Join on at least one equality, for instance `l.id = r.id`.",
@@ -117,7 +117,7 @@ _DISTINCT = _no(
     "Take approx_count_distinct, or exact: size(collect_set(...)), or dropDuplicates before a count in append mode.",
 )
 _PANDAS_AGG = _no(
-    "Spark has no streaming aggregation by a pandas function; it says so only when the first batch runs.",
+    "Spark has no streaming aggregation by a pandas function; it reports this only when the first batch runs.",
     "Use Spark's own aggregate functions, or transformWithState.",
 )
 _UNMARKED = _no("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
@@ -131,7 +131,7 @@ _STATE_FOLLOWS = _no(
     "Set output_mode='append'; or write the first aggregation to a table and read it in a second flow.",
 )
 _STATE_FOLLOWS_WRONG = _wrong(
-    "dropDuplicates lets the first value of a group through and drops every later one. Spark takes it.",
+    "dropDuplicates passes the first value of a group and drops every later one. Spark accepts the query.",
     "Leave dropDuplicates out: update mode with a sink that upserts keeps one row per group.",
 )
 _PANDAS_FOLLOWS = _no(
@@ -152,7 +152,7 @@ _LIMIT = _warn(
     "A limit counts over all batches: after so many rows the flow hands nothing on any more.",
     "Leave it out; to bound a batch, set the bound of the source.",
 )
-_LIMIT_UPDATE = _no("In update mode it is not said which rows a limit would keep.", "Leave it out.")
+_LIMIT_UPDATE = _no("In update mode it is undefined which rows a limit would keep.", "Leave it out.")
 _FIRST_ROWS = _no("A stream has no first rows to leave out.", "Filter by a column instead.")
 _SAMPLE = _no("Spark does not sample streams.", "Filter by a hash: `where(hash(id) % 100 < 5)`.")
 _ROWS_WINDOW = _no(
@@ -161,29 +161,29 @@ _ROWS_WINDOW = _no(
 )
 _ROW_NUMBERS = _no("Row numbers restart with every batch.", "Take an id of the event, or uuid().")
 _STATIC_UNION = _no(
-    "The static rows would have to come with each batch, or with one.", "Load them once, by themselves."
+    "The static rows would have to come with each batch, or with one.", "Load them once, in a separate job."
 )
 _INTERSECT = _no("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
 _ANTI_STATIC = "Take a left anti join with the static table."
 _EXCEPT = _no(
-    "Spark sees an aggregation without a watermark in it, and says so when the first batch runs.", _ANTI_STATIC
+    "Spark sees an aggregation without a watermark in it, and reports it when the first batch runs.", _ANTI_STATIC
 )
 _EXCEPT_UPDATE = _wrong("Rows of earlier batches are handed on again with each new one like them.", _ANTI_STATIC)
 _PER_BATCH = _warn(
     "HRC-206",
     "The function sees the rows of a group in one batch, not the group: how rows fall into batches decides the result.",
-    "Take transformWithState for groups that go on, or an aggregation.",
+    "Take transformWithState for groups that span batches, or an aggregation.",
 )
 _DEDUP_UNBOUNDED = _warn(
     "HRC-208",
     _UNBOUNDED_KEYS,
     "Take dropDuplicatesWithinWatermark, or add the watermark's column to the keys where copies carry the same time.",
 )
-_JOIN_UNBOUNDED = _warn("HRC-208", "Both sides keep every row for ever, in wait for a partner.", _BOUND)
+_JOIN_UNBOUNDED = _warn("HRC-208", "Both sides keep every row forever, because a partner could still arrive.", _BOUND)
 _JOIN_HALF_UNBOUNDED = _warn(
     "HRC-208",
-    "One side keeps every row for ever, in wait for a partner: the bound of the times has one end, and lets go of the "
-    "other side's rows only.",
+    "One side keeps every row forever, because a partner could still arrive: the join bound is open at one end, so "
+    "only the rows of the other side expire.",
     _BOUND,
 )
 
@@ -292,14 +292,14 @@ _PYTHON_REFUSED = Cell(
 _BROADCAST = Cell(
     Compatibility.WRONG,
     "HRC-113",
-    "A static table has to be broadcast under this trigger. Spark does so by itself while the table is small, and "
-    "stops the flow when it has grown.",
+    "A static table has to be broadcast under this trigger. Spark broadcasts it while it is small, and stops the flow "
+    "when it has grown.",
     f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_BATCHES}",
 )
 _OLD_NOW = Cell(
     Compatibility.WARNED,
     "HRC-206",
-    "It is the time at which the batch began, and here a batch takes as long as the trigger says.",
+    "It is the start time of the batch, and under this trigger a batch is as long as the interval of the trigger.",
     "Take the timestamp of the record, or leave the time to the reader.",
 )
 _TWICE = Cell(
@@ -327,16 +327,16 @@ TRIGGERS: Mapping[OperatorKind, tuple[Cell, Cell]] = {
 
 
 _APPENDED = (
-    "Rows are added and never changed, so each update of a row, or each whole result, would stand beside the earlier "
-    "ones."
+    "Rows are appended and never changed, so each update of a row, or each complete result, would be added to the "
+    "earlier ones."
 )
 _REPLACED = "The table is replaced by each batch, so only the rows of the last one would be left."
 _UPSERTED = (
     "Rows are written by key, so a group that is no longer in the result would stay, and all others be written again."
 )
 _CHANGES = (
-    "Its rows are changes of a source, each told once and applied in the order of the source's log, so a row that "
-    "replaces an earlier one would be one change more."
+    "Its rows are changes of a source, each applied once and in the order of the source's log, so a row that replaces "
+    "an earlier one would be an additional change."
 )
 
 # By the class of a sink: why it does not take the modes that it does not take, and which sink does.

@@ -92,7 +92,7 @@ def back_up(checkpoint: Checkpoint, into: Path, lease_settings: Lease | None = N
             remedy=f"Start it with `headrace run {checkpoint.flow}`, or name another target with --target.",
             code="HR-324",
         )
-    with acquire_lease(checkpoint, lease_settings) as held_lease:
+    with acquire_lease(checkpoint, lease_settings) as active_lease:
         damages = verify(checkpoint).damages
         if damages:
             raise damaged_error(checkpoint, list(damages))
@@ -106,7 +106,7 @@ def back_up(checkpoint: Checkpoint, into: Path, lease_settings: Lease | None = N
                 query_id=str(checkpoint.query_id()),
                 committed=committed[-1] if committed else None,
                 planned=checkpoint.planned_batches()[-1] if checkpoint.planned_batches() else -1,
-                lease=held_lease.token,
+                lease=active_lease.token,
                 made_at=now.isoformat(timespec="seconds"),
                 versions={name: version(name) for name in ("headrace", "pyspark", "delta-spark")},
                 files=checksums,

@@ -166,7 +166,9 @@ def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:
 def _topic_places(target: Target, flows: Sequence[Flow]) -> Iterator[ExternalPlace]:
     sources = [input_.source for flow in flows for input_ in flow.named_inputs.values()]
     selections = [source.selection for source in sources if isinstance(source, KafkaSource)]
-    written = {sink.topic for flow in flows for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesTopic)}
+    written = {
+        sink.written_topic() for flow in flows for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesTopic)
+    }
     if not selections and not written:
         return
     removes = "Wait for the topic's retention; in a compacted topic send a record with the key and no value."

@@ -13,6 +13,7 @@ from headrace.cdc.capture.declaration import Capture, HasCapture
 from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import WritesFolder, leaf_sinks
+from headrace.flow.source import ReadsFolder
 from headrace.flow.target import Target
 from headrace.operate.erase.scan import SearchTerms
 from headrace.operate.erase.subject import Columns, Subject, Texts
@@ -174,8 +175,8 @@ def affected_flows(flows: Sequence[Flow], target: Target, tables: Sequence[LakeT
 
 def locations_read(flow: Flow, target: Target) -> list[str]:
     """Return the tables and folders that a flow reads."""
-    paths = [getattr(input_.source, "path", None) for input_ in flow.named_inputs.values()]
-    return [target.table(path).rstrip("/") for path in paths if isinstance(path, str)]
+    sources = [input_.source for input_ in flow.named_inputs.values()]
+    return [source.location(target).rstrip("/") for source in sources if isinstance(source, ReadsFolder)]
 
 
 def is_within(location: str, folder: str) -> bool:

@@ -126,7 +126,7 @@ class ErasePlan:
             yield f"{len(self.texts.values)} text(s) of the row are searched for, in addition to its key."
         for place in self.due:
             yield (
-                f"{place.path}: {place.live} row(s) of {place.before.rows} in {place.before.found} file(s), "
+                f"{place.path}: {place.live} row(s) of {place.before.rows} in {place.before.matching_files} file(s), "
                 f"old versions included; {place.before.log} file(s) of the log."
             )
         if self.due:

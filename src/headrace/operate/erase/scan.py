@@ -53,25 +53,25 @@ class SearchTerms:
 class Traces:
     """What was found in a place.
 
-    | field  | meaning                                                                          |
-    |--------|----------------------------------------------------------------------------------|
-    | files  | scanned files                                                                    |
-    | rows   | rows of the subject in Parquet files, including deleted ones                     |
-    | found  | files with such rows or with one of its texts                                    |
-    | log    | files of a table's log with its key or one of its texts                          |
-    | closed | files that cannot be scanned                                                     |
+    | field          | meaning                                                      |
+    |----------------|--------------------------------------------------------------|
+    | files          | scanned files                                                |
+    | rows           | rows of the subject in Parquet files, including deleted ones |
+    | matching_files | files with such rows or with one of its texts                |
+    | log            | files of a table's log with its key or one of its texts      |
+    | closed         | files that cannot be scanned                                 |
     """
 
     files: int = 0
     rows: int = 0
-    found: int = 0
+    matching_files: int = 0
     log: int = 0
     closed: int = 0
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was found."""
-        return not (self.rows or self.found or self.log)
+        return not (self.rows or self.matching_files or self.log)
 
     def as_dict(self) -> dict[str, int]:
         """The counts as the report has them."""
@@ -117,7 +117,7 @@ class _FileScan:
         self._files, self._root, self._terms = files, root, terms
         self._bytes = terms.texts.pattern()
         self._log = re.compile(terms.log) if terms.log else None
-        self._counts = dict.fromkeys(("files", "rows", "found", "log", "closed"), 0)
+        self._counts = dict.fromkeys(("files", "rows", "matching_files", "log", "closed"), 0)
 
     def result(self) -> Traces:
         """Return the counts."""
@@ -134,7 +134,7 @@ class _FileScan:
         if path.endswith(".parquet"):
             has_trace = self._in_parquet(path, in_log=in_log) or has_trace
         if has_trace:
-            self._counts["log" if in_log else "found"] += 1
+            self._counts["log" if in_log else "matching_files"] += 1
 
     def _in_bytes(self, path: str, *, in_log: bool) -> bool:
         with _open_bytes(self._files, f"{self._root}/{path}") as content:

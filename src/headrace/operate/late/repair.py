@@ -46,6 +46,7 @@ from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.fan_out import FanOut
 from headrace.spark_plan.windows import NotAWindowedAggregation, WindowResults
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class Repair:
     """A repair that holds the lease. Created by `open_repair`; call `plan` once, then optionally `apply`."""
 
     def __init__(
-        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, held_lease: ActiveLease
+        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, active_lease: ActiveLease
     ) -> None:
-        self._target, self._flow, self._checkpoint, self._holding = target, flow, checkpoint, held_lease
+        self._target, self._flow, self._checkpoint, self._lease = target, flow, checkpoint, active_lease
         self._session = flow_session(spark, flow)
         self._replayable = ReplayableRows(self._session, target, flow, checkpoint)
         self._rows: DataFrame | None = None
@@ -102,12 +103,12 @@ class Repair:
         sink, query_id = self._table, self._checkpoint.query_id()
         assert self._rows is not None  # noqa: S101 - `plan` made them
         assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
-        with self._holding.checked():
+        with self._lease.checked():
             if plan.changes:
                 last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(
                     query_id, -1
                 )
-                number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._holding.token)
+                number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._lease.token)
                 if isinstance(sink, DeltaUpsert):
                     sink.write(self._rows, number)
                 else:
@@ -122,7 +123,7 @@ class Repair:
     @property
     def _table(self) -> DeltaAppend | DeltaUpsert:
         """The only Delta sink of the flow, directly or within a fan-out; `Filtered` sinks do not count."""
-        sinks: Sequence[Sink] = getattr(self._flow.sink, "sinks", (self._flow.sink,))
+        sinks: Sequence[Sink] = self._flow.sink.sinks if isinstance(self._flow.sink, FanOut) else (self._flow.sink,)
         tables = [sink for sink in sinks if isinstance(sink, DeltaAppend | DeltaUpsert)]
         if len(tables) != 1:
             raise errors.other_sink(self._flow)
@@ -179,7 +180,7 @@ class Repair:
     def _with_differences(self, plan: RepairPlan, before: DataFrame, keys: Sequence[str]) -> RepairPlan:
         """Return the plan with the differences between the table and the result."""
         assert self._rows is not None  # noqa: S101 - set by `plan`
-        sequence = getattr(self._table, "sequence", None)
+        sequence = self._table.sequence if isinstance(self._table, DeltaUpsert) else None
         columns = [F.col(f"`{name}`") for name in self._rows.columns]
         before_rows, after_rows = (
             rows.select(
@@ -227,10 +228,10 @@ def open_repair(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Rep
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
     checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
-    with acquire_lease(checkpoint, target.lease) as held_lease, lock_sink_folders(flow, target):
+    with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
         if checkpoint.committed_batches():
             FlowAudit(flow_session(spark, flow), target, flow).catch_up()
-        repair = Repair(spark, target, flow, checkpoint, held_lease)
+        repair = Repair(spark, target, flow, checkpoint, active_lease)
         try:
             yield repair
         finally:

@@ -81,14 +81,14 @@ class Shop:
         self._orders_of: dict[int, set[int]] = {}
         self._orders: dict[int, dict[int, Decimal]] = {}
         self._customer_of: dict[int, int] = {}
-        self._gone: list[int] = []
+        self._deleted_orders: list[int] = []
         self._number = 0
 
     def history(self) -> Iterator[ShopTransaction]:
         """Yield the transactions, without waiting and without end. The first `OPENING` make the shop."""
         for part in range(OPENING):
             changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._customer()]
-            if part:  # the first customers have no orders at once
+            if part:  # the first customers have no orders yet
                 changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._placed()]
             yield self._done(changes)
         happenings = (
@@ -194,14 +194,14 @@ class Shop:
         order = self._any(self._orders)
         lines = self._orders.pop(order)
         self._orders_of[self._customer_of.pop(order)].discard(order)
-        self._gone.append(order)
+        self._deleted_orders.append(order)
         items = [RowChange("delete", "items", (order, line)) for line in lines]
         return [*items, RowChange("delete", "orders", (order,))]
 
     def _comes_back(self) -> list[RowChange]:
-        if not self._gone:
+        if not self._deleted_orders:
             return []
-        return self._placed(order=self._gone.pop(self._random.randrange(len(self._gone))))
+        return self._placed(order=self._deleted_orders.pop(self._random.randrange(len(self._deleted_orders))))
 
     def _another_key(self) -> list[RowChange]:
         old, new = self._any(self._orders_of), self._new("customer")

@@ -145,7 +145,7 @@ def hit_rate(rows: DataFrame) -> DataFrame:
     """Return the share of orders that found their payment, by the minute of the order.
 
     Of the rows of a left or full join. The last minutes of a stream are not judged yet: an order counts as unpaid when
-    the watermark has passed its bound, and as paid at once.
+    the watermark has passed its bound, and as paid immediately.
     """
     orders = rows.where(F.col("order_time").isNotNull())
     paid = F.count_distinct(F.when(F.col("pay_time").isNotNull(), F.col("order_id")))

@@ -6,7 +6,7 @@
 - Event times lie seconds behind the arrival, now and then minutes.
 - A `late` record is the payment of an order that seemed unpaid, or every fifth time an order. It arrives 45 minutes or
   more behind its time: too late for a watermark of 30. Of two payments in three of an order that nobody has seen, it is
-  the order: it was paid in time, and its payment stood alone.
+  the order: it was paid in time, and its payment had no order yet.
 
 Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 """
@@ -113,7 +113,7 @@ class _Simulation:
     def _late_order(self, now: int, behind: int) -> GeneratedEvent:
         if not self._unordered or self._unordered[0].due_ms > now:
             return self._order(self._new_id(), now - behind)
-        # Its payment came in time and stood alone.
+        # Its payment came in time and had no order yet.
         paid = heappop(self._unordered)
         return self._order(paid.order_id, paid.pay_ms - int(5 * MINUTE_MS * self.random()))
 

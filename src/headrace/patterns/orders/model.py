@@ -7,8 +7,8 @@ times are whole milliseconds since the epoch, UTC. A replay takes these steps fo
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. A row at or before W[N-1] is late: counted, and dropped.
 4. Each new order meets the payments that are kept, then is kept itself; each new payment meets the orders that are
-   kept, new ones among them. A row that step 5 would forget at once is not kept: what comes after it in the same batch
-   does not meet it.
+   kept, new ones among them. A row that step 5 would forget immediately is not stored: later rows of the same batch do
+   not meet it.
 5. Forget the orders that are older than W[N] by more than the bound, and the payments older than W[N]: no partner of
    theirs can come that is not late.
 6. Pairs are put out where they meet. A row that goes unmatched is put out with nulls in the batch that forgets it,
@@ -196,20 +196,20 @@ def replay(
         new_payments = [(record, judge_payment(record)) for record in batch_records(logs[1], batch["payments"])]
         outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
         outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
-        told_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
-        told_payments = [(record, payment) for record, payment in new_payments if isinstance(payment, Payment)]
+        valid_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
+        valid_payments = [(record, payment) for record, payment in new_payments if isinstance(payment, Payment)]
 
         # 2. the watermark in force
         now = starts.watermark(None if recorded is None else recorded[number])
         outcome.watermarks.append(now)
 
         # 3. late rows apart
-        late_orders = [record for record, order in told_orders if order.order_time <= before]
-        late_payments = [record for record, payment in told_payments if payment.pay_time <= before]
+        late_orders = [record for record, order in valid_orders if order.order_time <= before]
+        late_payments = [record for record, payment in valid_payments if payment.pay_time <= before]
         for name, late in zip(INPUTS, (late_orders, late_payments), strict=True):
             outcome.late += [LateRecord(number, name, record.partition, record.offset) for record in late]
-        in_time = [order for _, order in told_orders if order.order_time > before]
-        paid_in_time = [payment for _, payment in told_payments if payment.pay_time > before]
+        in_time = [order for _, order in valid_orders if order.order_time > before]
+        paid_in_time = [payment for _, payment in valid_payments if payment.pay_time > before]
 
         # 4.-6. pairs, then what is forgotten
         forgotten_before = state.forgotten
@@ -219,8 +219,8 @@ def replay(
 
         # 7. the next watermark
         starts.saw(
-            max((order.order_time for _, order in told_orders), default=0),
-            max((payment.pay_time for _, payment in told_payments), default=0),
+            max((order.order_time for _, order in valid_orders), default=0),
+            max((payment.pay_time for _, payment in valid_payments), default=0),
         )
         before = now
     outcome.restarts = starts.restarts

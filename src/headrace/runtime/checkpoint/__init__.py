@@ -1,1 +1,1 @@
-"""The checkpoint of a flow: Spark's logs, Headrace's metadata beside them, and the lease."""
+"""The checkpoint of a flow: Spark's logs, Headrace's metadata, and the lease."""

@@ -62,7 +62,7 @@ class Checkpoint:
 
     @property
     def metadata_dir(self) -> str:
-        """The folder of Headrace's metadata, beside Spark's checkpoint."""
+        """The folder of Headrace's metadata, next to Spark's checkpoint."""
         return f"{self.folder}/headrace"
 
     def query_id(self) -> str | None:

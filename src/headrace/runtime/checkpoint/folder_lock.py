@@ -4,7 +4,7 @@ A commit to a Delta table, and to the log of a folder of files, is a rename. On 
 is free and then renames, which is not atomic: one process can overwrite the commit of another. So a process locks the
 folders that its flows write. Its own flows may share a folder: Delta serialises them itself.
 
-The lock is an operating system lock on a file beside the folder, `_headrace_locks/NAME`. It ends with the process.
+The lock is an operating system lock on a file next to the folder, `_headrace_locks/NAME`. It ends with the process.
 With `lease.kind: record` several machines share the folders and such a lock is impossible: tables are then not locked,
 see docs/operate/leases.md.
 """

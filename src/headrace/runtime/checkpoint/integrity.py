@@ -40,7 +40,7 @@ class Flaw:
 
     level: Literal["damage", "note"]
     path: str
-    found: str
+    problem: str
     means: str
     remedy: str
 
@@ -61,7 +61,7 @@ def damaged_error(checkpoint: Checkpoint, damages: list[Flaw]) -> RecoveryError:
     first, others = damages[0], len(damages) - 1
     hint = f" {others} more: `headrace checkpoint verify {checkpoint.flow}` lists all." if others else ""
     return RecoveryError(
-        f"Flow '{checkpoint.flow}': the checkpoint is damaged: {checkpoint.folder}/{first.path} {first.found}.",
+        f"Flow '{checkpoint.flow}': the checkpoint is damaged: {checkpoint.folder}/{first.path} {first.problem}.",
         why=f"{first.means}{hint}",
         state="Nothing was started and nothing was changed. The sinks hold every batch that was committed.",
         remedy=first.remedy,
@@ -93,7 +93,7 @@ def _unfinished_restore(checkpoint: Checkpoint) -> Iterator[Flaw]:
         yield Flaw(
             "damage",
             f"headrace/{RESTORE_MARKER}",
-            "says that a restore was cut off",
+            "shows that a restore was interrupted",
             "Parts of the backup and of the checkpoint before it may be mixed.",
             "Run the same `headrace checkpoint restore` again.",
         )
@@ -121,7 +121,7 @@ def _missing_files(checkpoint: Checkpoint, recorded: ManifestSums, present: set[
             yield Flaw(
                 "note",
                 f"spark/{path}",
-                "was there and is gone",
+                "existed and is missing",
                 "The same as a crash before the commit: the next start runs the batch again from the same offsets.",
                 "Nothing to do: exactly-once sinks skip what they hold of it.",
             )
@@ -247,8 +247,8 @@ def _repair(checkpoint: Checkpoint, path: str, last: Mapping[str, int], present:
         )
     if log == "offsets" and int(name) == last["offsets"] and f"commits/{name}" not in present:
         return (
-            f"If no sink holds rows of batch {name}, delete spark/{path} and spark/{crc}: the batch is planned anew. "
-            f"Otherwise: {_BACKUP.format(flow=checkpoint.flow)}"
+            f"If no sink holds rows of batch {name}, delete spark/{path} and spark/{crc}: the next start plans the "
+            f"batch again. Otherwise: {_BACKUP.format(flow=checkpoint.flow)}"
         )
     return _BACKUP.format(flow=checkpoint.flow)
 

@@ -1,4 +1,4 @@
-"""The manifest: checksums (sha256) of Spark's log files, stored beside the checkpoint.
+"""The manifest: checksums (sha256) of Spark's log files, stored next to the checkpoint.
 
 Spark can checksum its state, but neither its offset log nor its commit log. A changed byte there could silently move a
 flow to other rows. So a running flow records the checksum of each log file:
@@ -105,7 +105,7 @@ def log_files(checkpoint: Checkpoint) -> Iterator[str]:
     files, location = checkpoint.files, checkpoint.location
     if "metadata" in files.names(location):
         yield "metadata"
-    # Commits first: a batch that commits meanwhile then appears unfinished, not without offsets.
+    # Commits first: a batch that commits during the read then appears unfinished, not without offsets.
     for log in reversed(LOGS):
         yield from (f"{log}/{name}" for name in files.names(f"{location}/{log}") if name.isdigit())
     for source in files.names(f"{location}/sources"):

@@ -146,7 +146,7 @@ def _require_match(checkpoint: Checkpoint, sink: CommittedBatches, identity: str
         raise RecoveryError(
             f"Flow '{flow}' has committed {committed[-1] + 1} batches to {sink.place}, which does not have them.",
             why=f"It {problem}: it was deleted, or created again, or added to the flow after these batches.",
-            state=f"{_NOTHING_STARTED} The rows of batches 0 to {committed[-1]} would be missing for ever.",
+            state=f"{_NOTHING_STARTED} The rows of batches 0 to {committed[-1]} would be lost.",
             remedy=f"Restore the place; or, to write everything again, {_NEW_NAME}.",
             code="HR-332",
         )
@@ -154,7 +154,7 @@ def _require_match(checkpoint: Checkpoint, sink: CommittedBatches, identity: str
         raise RecoveryError(
             f"{sink.place[0].upper()}{sink.place[1:]} was set back behind the checkpoint of flow '{flow}'.",
             why=f"It ends at batch {last}, and the checkpoint has committed batch {committed[-1]}.",
-            state=f"{_NOTHING_STARTED} The rows of batches {last + 1} to {committed[-1]} would be missing for ever.",
+            state=f"{_NOTHING_STARTED} The rows of batches {last + 1} to {committed[-1]} would be lost.",
             remedy=f"Restore the place to batch {committed[-1]}, or a checkpoint that ends at batch {last}; or "
             f"{_NEW_NAME}.",
             code="HR-334",

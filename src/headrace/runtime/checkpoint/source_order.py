@@ -1,7 +1,7 @@
 """Maps the entries of the offset log to the inputs of a flow.
 
-Each start reads the order from the query plan (`spark_plan.source_order`) and records it beside the checkpoint, for the
-audit and the commands:
+Each start reads the order from the query plan (`spark_plan.source_order`) and records it in the checkpoint's metadata,
+for the audit and the commands:
 
     FLOW/headrace/order.json
 

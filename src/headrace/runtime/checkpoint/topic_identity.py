@@ -2,7 +2,7 @@
 
 A recreated topic has the same name and different records. If it has grown past the offset of the checkpoint, Spark does
 not notice: it skips the first records of the new topic and continues with the others. Kafka gives every topic an id.
-The ids are recorded beside the checkpoint before the first batch commits:
+The ids are recorded in the checkpoint's metadata before the first batch commits:
 
     FLOW/headrace/sources.json
 

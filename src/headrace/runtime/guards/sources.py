@@ -71,7 +71,7 @@ class SourceGuard(Guard):
 
     @contextmanager
     def around_batch(self, attempt: Attempt) -> Iterator[None]:
-        """Compare ids and offsets before a batch is written; afterwards, record offsets that were lost meanwhile.
+        """Compare ids and offsets before a batch is written; afterwards, record offsets that were lost in between.
 
         For a retried batch, rows of lost offsets may already be in the sinks.
         """

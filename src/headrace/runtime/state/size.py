@@ -1,4 +1,4 @@
-"""The size of the state of a flow, from Spark's progress of each batch, and its record beside the checkpoint.
+"""The size of the state of a flow, from Spark's progress of each batch, and its record in the checkpoint's metadata.
 
     FLOW/headrace/state.json
 

@@ -246,8 +246,8 @@ function linkState() {
 
 function noticeText(link) {
   if (state.cities.size === 0) return "";
-  if (state.link === "lost") return "The connection to the server is lost. These are the last numbers received; the page reconnects by itself.";
-  if (link === "lost") return "The server cannot reach the Kafka broker. These are the last rows it read; it reconnects by itself.";
+  if (state.link === "lost") return "The connection to the server is lost. These are the last numbers received; the page reconnects automatically.";
+  if (link === "lost") return "The server cannot reach the Kafka broker. These are the last rows it read; it reconnects automatically.";
   if (link === "stale") return `No new rows for ${Math.round(dataAge() / 60)} minutes. The flows may have stopped, or no rides are under way.`;
   return "";
 }
@@ -404,7 +404,7 @@ function connect() {
   source.addEventListener("error", () => {
     state.link = "lost";
     schedule();
-    // The browser tries again by itself, except after an answer that is no stream.
+    // The browser tries again, except after an answer that is no stream.
     if (source.readyState === EventSource.CLOSED) {
       retry = setTimeout(connect, delay);
       delay = Math.min(delay * 2, 15000);

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch
+from headrace.flow.sink import Batch, HasPendingRows
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
 from headrace.sinks.delta.log import version
@@ -34,7 +34,7 @@ class _LookupState:
 
 
 @dataclass(frozen=True)
-class DeltaEnriched(DeltaTableSink):
+class DeltaEnriched(DeltaTableSink, HasPendingRows):
     """Append each micro-batch to a Delta table with the columns of a dimension, joined by broadcast.
 
     | field     | meaning                                                                                        |

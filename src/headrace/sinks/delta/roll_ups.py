@@ -74,7 +74,7 @@ class DeltaRollUps(DeltaUpsert):
             )
         if not {GRAIN, START} <= set(self.key):
             raise FlowError(
-                f"The key of {self.name}, {', '.join(self.key)}, does not tell windows and their roll-ups apart.",
+                f"The key of {self.name}, {', '.join(self.key)}, does not distinguish windows from their roll-ups.",
                 why="An hour and its first five minutes begin at the same time.",
                 state="Nothing was started.",
                 remedy=f"Put '{GRAIN}' and '{START}' into the key.",

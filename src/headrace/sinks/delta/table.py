@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.sink import CommittedBatches
+from headrace.flow.sink import CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.policy import TablePolicy
@@ -21,7 +21,7 @@ DELETED = "_headrace_deleted"
 
 
 @dataclass(frozen=True)
-class DeltaTableSink:
+class DeltaTableSink(WritesFolder, TracksBatches):
     """A table below the lake, unless `path` is absolute, that records each batch in the commit of its rows.
 
     Exactly once, while:

@@ -126,7 +126,7 @@ class PostgresTable:
             columns = ", ".join(key)
             existing = "; ".join(", ".join(sorted(unique_key)) for unique_key in unique_keys) or "none"
             raise self._mismatch_error(
-                f"It has no unique constraint over ({columns}) that holds at once. Those it has: {existing}.",
+                f"It has no unique constraint over ({columns}) that is not deferrable. Its unique keys: {existing}.",
                 f"Add one: ALTER TABLE {self} ADD UNIQUE ({columns}); or correct `key` of the sink.",
             )
 

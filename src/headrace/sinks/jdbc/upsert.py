@@ -14,7 +14,7 @@ from headrace.clients.postgres import connect, database_of, error_message, is_tr
 from headrace.errors import FlowError, PartUnavailable
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches
+from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Database, Target
 from headrace.sinks.jdbc.columns import jdbc_columns
 from headrace.sinks.jdbc.ledger import Ledger
@@ -45,7 +45,7 @@ _ALL_OR_NOTHING = "The batch is committed completely or not at all; the next att
 
 
 @dataclass(frozen=True)
-class JdbcUpsert:
+class JdbcUpsert(TracksBatches):
     """Upsert each micro-batch into a Postgres table: a row replaces the row with its key, or is inserted.
 
     | field    | meaning                                                                                            |

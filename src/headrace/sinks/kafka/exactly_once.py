@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import HeadraceError, Terminal
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.sink import Batch, CommittedBatches
+from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
 from headrace.sinks.kafka import errors
 from headrace.sinks.kafka.arrow_records import arrow_pieces, decode_pieces, single_partition_pieces
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class KafkaExactlyOnceSink(KafkaTopicSink):
+class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
     """Send each row as a JSON object, keyed by one column, each batch in one transaction, or in one per slot.
 
     | field  | meaning                                                                                                |

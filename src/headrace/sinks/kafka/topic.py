@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from headrace.clients.kafka import connector_options, require_topics
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, NativeWrite
+from headrace.flow.sink import Batch, NativeWrite, SupportsNativeWrite, WritesTopic
 from headrace.flow.target import Target
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "ignoreNullFields": 
 
 
 @dataclass(frozen=True)
-class KafkaTopicSink:
+class KafkaTopicSink(WritesTopic):
     """Base of the Kafka sinks: the topic, and the column whose values become the record keys."""
 
     topic: str
@@ -33,13 +33,17 @@ class KafkaTopicSink:
         """Return `kafka:TOPIC`."""
         return f"kafka:{self.topic}"
 
+    def written_topic(self) -> str:
+        """Return the topic."""
+        return self.topic
+
     def preflight(self, target: Target) -> None:
         """Check that the topic exists on the broker."""
         require_topics(target, [self.topic])
 
 
 @dataclass(frozen=True)
-class KafkaSink(KafkaTopicSink):
+class KafkaSink(KafkaTopicSink, SupportsNativeWrite):
     """Send each row as a JSON object, keyed by one column.
 
     At least once: Spark's Kafka writer has no transactions, so a batch that is retried after a crash sends its rows

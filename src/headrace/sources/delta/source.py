@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from headrace.clients.storage import file_store
 from headrace.errors import PartUnavailable
+from headrace.flow.source import HasStartOffset
 from headrace.flow.target import Target
 from headrace.sources.delta.log import parse_offsets, version_files
 from headrace.sources.delta.table import DeltaTableSource
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DeltaSource(DeltaTableSource):
+class DeltaSource(DeltaTableSource, HasStartOffset):
     """Read a Delta table and then the rows that are appended to it, below the lake unless `path` is absolute.
 
     Each row is read exactly once, while:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.flow.source import Bound
+from headrace.flow.source import Bound, Bounded, ReadsFolder
 from headrace.flow.target import Target
 from headrace.sources.arrival_rates import table_arrival_rates
 from headrace.sources.local_folder import require_readable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 
-class DeltaTableSource:
+class DeltaTableSource(Bounded, ReadsFolder):
     """A table below the lake, unless `path` is absolute, read in batches that are bounded by files or bytes.
 
     Subclasses declare the fields, each in its own order.
@@ -38,6 +38,10 @@ class DeltaTableSource:
     def arrival_rates(self, target: Target) -> dict[str, float]:
         """Return files and bytes per second of the last hour, from the table's log."""
         return table_arrival_rates(target.table(self.path))
+
+    def location(self, target: Target) -> str:
+        """Return the location of the table."""
+        return target.table(self.path)
 
     def preflight(self, target: Target) -> None:
         """Check that a local table exists."""

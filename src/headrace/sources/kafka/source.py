@@ -12,7 +12,16 @@ from confluent_kafka import KafkaException
 from headrace.clients.kafka import connector_options, mean_record_bytes
 from headrace.clients.topic_watch import ANSWER_WITHIN_SECONDS, TopicWatch
 from headrace.errors import HeadraceError
-from headrace.flow.source import AutoBatchSize, Bound
+from headrace.flow.source import (
+    AutoBatchSize,
+    Bound,
+    Bounded,
+    CanLoseRows,
+    HasAutoBatchSize,
+    ReadsTopics,
+    SupportsContinuous,
+    ValidatesStart,
+)
 from headrace.flow.target import Target
 from headrace.sources.kafka.start import Start, StartOffsets, StartTime, require_edge, resolve_start
 from headrace.sources.kafka.topics import TopicNames, TopicPartitions, TopicPattern, TopicSelection
@@ -41,7 +50,7 @@ _MEASURE_WITHIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class KafkaSource:
+class KafkaSource(Bounded, HasAutoBatchSize, CanLoseRows, ValidatesStart, ReadsTopics, SupportsContinuous):
     """Read Kafka topics; lost records stop the flow instead of being skipped silently.
 
     Rows have key, value, topic, partition, offset and timestamp. Aborted transactions are not read. The flow stops if

@@ -132,7 +132,7 @@ def process_key(processor: KeyedState[Any, Out], key: Row, rows: Iterable[Row], 
     """Process all rows of a key like a stream in which they arrive in order, one event time at a time.
 
     With an event-time clock, rows of the same time are handled together, after the timers before that time. With
-    another clock or none, time stands still and all rows are handled together. At the end of the batch each remaining
+    another clock or none, time does not pass and all rows are handled together. At the end of the batch each remaining
     timer fires once, in order.
     """
     clock = type(processor).clock

@@ -1,4 +1,4 @@
-"""A topic that goes quiet, on a real broker: its last window closes, and records that come later are counted right."""
+"""A topic that becomes idle, on a real broker: its last window closes, and later records are counted right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 240.0
 RIDE = StructType([StructField("id", LongType(), nullable=False), StructField("at", TimestampType(), nullable=False)])
 
 
-def test_the_last_window_of_a_topic_that_goes_quiet_closes(broker: Broker, spark: SparkSession, tmp_path: Path):
+def test_the_last_window_of_an_idle_topic_closes(broker: Broker, spark: SparkSession, tmp_path: Path):
     topic = "a-topic-that-goes-quiet"
     target = Target(
         "test",
@@ -49,14 +49,14 @@ def test_the_last_window_of_a_topic_that_goes_quiet_closes(broker: Broker, spark
             producer.produce(topic, value, partition=0)
         assert producer.flush(30) == 0
 
-    clock, wanted, met = {"minute": 8.0}, {"in": 3, "out": 1}, threading.Event()
-    seen = {"in": 0, "out": 0}
+    clock, expected, met = {"minute": 8.0}, {"in": 3, "out": 1}, threading.Event()
+    observed = {"in": 0, "out": 0}
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, BatchCommitted):
-            seen["in"] += event.rows_in
-            seen["out"] += event.rows_out
-            if seen["in"] >= wanted["in"] and seen["out"] >= wanted["out"]:
+            observed["in"] += event.rows_in
+            observed["out"] += event.rows_out
+            if observed["in"] >= expected["in"] and observed["out"] >= expected["out"]:
                 met.set()
 
     sink = Memory()
@@ -75,23 +75,23 @@ def test_the_last_window_of_a_topic_that_goes_quiet_closes(broker: Broker, spark
         [rides],
         clock=lambda: round((NOON + timedelta(minutes=clock["minute"])).timestamp() * 1000),
     )
-    application.bus.subscribe(hear)
+    application.bus.subscribe(on_event)
     figures = {}
     running = threading.Thread(target=lambda: figures.update(application.run()))
     running.start()
     try:
-        assert met.wait(PATIENCE_SECONDS), seen
+        assert met.wait(PATIENCE_SECONDS), observed
         assert sorted(map(tuple, sink.rows())) == [(0, 2)]
-        # In this order: a batch without rows may be heard of between any two of these.
-        wanted["out"] = 2
+        # In this order: a batch without rows may be reported between any two of these.
+        expected["out"] = 2
         met.clear()
         clock["minute"] = 20
-        assert met.wait(PATIENCE_SECONDS), seen
+        assert met.wait(PATIENCE_SECONDS), observed
         assert sorted(map(tuple, sink.rows())) == [(0, 2), (5, 1)]
-        wanted["in"] = 5
+        expected["in"] = 5
         met.clear()
         send(20, 21)
-        assert met.wait(PATIENCE_SECONDS), seen
+        assert met.wait(PATIENCE_SECONDS), observed
     finally:
         application.drain()
         running.join(PATIENCE_SECONDS)

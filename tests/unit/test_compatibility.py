@@ -55,13 +55,13 @@ def flow(**changes: object) -> Flow:
     return Flow(**(input_ | changes))  # type: ignore[arg-type]
 
 
-def codes(made: Flow, *kinds: OperatorKind) -> list[str]:
-    plan = {made.name: QueryPlan(tuple(Operator(kind) for kind in kinds))} if kinds else None
-    return [found.code for found in check([made], plans=plan) if found.severity is not Severity.INFO]
+def codes(created: Flow, *kinds: OperatorKind) -> list[str]:
+    plan = {created.name: QueryPlan(tuple(Operator(kind) for kind in kinds))} if kinds else None
+    return [finding.code for finding in check([created], plans=plan) if finding.severity is not Severity.INFO]
 
 
 @pytest.mark.parametrize(
-    ("made", "found"),
+    ("created", "actual"),
     [
         (flow(), []),
         (flow(trigger=Continuous()), []),
@@ -77,14 +77,14 @@ def codes(made: Flow, *kinds: OperatorKind) -> list[str]:
         (flow(inputs=Input(KafkaSource("t", max_offsets_per_trigger=None), schema=ROW)), []),
     ],
 )
-def test_a_trigger_without_batches_takes_kafka_to_kafka_in_its_own_mode(made: Flow, found: list[str]) -> None:
-    assert codes(made) == found
+def test_a_trigger_without_batches_takes_kafka_to_kafka_in_its_own_mode(created: Flow, actual: list[str]) -> None:
+    assert codes(created) == actual
 
 
 def test_a_source_that_knows_batches_only_is_named() -> None:
-    made = flow(inputs={"rows": Input(FileSource("in", "json", ROW))})
-    (found,) = [finding for finding in check([made]) if finding.code == "HRC-108"]
-    assert "input 'rows'" in found.place
+    created = flow(inputs={"rows": Input(FileSource("in", "json", ROW))})
+    (actual,) = [finding for finding in check([created]) if finding.code == "HRC-108"]
+    assert "input 'rows'" in actual.place
 
 
 @pytest.mark.parametrize(
@@ -101,38 +101,42 @@ def test_a_source_that_knows_batches_only_is_named() -> None:
         (OperatorKind.OTHER, ["HRC-113"], ["HRC-113"]),
     ],
 )
-def test_operators_are_judged_by_the_trigger(kind: OperatorKind, continuous: list[str], real_time: list[str]) -> None:
+def test_operators_are_checked_against_the_trigger(
+    kind: OperatorKind, continuous: list[str], real_time: list[str]
+) -> None:
     assert codes(flow(trigger=Continuous()), kind) == continuous
     assert codes(flow(), kind) == real_time
     assert codes(flow(trigger=Every("1 second")), kind) == []
 
 
-def test_complete_mode_wants_an_aggregation_somewhere_and_nothing_else_is_said_of_the_rest() -> None:
-    made = flow(sink=DeltaOverwrite("t"), output_mode="complete", trigger=AvailableNow())
-    assert codes(made, OperatorKind.PROJECTION, OperatorKind.DEDUP) == ["HRC-111", "HRC-111"]
-    assert codes(made, OperatorKind.PROJECTION, OperatorKind.DEDUP, OperatorKind.AGGREGATE_UNBOUNDED) == []
+def test_complete_mode_needs_an_aggregation_and_causes_no_other_finding() -> None:
+    created = flow(sink=DeltaOverwrite("t"), output_mode="complete", trigger=AvailableNow())
+    assert codes(created, OperatorKind.PROJECTION, OperatorKind.DEDUP) == ["HRC-111", "HRC-111"]
+    assert codes(created, OperatorKind.PROJECTION, OperatorKind.DEDUP, OperatorKind.AGGREGATE_UNBOUNDED) == []
 
 
-def test_sparks_own_refusal_is_told_only_where_the_matrix_has_none() -> None:
-    made = flow(trigger=AvailableNow())
+def test_sparks_refusal_is_reported_only_if_the_matrix_has_none() -> None:
+    created = flow(trigger=AvailableNow())
     unknown = QueryPlan((Operator(OperatorKind.PROJECTION),), spark_refusal="Something new.")
-    (found,) = [finding for finding in check([made], plans={made.name: unknown}) if finding.severity is Severity.ERROR]
-    assert (found.code, "Something new." in found.reason) == ("HRC-117", True)
-    known = QueryPlan((Operator(OperatorKind.SORT_ROWS),), spark_refusal="Sorting is not supported.")
-    assert [finding.code for finding in check([made], plans={made.name: known})] == ["HRC-111", "HRC-301"]
+    (actual,) = [
+        finding for finding in check([created], plans={created.name: unknown}) if finding.severity is Severity.ERROR
+    ]
+    assert (actual.code, "Something new." in actual.reason) == ("HRC-117", True)
+    recorded = QueryPlan((Operator(OperatorKind.SORT_ROWS),), spark_refusal="Sorting is not supported.")
+    assert [finding.code for finding in check([created], plans={created.name: recorded})] == ["HRC-111", "HRC-301"]
 
 
 def test_a_plan_that_is_not_known_leaves_the_guess_by_the_declaration() -> None:
-    made = flow(trigger=AvailableNow())
-    assert codes(made) == ["HRC-201"]
-    found = check([made], plans={made.name: UnknownPlan("no")})
-    assert [finding.code for finding in found] == ["HRC-201", "HRC-301", "HRC-209"]
-    assert codes(made, OperatorKind.PROJECTION) == []
+    created = flow(trigger=AvailableNow())
+    assert codes(created) == ["HRC-201"]
+    actual = check([created], plans={created.name: UnknownPlan("no")})
+    assert [finding.code for finding in actual] == ["HRC-201", "HRC-301", "HRC-209"]
+    assert codes(created, OperatorKind.PROJECTION) == []
 
 
-@pytest.mark.parametrize(("needed", "free", "found"), [(1, 1, []), (2, 1, ["HRC-116"]), (4, 0, ["HRC-116"])])
-def test_slots_are_counted_for_triggers_that_hold_them(needed: int, free: int, found: list[str]) -> None:
-    assert [finding.code for finding in compatibility.check_task_slots(flow(), needed, free)] == found
+@pytest.mark.parametrize(("needed", "free", "actual"), [(1, 1, []), (2, 1, ["HRC-116"]), (4, 0, ["HRC-116"])])
+def test_slots_are_counted_for_continuous_triggers(needed: int, free: int, actual: list[str]) -> None:
+    assert [finding.code for finding in compatibility.check_task_slots(flow(), needed, free)] == actual
     assert list(compatibility.check_task_slots(flow(trigger=Every("1 second")), needed, free)) == []
 
 
@@ -156,35 +160,35 @@ def test_available_now_warns_of_nothing() -> None:
         AvailableNow()
 
 
-def test_until_done_ends_every_flow_and_keeps_continuous_processing() -> None:
+def test_until_done_ends_every_flow_except_continuous_ones() -> None:
     assert as_available_now(flow()).trigger == AvailableNow()
     assert as_available_now(flow(trigger=Every("1 day"))).trigger == AvailableNow()
     assert as_available_now(flow(trigger=Continuous("2 seconds"))).trigger == Continuous("2 seconds", until_done=True)
 
 
-def test_a_sink_that_refuses_a_mode_says_why_and_which_one_takes_it() -> None:
-    (found,) = compatibility.check_sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
-    assert (found.code, found.place) == ("HRC-104", "flow 'judged', sink delta:t")
-    assert "stand beside" in found.reason
-    assert "DeltaUpsert" in found.remedy
+def test_a_sink_that_refuses_a_mode_has_a_reason_and_an_alternative() -> None:
+    (actual,) = compatibility.check_sink_mode(flow(sink=FanOut(Memory(), DeltaAppend("t")), trigger=AvailableNow()))
+    assert (actual.code, actual.place) == ("HRC-104", "flow 'judged', sink delta:t")
+    assert "added to the earlier" in actual.reason
+    assert "DeltaUpsert" in actual.remedy
 
 
 def test_every_refusal_of_a_sink_has_a_reason_and_a_way_out() -> None:
-    refusing = {finding.__name__: frozenset(OutputMode) - finding.output_modes for finding in SINKS}  # type: ignore[attr-defined]
+    refusing = {sink.__name__: frozenset(OutputMode) - sink.output_modes for sink in SINKS}  # type: ignore[attr-defined]
     messages = {name: frozenset(others) for name, (_, others) in matrix.SINKS.items()}
     assert {name: modes for name, modes in refusing.items() if modes} == messages
 
 
 def test_every_sink_that_rows_end_in_is_in_the_matrix() -> None:
-    found = pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")
-    modules = [*(importlib.import_module(finding.name) for finding in found), cdc_sink]
-    classes = [finding for module in modules for finding in vars(module).values() if isinstance(finding, type)]
+    actual = pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")
+    modules = [*(importlib.import_module(module.name) for module in actual), cdc_sink]
+    classes = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     # Those that wrap others have the modes as a property. A `KafkaTopicSink` is what the two for topics have in common.
-    ends = {finding for finding in classes if isinstance(getattr(finding, "output_modes", None), frozenset)}
-    assert {finding for finding in ends if not finding.__name__.startswith("_")} - {KafkaTopicSink} == set(SINKS)
+    ends = {kind for kind in classes if isinstance(getattr(kind, "output_modes", None), frozenset)}
+    assert {kind for kind in ends if not kind.__name__.startswith("_")} - {KafkaTopicSink} == set(SINKS)
 
 
-def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:
+def test_every_cell_that_is_not_allowed_has_a_reason_and_a_remedy() -> None:
     cells = [cell for row in [*matrix.MODES.values(), *matrix.TRIGGERS.values()] for cell in row]
     bare = [
         cell
@@ -196,7 +200,7 @@ def test_every_cell_that_is_not_a_plain_yes_says_why_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("page", ["output-modes.md", "triggers.md"])
 def test_the_tables_on_a_page_are_those_of_the_matrix(page: str) -> None:
-    # Draw them anew: python tools/matrix_page.py docs/levers/output-modes.md docs/levers/triggers.md
+    # Draw them again: python tools/matrix_page.py docs/levers/output-modes.md docs/levers/triggers.md
     text = (LEVERS / page).read_text()
     assert "<!-- matrix: " in text
     assert drawn(text) == text

@@ -33,28 +33,28 @@ def target(tmp_path: Path) -> Target:
 
 
 def rows(spark: SparkSession, *ids: int) -> DataFrame:
-    return spark.createDataFrame([(each, f"city {each % 2}") for each in ids], "id long, city string").coalesce(1)
+    return spark.createDataFrame([(item, f"city {item % 2}") for item in ids], "id long, city string").coalesce(1)
 
 
 def batch(target: Target, number: int) -> Batch:
     return Batch("rides", "q1", number, target)
 
 
-def held(spark: SparkSession, target: Target) -> list[int]:
+def stored_rows(spark: SparkSession, target: Target) -> list[int]:
     return sorted(row["id"] for row in spark.read.parquet(target.table(SINK.path)).collect())
 
 
 def on_disk(target: Target) -> list[int]:
     """Return what lies in the folder, committed or not."""
     files = Path(target.table(SINK.path)).glob("**/*.parquet")
-    return sorted(each for file in files for each in pq.ParquetFile(file).read()["id"].to_pylist())
+    return sorted(item for file in files for item in pq.ParquetFile(file).read()["id"].to_pylist())
 
 
 def test_a_batch_that_is_run_again_is_written_once(spark: SparkSession, target: Target) -> None:
     SINK.write(rows(spark, 1, 2), batch(target, 0))
     SINK.write(rows(spark, 1, 2), batch(target, 0))
     SINK.write(rows(spark, 3), batch(target, 1))
-    assert held(spark, target) == on_disk(target) == [1, 2, 3]
+    assert stored_rows(spark, target) == on_disk(target) == [1, 2, 3]
 
 
 def test_a_reader_sees_only_the_files_of_batches_that_committed(spark: SparkSession, target: Target) -> None:
@@ -64,9 +64,9 @@ def test_a_reader_sees_only_the_files_of_batches_that_committed(spark: SparkSess
     for entry in (Path(target.table(SINK.path)) / "_spark_metadata").glob("*1*"):
         entry.unlink()
     assert on_disk(target) == [1, 2]
-    assert held(spark, target) == [1]
+    assert stored_rows(spark, target) == [1]
     SINK.write(rows(spark, 2), batch(target, 1))
-    assert held(spark, target) == [1, 2]
+    assert stored_rows(spark, target) == [1, 2]
 
 
 def test_a_batch_that_fails_half_way_is_not_seen_and_is_written_when_it_is_run_again(
@@ -76,18 +76,18 @@ def test_a_batch_that_fails_half_way_is_not_seen_and_is_written_when_it_is_run_a
     failing = rows(spark, 2, 3).selectExpr("if(id = 3, raise_error('lost'), id) as id", "city")
     with pytest.raises(Exception, match="lost"):
         SINK.write(failing, batch(target, 1))
-    assert held(spark, target) == [1]
+    assert stored_rows(spark, target) == [1]
     SINK.write(rows(spark, 2, 3), batch(target, 1))
-    assert held(spark, target) == [1, 2, 3]
+    assert stored_rows(spark, target) == [1, 2, 3]
 
 
 def test_files_are_parquet_that_other_readers_understand(spark: SparkSession, target: Target) -> None:
     moment = datetime(2024, 5, 6, 12, 0, 0, 250_000, tzinfo=UTC)
-    made = spark.createDataFrame(
+    created = spark.createDataFrame(
         [(moment, Decimal("12.345678"), "Zürich", None)],
         "at timestamp, fare decimal(14,6), city string, riders long",
     )
-    SINK.write(made.coalesce(1), batch(target, 0))
+    SINK.write(created.coalesce(1), batch(target, 0))
     (file,) = Path(target.table(SINK.path)).glob("*.parquet")
     assert pq.ParquetFile(file).read().to_pylist() == [
         {"at": moment, "fare": Decimal("12.345678"), "city": "Zürich", "riders": None}
@@ -97,24 +97,24 @@ def test_files_are_parquet_that_other_readers_understand(spark: SparkSession, ta
 def test_partitions_are_folders(spark: SparkSession, target: Target) -> None:
     FileSink(SINK.path, partition_by=("city",)).write(rows(spark, 1, 2, 3), batch(target, 0))
     folder = Path(target.table(SINK.path))
-    assert sorted(each.name for each in folder.iterdir() if each.name.startswith("city=")) == [
+    assert sorted(item.name for item in folder.iterdir() if item.name.startswith("city=")) == [
         "city=city 0",
         "city=city 1",
     ]
-    assert held(spark, target) == [1, 2, 3]
+    assert stored_rows(spark, target) == [1, 2, 3]
 
 
 def test_a_batch_without_rows_makes_no_difference(spark: SparkSession, target: Target) -> None:
     SINK.write(rows(spark, 1), batch(target, 0))
     SINK.write(rows(spark), batch(target, 1))
-    assert held(spark, target) == [1]
+    assert stored_rows(spark, target) == [1]
 
 
 def test_the_batches_of_another_checkpoint_are_refused_and_not_lost(spark: SparkSession, target: Target) -> None:
     SINK.write(rows(spark, 1), Batch("rides", "q1", 0, target))
     with pytest.raises(RecoveryError, match="HR-305"):
         SINK.write(rows(spark, 2), Batch("rides", "q2", 0, target))
-    assert held(spark, target) == [1]
+    assert stored_rows(spark, target) == [1]
 
 
 def test_a_folder_that_a_query_without_headrace_wrote_is_refused(spark: SparkSession, target: Target) -> None:
@@ -140,10 +140,10 @@ def test_batches_have_to_follow_each_other(spark: SparkSession, target: Target) 
     with pytest.raises(RecoveryError, match=r"HR-314.*set back"):
         SINK.write(rows(spark, 9), other)
     SINK.write(rows(spark, 2), again)
-    assert held(spark, target) == on_disk(target) == [1, 2]
+    assert stored_rows(spark, target) == on_disk(target) == [1, 2]
 
 
-def test_a_folder_says_whose_batches_it_holds(spark: SparkSession, target: Target) -> None:
+def test_a_folder_returns_the_committed_batches_of_each_checkpoint(spark: SparkSession, target: Target) -> None:
     def account() -> CommittedBatches:
         return SINK.committed_batches(spark, "rides", "0", target)
 
@@ -199,23 +199,23 @@ def test_rows_come_back_as_they_were_in_every_time_zone(
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "America/New_York")
     sink.write(session.createDataFrame(FLAT_ROWS, FLAT).coalesce(1), batch(target, 0))
-    found = sink.read(spark, target)
-    assert [(field.name, field.dataType) for field in found.schema] == [
+    actual = sink.read(spark, target)
+    assert [(field.name, field.dataType) for field in actual.schema] == [
         (field.name, field.dataType) for field in spark.createDataFrame([], FLAT).schema
     ]
     # With the moments as numbers: as values of Python they would be shown in the zone of this machine.
-    columns = [F.unix_micros("at").alias("at") if name == "at" else F.col(name) for name in found.columns]
+    columns = [F.unix_micros("at").alias("at") if name == "at" else F.col(name) for name in actual.columns]
     micros = int(MOMENT.timestamp()) * 1_000_000 + MOMENT.microsecond
     expected = [tuple(micros if value is MOMENT else value for value in row) for row in FLAT_ROWS]
-    assert sorted((tuple(row) for row in found.select(*columns).collect()), key=str) == sorted(expected, key=str)
+    assert sorted((tuple(row) for row in actual.select(*columns).collect()), key=str) == sorted(expected, key=str)
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "json", "orc"])
 def test_nested_columns_come_back_as_they_were(spark: SparkSession, target: Target, file_format: FileFormat) -> None:
     sink = FileSink("out", file_format)
     schema = "id long, tags array<string>, fares map<string,decimal(9,2)>, at struct<x:double,raw:binary>"
-    made = [(1, ["a", None], {"EUR": Decimal("1.50"), "USD": None}, (0.5, b"\x00\xff")), (2, [], {}, None)]
-    sink.write(spark.createDataFrame(made, schema).coalesce(1), batch(target, 0))
+    created = [(1, ["a", None], {"EUR": Decimal("1.50"), "USD": None}, (0.5, b"\x00\xff")), (2, [], {}, None)]
+    sink.write(spark.createDataFrame(created, schema).coalesce(1), batch(target, 0))
     assert [tuple(row) for row in sink.read(spark, target).orderBy("id").collect()] == [
         (1, ["a", None], {"EUR": Decimal("1.50"), "USD": None}, (0.5, bytearray(b"\x00\xff"))),
         (2, [], {}, None),
@@ -223,17 +223,17 @@ def test_nested_columns_come_back_as_they_were(spark: SparkSession, target: Targ
 
 
 def test_a_csv_file_is_plain_for_other_readers(spark: SparkSession, target: Target) -> None:
-    made = spark.createDataFrame(
+    created = spark.createDataFrame(
         [(1, 'a "b", c', MOMENT), (2, None, None), (3, "", None)], "id int, s string, t timestamp"
     )
-    FileSink("out", "csv").write(made.coalesce(1), batch(target, 0))
+    FileSink("out", "csv").write(created.coalesce(1), batch(target, 0))
     (file,) = Path(target.table("out")).glob("*.csv")
     assert file.read_text() == 'id,s,t\n1,"a ""b"", c",2024-05-06T12:00:00.123456Z\n2,,\n3,"",\n'
 
 
-def test_a_json_file_keeps_null_fields(spark: SparkSession, target: Target) -> None:
-    made = spark.createDataFrame([(1, None, MOMENT)], "id int, s string, t timestamp")
-    FileSink("out", "json").write(made.coalesce(1), batch(target, 0))
+def test_a_json_file_contains_null_fields(spark: SparkSession, target: Target) -> None:
+    created = spark.createDataFrame([(1, None, MOMENT)], "id int, s string, t timestamp")
+    FileSink("out", "json").write(created.coalesce(1), batch(target, 0))
     (file,) = Path(target.table("out")).glob("*.json")
     assert file.read_text() == '{"id":1,"s":null,"t":"2024-05-06T12:00:00.123456Z"}\n'
 
@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_written_or_read_is_refused_before_spark_starts(
         (FileSink("out", hourly="t"), "Date int, t timestamp", "have a column Date, and hourly adds"),
     ],
 )
-def test_rows_that_a_sink_cannot_hold_are_refused_before_anything_is_written(
+def test_rows_that_a_sink_cannot_store_are_refused_before_anything_is_written(
     spark: SparkSession, target: Target, sink: FileSink, schema: str, why: str
 ) -> None:
     with pytest.raises(FlowError, match=f"HR-215.*{why}"):
@@ -288,7 +288,7 @@ def test_rows_that_a_sink_cannot_hold_are_refused_before_anything_is_written(
         (FileSink(SINK.path, partition_by=("city",)), r"has the partitions \(none\), and the batch city"),
     ],
 )
-def test_a_folder_keeps_its_format_and_its_partitions(
+def test_the_format_and_the_partitions_of_a_folder_cannot_change(
     spark: SparkSession, target: Target, sink: FileSink, why: str
 ) -> None:
     SINK.write(rows(spark, 1), batch(target, 0))
@@ -296,7 +296,7 @@ def test_a_folder_keeps_its_format_and_its_partitions(
         sink.write(rows(spark, 2), batch(target, 1))
 
 
-def test_a_folder_keeps_its_columns(spark: SparkSession, target: Target) -> None:
+def test_the_columns_of_a_folder_cannot_change(spark: SparkSession, target: Target) -> None:
     SINK.write(rows(spark, 1), batch(target, 0))
     with pytest.raises(FlowError, match=r"HR-215.*has the columns id BIGINT,city STRING, and the batch id BIGINT"):
         SINK.write(rows(spark, 2).select("id"), batch(target, 1))
@@ -314,23 +314,23 @@ def test_rows_lie_in_the_folder_of_their_hour_in_utc(
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", zone)
     # Just before and at the hour, at midnight, before 1970, and none at all; the city of the last two is a number.
-    made = [
+    created = [
         (1, "2024-05-06T06:59:59.999999Z", "a b/c%"),
         (2, "2024-05-06T07:00:00Z", "é"),
         (3, "2024-05-07T00:00:00Z", "é"),
         (4, "1969-12-31T23:30:00Z", "007"),
         (5, None, "007"),
     ]
-    frame = session.createDataFrame(made, "id int, at string, city string")
+    frame = session.createDataFrame(created, "id int, at string, city string")
     sink.write(frame.select("id", "city", F.to_timestamp("at").alias("at")).coalesce(1), batch(target, 0))
 
     nothing = "__HIVE_DEFAULT_PARTITION__"
     folders = {1: ("2024-05-06", "06"), 2: ("2024-05-06", "07"), 3: ("2024-05-07", "00"), 4: ("1969-12-31", "23")}
-    found = sink.read(spark, target)
-    assert found.columns == ["id", "city", "at", "date", "hour"]
+    actual = sink.read(spark, target)
+    assert actual.columns == ["id", "city", "at", "date", "hour"]
     assert sorted(
         (row.id, row.at, str(row.date or ""), row.hour or "", row.city)
-        for row in found.withColumn("at", F.date_format("at", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")).collect()
+        for row in actual.withColumn("at", F.date_format("at", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")).collect()
     ) == [
         (1, "2024-05-06T06:59:59.999999", *folders[1], "a b/c%"),
         (2, "2024-05-06T07:00:00.000000", *folders[2], "é"),
@@ -360,12 +360,12 @@ def test_committed_files_are_those_of_the_log_before_and_after_a_compaction(
         SINK.write(rows(spark, number), batch(target, number))
         if number in (8, 9, 11):
             (folder / f"part-orphan-{number}.parquet").write_bytes(b"left by an attempt that never committed")
-            held_ids = [pq.ParquetFile(file).read()["id"].to_pylist() for file in committed_files(str(folder))]
-            assert sorted(held_ids) == [[each] for each in range(number + 1)]
+            stored_ids = [pq.ParquetFile(file).read()["id"].to_pylist() for file in committed_files(str(folder))]
+            assert sorted(stored_ids) == [[item] for item in range(number + 1)]
     assert (folder / "_spark_metadata" / "9.compact").exists()
     assert SINK.committed_batches(spark, "rides", "0", target).last == {"q1": 11}
     assert sorted(row.id for row in SINK.read(spark, target).collect()) == list(range(12))
-    # Everything before the compaction may be gone: Spark deletes it after a while.
+    # Everything before the compaction may be missing: Spark deletes it after a while.
     for number in range(9):
         (folder / "_spark_metadata" / str(number)).unlink()
     assert len(committed_files(str(folder))) == 12

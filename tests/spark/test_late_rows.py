@@ -33,15 +33,15 @@ def events(spark: SparkSession, *clocks: str) -> DataFrame:
     return spark.createDataFrame([(clock, at(clock)) for clock in clocks], "name string, at timestamp")
 
 
-def found(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, mode: str = "update") -> LatePlan:
-    given = Input(KafkaSource("events"), watermark=Watermark("at", "10 minutes"))
-    return find_late_filters(transform(mark_input(rows, "events", given, rows.columns)), OutputMode(mode))
+def late_plan(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, mode: str = "update") -> LatePlan:
+    declared = Input(KafkaSource("events"), watermark=Watermark("at", "10 minutes"))
+    return find_late_filters(transform(mark_input(rows, "events", declared, rows.columns)), OutputMode(mode))
 
 
 def late_rows(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, watermark: str) -> list[tuple[str, ...]]:
     """Return the name of each late row and the bounds of the window that it missed, where it missed one."""
-    (filtered,) = found(transform, rows).filters
-    bounds = [F.date_format(each, "HH:mm").alias(each) for each in ("window_start", "window_end")]
+    (filtered,) = late_plan(transform, rows).filters
+    bounds = [F.date_format(name, "HH:mm").alias(name) for name in ("window_start", "window_end")]
     filed = dropped_rows(filtered, ms(watermark)).select("row", *bounds).collect()
     return sorted((json.loads(row["row"])["name"], row["window_start"], row["window_end"]) for row in filed)
 
@@ -59,20 +59,20 @@ def test_a_row_is_late_when_its_window_ended_at_or_before_the_watermark(spark: S
     assert names == ["08:00", "08:04:59.999", "08:05", "08:09"]
 
 
-def test_a_late_row_says_its_event_time_and_by_how_much_it_was_behind_the_watermark(spark: SparkSession) -> None:
-    (filtered,) = found(per_five_minutes, events(spark, "08:03:30.250")).filters
+def test_a_late_row_has_its_event_time_and_its_distance_to_the_watermark(spark: SparkSession) -> None:
+    (filtered,) = late_plan(per_five_minutes, events(spark, "08:03:30.250")).filters
     (row,) = dropped_rows(filtered, ms("08:05")).collect()
     assert (row["event_time"].astimezone(UTC), row["late_by"]) == (at("08:03:30.250"), 89.75)
     assert (row["input"], row["operator"]) == ("events", "window")
 
 
 def test_nothing_is_late_before_the_first_watermark(spark: SparkSession) -> None:
-    (filtered,) = found(per_five_minutes, events(spark, "08:00")).filters
+    (filtered,) = late_plan(per_five_minutes, events(spark, "08:00")).filters
     assert dropped_rows(filtered, 0).collect() == []
 
 
 def test_in_complete_mode_nothing_is_late(spark: SparkSession) -> None:
-    assert found(per_five_minutes, events(spark, "08:00"), "complete").filters == ()
+    assert late_plan(per_five_minutes, events(spark, "08:00"), "complete").filters == ()
 
 
 def test_with_sliding_windows_a_row_is_late_once_for_each_window_that_it_missed(spark: SparkSession) -> None:
@@ -86,7 +86,7 @@ def test_with_sliding_windows_a_row_is_late_once_for_each_window_that_it_missed(
     assert late_rows(sliding, rows, "08:10") == [("08:07", "08:00", "08:10")]
     assert late_rows(sliding, rows, "08:15") == [("08:07", "08:00", "08:10"), ("08:07", "08:05", "08:15")]
     # It is one row all the same.
-    (filtered,) = found(sliding, events(spark, "08:06", "08:07")).filters
+    (filtered,) = late_plan(sliding, events(spark, "08:06", "08:07")).filters
     filed = dropped_rows(filtered, ms("08:20")).collect()
     assert len(filed) == 4
     assert len({row["row_id"] for row in filed}) == 2
@@ -94,8 +94,8 @@ def test_with_sliding_windows_a_row_is_late_once_for_each_window_that_it_missed(
 
 def test_rows_are_counted_before_the_aggregation_and_after_the_filters(spark: SparkSession) -> None:
     def often(rows: DataFrame) -> DataFrame:
-        kept = rows.where("name != '08:01'")
-        return kept.groupBy(F.window("at", "5 minutes"), "name").count().where("count > 100")
+        stored = rows.where("name != '08:01'")
+        return stored.groupBy(F.window("at", "5 minutes"), "name").count().where("count > 100")
 
     rows = events(spark, "08:00", "08:00", "08:00", "08:01")
     assert [name for name, _, _ in late_rows(often, rows, "09:00")] == ["08:00"] * 3
@@ -103,10 +103,10 @@ def test_rows_are_counted_before_the_aggregation_and_after_the_filters(spark: Sp
 
 def test_a_result_without_event_time_in_its_state_has_no_late_rows(spark: SparkSession) -> None:
     rows = events(spark, "08:00")
-    assert found(lambda rows: rows, rows).filters == ()
-    assert found(lambda rows: rows.groupBy("name").count(), rows).filters == ()
+    assert late_plan(lambda rows: rows, rows).filters == ()
+    assert late_plan(lambda rows: rows.groupBy("name").count(), rows).filters == ()
     # Spark hands the mark of a watermark on with the column, and not into what is computed from it.
-    assert found(lambda rows: rows.groupBy(F.to_date("at")).count(), rows).filters == ()
+    assert late_plan(lambda rows: rows.groupBy(F.to_date("at")).count(), rows).filters == ()
 
 
 def test_grouped_by_the_event_time_itself_a_row_is_late_by_it(spark: SparkSession) -> None:
@@ -129,12 +129,12 @@ def test_rows_that_have_a_column_named_window_already_are_found_too(spark: Spark
     assert late_rows(by_shop, events(spark, "08:00"), "08:05") == [("08:00", "08:00", "08:05")]
 
 
-def test_what_comes_out_of_one_window_is_told_apart_and_not_computed_for_the_next(spark: SparkSession) -> None:
+def test_the_output_of_one_window_is_recognized_and_not_computed_for_the_next(spark: SparkSession) -> None:
     def ten_of_five(rows: DataFrame) -> DataFrame:
         five = rows.groupBy(F.window("at", "5 minutes"), "name").count()
         return five.groupBy(F.window(F.window_time("window"), "10 minutes")).agg(F.sum("count"))
 
-    ten, five = found(ten_of_five, events(spark, "08:00")).filters
+    ten, five = late_plan(ten_of_five, events(spark, "08:00")).filters
     assert ten.rows is None
     assert [row["window_end"].astimezone(UTC) for row in dropped_rows(five, ms("09:00")).collect()] == [at("08:05")]
 
@@ -144,7 +144,7 @@ def test_two_windowed_aggregations_are_both_found(spark: SparkSession) -> None:
         five, ten = (rows.groupBy(F.window("at", width)).count() for width in ("5 minutes", "10 minutes"))
         return five.union(ten)
 
-    assert [filtered.rows is None for filtered in found(both, events(spark, "08:00")).filters] == [False, False]
+    assert [filtered.rows is None for filtered in late_plan(both, events(spark, "08:00")).filters] == [False, False]
 
 
 def test_a_join_with_a_table_at_rest_drops_nothing(spark: SparkSession) -> None:
@@ -153,7 +153,7 @@ def test_a_join_with_a_table_at_rest_drops_nothing(spark: SparkSession) -> None:
     def enriched(rows: DataFrame) -> DataFrame:
         return per_five_minutes(rows.join(names, "name"))
 
-    assert found(lambda rows: rows.join(names, "name"), events(spark, "08:00")).operators == 0
+    assert late_plan(lambda rows: rows.join(names, "name"), events(spark, "08:00")).operators == 0
     assert late_rows(enriched, events(spark, "08:00", "08:01"), "08:05") == [("08:00", "08:00", "08:05")]
 
 
@@ -161,10 +161,10 @@ def test_duplicates_are_late_by_their_event_time_if_anybody_needs_it_further_on(
     rows = events(spark, "08:05", "08:06")
     assert late_rows(lambda rows: rows.dropDuplicates(["name"]), rows, "08:05") == [("08:05", None, None)]
     # Spark leaves the column out before the operator when only the name is asked for, and so drops nothing.
-    assert found(lambda rows: rows.dropDuplicates(["name"]).select("name"), rows).filters == ()
+    assert late_plan(lambda rows: rows.dropDuplicates(["name"]).select("name"), rows).filters == ()
 
 
-def test_the_late_rows_of_city_rides_are_whole_rides_of_a_counted_status(spark: SparkSession) -> None:
+def test_the_late_rows_of_city_rides_are_complete_rides_of_a_counted_status(spark: SparkSession) -> None:
     def ride(name: str, clock: str, status: str) -> tuple[object, ...]:
         return (name, "d", "u", "Paris", 1.0, 2.0, None, None, None, status, at(clock))
 
@@ -173,8 +173,8 @@ def test_the_late_rows_of_city_rides_are_whole_rides_of_a_counted_status(spark: 
         ride("late and not counted", "08:01", "requested"),
         ride("in time", "08:06", "completed"),
     ]
-    given = Input(KafkaSource("rides"), RIDE, Watermark("event_time", "10 minutes"))
-    frame = mark_input(spark.createDataFrame(rides, RIDE), "rides", given, RIDE.names)
+    declared = Input(KafkaSource("rides"), RIDE, Watermark("event_time", "10 minutes"))
+    frame = mark_input(spark.createDataFrame(rides, RIDE), "rides", declared, RIDE.names)
     (filtered,) = find_late_filters(city_rides(frame, "5 minutes"), OutputMode.UPDATE).filters
     (filed,) = dropped_rows(filtered, ms("08:05")).collect()
     row = json.loads(filed["row"])

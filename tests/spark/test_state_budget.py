@@ -48,13 +48,13 @@ def distinct(folder: Folder, sink: Brittle, state: State) -> Flow:
 
 
 @pytest.mark.parametrize("store", [RocksDB, InMemory])
-def test_a_flow_stops_behind_the_batch_that_exceeds_its_budget_and_goes_on_exactly_when_it_is_raised(
+def test_a_flow_stops_after_the_batch_that_exceeds_its_budget_and_continues_exactly_when_it_is_raised(
     spark: SparkSession, target: Target, tmp_path: Path, store: type[RocksDB | InMemory]
 ):
     folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(60)
     # Ten ids a file, all within ten minutes, and each file repeats one id of the file before.
     for number in range(8):
-        folder.put(*((10 * number + each, number) for each in range(-1 if number else 0, 10)))
+        folder.put(*((10 * number + item, number) for item in range(-1 if number else 0, 10)))
     state = store(shuffle_partitions=1, budget=StateBudget(rows=34))
     stopped = run(spark, target, distinct(folder, sink, state), clock)
     error = stopped.figures["ids"].error
@@ -62,10 +62,10 @@ def test_a_flow_stops_behind_the_batch_that_exceeds_its_budget_and_goes_on_exact
     assert error.code == "HR-228"
     # 10, 20, 30 rows, then 40: the fourth batch is the one that exceeds it. The 30 were above four fifths.
     batches = [event for event in stopped.of(BatchCommitted) if isinstance(event, BatchCommitted)]
-    assert [sum(each.rows for each in event.state) for event in batches] == [10, 20, 30, 40]
+    assert [sum(item.rows for item in event.state) for event in batches] == [10, 20, 30, 40]
     assert [event.used for event in stopped.of(StateNearBudget) if isinstance(event, StateNearBudget)] == [30]
-    assert all(each.memory > 0 for event in batches for each in event.state)
-    assert {each.bytes == each.memory for event in batches for each in event.state} == {store is InMemory}
+    assert all(item.memory > 0 for event in batches for item in event.state)
+    assert {item.bytes == item.memory for event in batches for item in event.state} == {store is InMemory}
     assert sorted(row[0] for row in sink.rows()) == list(range(40))
 
     refused = run(spark, target, distinct(folder, sink, state), clock).figures["ids"]
@@ -76,14 +76,14 @@ def test_a_flow_stops_behind_the_batch_that_exceeds_its_budget_and_goes_on_exact
     figures = run(spark, target, distinct(folder, sink, raised), clock).figures["ids"]
     assert figures.error is None
     assert sorted(row[0] for row in sink.rows()) == list(range(80))
-    assert [(each.operator, each.rows) for each in figures.state] == [("dedupeWithinWatermark", 80)]
-    assert figures.as_dict()["state"] == [each.as_dict() for each in figures.state]
+    assert [(item.operator, item.rows) for item in figures.state] == [("dedupeWithinWatermark", 80)]
+    assert figures.as_dict()["state"] == [item.as_dict() for item in figures.state]
 
 
-def test_what_the_first_batch_froze_is_refused_or_told(spark: SparkSession, target: Target, tmp_path: Path):
+def test_a_change_of_a_pinned_setting_is_refused_or_reported(spark: SparkSession, target: Target, tmp_path: Path):
     folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(60)
     folder.put((1, 0))
-    # A target that says otherwise about watermarks of several inputs is not heard: one input must not drop another's
+    # A target that says otherwise about watermarks of several inputs is ignored: one input must not drop another's
     # rows.
     policy = "spark.sql.streaming.multipleWatermarkPolicy"
     spark.sparkContext._jsc.sc().conf().set(policy, "max")

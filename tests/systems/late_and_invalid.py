@@ -1,4 +1,4 @@
-"""Late and bad rows of a flow that reads Kafka: shown, repaired and sent again, by commands, through kills.
+"""Late and invalid rows of a flow that reads Kafka: shown, repaired and sent again, by commands, through kills.
 
 A test module imports everything here and provides the fixture `interrupted`, a function that runs a command up to a
 moment of `late_run` and ends it there: by an exception, or by SIGKILL in a process of its own.
@@ -77,7 +77,7 @@ def without_shop(minute: float) -> bytes:
     return json.dumps({"price": "1.00", "at": (NOON + timedelta(minutes=minute)).isoformat()}).encode()
 
 
-# Three records are a batch. The watermark of batch 2 is 12:30, by which batch 3 tells its late rows.
+# Three records are a batch. The watermark of batch 2 is 12:30, by which batch 3 recognizes its late rows.
 RECORDS = [
     *(order("north", 1, "1.00"), order("south", 2, "2.00"), b'{"shop": "north", "price": "abc", "at": "2026-03-02"}'),
     *(order("north", 40, "4.00"), without_shop(3), b"\x1b[31mnot json"),
@@ -106,11 +106,11 @@ class Place:
 
     def table(self) -> dict[tuple[str, int], Decimal]:
         rows = self.spark.read.format("delta").load(str(self.folder / "lake" / "gold")).collect()
-        held = {(row.shop, round((row.until.astimezone(UTC) - NOON).seconds / 60)): row.total for row in rows}
-        assert len(held) == len(rows)
-        return held
+        stored = {(row.shop, round((row.until.astimezone(UTC) - NOON).seconds / 60)): row.total for row in rows}
+        assert len(stored) == len(rows)
+        return stored
 
-    def said(self, *words: str, code: int = 0) -> dict[str, object]:
+    def run_json(self, *words: str, code: int = 0) -> dict[str, object]:
         """Run a command in this process, with the session of the tests, and return its object."""
         ran = CliRunner().invoke(app, [*words, "--json"])
         assert ran.exit_code == code, (ran.output, ran.exception)
@@ -146,7 +146,7 @@ def by_sigkill(moment: str, *words: str) -> None:
     assert ran.returncode == -signal.SIGKILL, ran.stdout + ran.stderr
 
 
-def made(folder: Path, topic: str, bootstrap: str, nullable: bool) -> None:
+def create_project(folder: Path, topic: str, bootstrap: str, nullable: bool) -> None:
     folder.mkdir(parents=True)
     # Each file is imported under its own name, in one process.
     file = f"flows_{topic.replace('-', '_')}_{folder.name}.py"
@@ -168,7 +168,7 @@ def place(spark: SparkSession, broker: Broker, tmp_path: Path, monkeypatch: pyte
         producer.produce(topic, value, f"k{number}")
     assert producer.flush(30) == 0
     for name, nullable in (("first", False), ("fixed", True)):
-        made(tmp_path / name, topic, broker.bootstrap, nullable)
+        create_project(tmp_path / name, topic, broker.bootstrap, nullable)
     _, target, flows = load_project(tmp_path / "first", None, ["totals"])
     assert Application(spark, target, flows).run()["totals"].error is None
 
@@ -183,36 +183,36 @@ def test_a_repair_that_was_killed_after_it_changed_the_table_changes_nothing_mor
     place: Place, interrupted: Interrupted
 ):
     assert place.table() == IN_TIME
-    said = place.said("late", "totals", "--project", str(place.project))
-    assert (said["rows"], said["repaired"], said["by_batch"]) == (3, 0, {"3": 3})
-    assert place.said("late", "totals", "--repair", "--project", str(place.project), code=2)["ok"] is False
+    message = place.run_json("late", "totals", "--project", str(place.project))
+    assert (message["rows"], message["repaired"], message["by_batch"]) == (3, 0, {"3": 3})
+    assert place.run_json("late", "totals", "--repair", "--project", str(place.project), code=2)["ok"] is False
 
     words = ("late", "totals", "--repair", "--yes", "--project", str(place.project))
     interrupted("before the mark", *words)
     assert place.table() == REPAIRED
 
-    plan = place.said(*words)
+    plan = place.run_json(*words)
     windows = plan["windows"]
     assert isinstance(windows, list)
-    assert sorted(each["rows"] for each in windows) == [1, 2]
+    assert sorted(window["rows"] for window in windows) == [1, 2]
     assert (plan["changed"], plan["added"], plan["removed"]) == (0, 0, 0)
     assert place.table() == REPAIRED
-    assert place.said(*words)["windows"] == []
-    said = place.said("late", "totals", "--project", str(place.project))
-    assert (said["rows"], said["repaired"]) == (3, 3)
+    assert place.run_json(*words)["windows"] == []
+    message = place.run_json("late", "totals", "--project", str(place.project))
+    assert (message["rows"], message["repaired"]) == (3, 3)
 
 
-def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(place: Place):
+def test_a_window_whose_rows_are_missing_is_not_repaired_and_the_others_are(place: Place):
     _, target, (flow,) = load_project(place.project, None, ["totals"])
     client = admin_client(target.kafka)
     truncated = client.delete_records([TopicPartition(place.topic, 0, 3)])
-    assert [each.result().low_watermark for each in truncated.values()] == [3]
+    assert [item.result().low_watermark for item in truncated.values()] == [3]
 
     with open_repair(place.spark, target, flow) as work:
         plan = work.plan()
         work.apply(plan)
 
-    # What is gone was read in batch 0, whose newest event is of 12:02: it cannot belong to the window from 12:25.
+    # The deleted ones were read in batch 0, whose newest event is of 12:02: it cannot belong to the window from 12:25.
     assert [start.astimezone(UTC).minute for start, _ in plan.windows] == [25]
     (left,) = plan.left
     assert left.window is not None
@@ -224,18 +224,18 @@ def test_a_window_whose_rows_are_gone_is_left_alone_and_the_others_are_repaired(
 def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes_to_its_end(
     place: Place, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ):
-    listed = place.said("quarantine", "totals", "--project", str(place.project))
+    listed = place.run_json("quarantine", "totals", "--project", str(place.project))
     assert (listed["rows"], listed["redriven"]) == (4, 0)
     examples = listed["examples"]
     assert isinstance(examples, list)
     assert "\\x1b[31mnot json" in {example["value"] for example in examples}
     words = ("quarantine", "totals", "--redrive", "--project", str(place.fixed))
-    plan = place.said(*words, "--dry-run")
+    plan = place.run_json(*words, "--dry-run")
     assert (plan["rows"], plan["sent"]) == (2, 0)
     assert plan["still_bad"] == {"malformed_json": 1, "wrong_type:price": 1}
     # 12:03 is behind the watermark of 12:31; 12:41 is not.
     assert plan["late"] == 1
-    assert place.said(*words, code=2)["ok"] is False
+    assert place.run_json(*words, code=2)["ok"] is False
 
     _, target, (flow,) = load_project(place.fixed, None, ["totals"])
     with pytest.raises(HeadraceError) as refused, open_redrive(place.spark, target, flow) as work:
@@ -263,10 +263,10 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
     expected = sorted((RECORDS[number], f"totals/{place.topic}/0/{number}") for number in (4, 7))
     assert place.sent() == expected
 
-    done = place.said(*words, "--yes")
+    done = place.run_json(*words, "--yes")
     assert (done["unfinished"], done["sent"]) == (2, 2)
     assert place.sent() == expected
-    again = place.said(*words, "--yes")
+    again = place.run_json(*words, "--yes")
     assert (again["rows"], again["unfinished"], again["sent"]) == (0, 0, 0)
     assert place.sent() == expected
-    assert place.said("quarantine", "totals", "--project", str(place.project))["redriven"] == 2
+    assert place.run_json("quarantine", "totals", "--project", str(place.project))["redriven"] == 2

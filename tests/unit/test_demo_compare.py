@@ -1,4 +1,4 @@
-"""Rows of a sink beside the right ones: what counts as a difference."""
+"""Rows of a sink compared with the expected ones: what counts as a difference."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DRIVERS = Tolerance("drivers", share=0.1, least=2)
 
 
 def compared(expected: list[Row], actual: list[Row], **settings: object) -> Comparison:
-    found = Comparison()
-    found.add("delta:gold", expected, actual, **settings)  # type: ignore[arg-type]
-    return found
+    result = Comparison()
+    result.add("delta:gold", expected, actual, **settings)  # type: ignore[arg-type]
+    return result
 
 
 def drivers(count: int, city: str = "Paris") -> Row:
@@ -31,24 +31,24 @@ def drivers(count: int, city: str = "Paris") -> Row:
 
 
 def test_the_same_rows_in_any_order_are_equal() -> None:
-    found = compared([A, B, B], [B, A, B])
-    assert found.equal
-    assert found.rows == {"delta:gold": 3}
-    assert found.repeated == {}
+    actual = compared([A, B, B], [B, A, B])
+    assert actual.equal
+    assert actual.rows == {"delta:gold": 3}
+    assert actual.repeated == {}
 
 
 def test_a_missing_row_is_a_difference() -> None:
     assert compared([A, B], [A]).differences == ["delta:gold lacks 1 of city=Berlin, rides=5"]
 
 
-def test_a_row_that_is_held_too_few_times_is_a_difference() -> None:
+def test_a_row_with_too_few_copies_is_a_difference() -> None:
     assert compared([A, A, A], [A]).differences == ["delta:gold lacks 2 of city=Paris, rides=3"]
 
 
 def test_a_row_that_is_not_expected_is_a_difference_even_where_repeats_are_allowed() -> None:
     for repeats_allowed in (False, True):
-        found = compared([A], [A, C, C], repeats_allowed=repeats_allowed)
-        assert found.differences == ["delta:gold holds 2 too many of city=Rome, rides=7"]
+        actual = compared([A], [A, C, C], repeats_allowed=repeats_allowed)
+        assert actual.differences == ["delta:gold holds 2 too many of city=Rome, rides=7"]
 
 
 def test_a_repeated_row_is_a_difference_for_an_exactly_once_sink() -> None:
@@ -56,14 +56,14 @@ def test_a_repeated_row_is_a_difference_for_an_exactly_once_sink() -> None:
 
 
 def test_a_repeated_row_is_counted_apart_for_an_at_least_once_sink() -> None:
-    found = compared([A, B], [A, A, A, B, B], repeats_allowed=True)
-    assert found.equal
-    assert found.repeated == {"delta:gold": 3}
+    actual = compared([A, B], [A, A, A, B, B], repeats_allowed=True)
+    assert actual.equal
+    assert actual.repeated == {"delta:gold": 3}
 
 
 def test_a_changed_value_is_a_missing_row_and_a_surplus_one() -> None:
-    found = compared([A], [{"city": "Paris", "rides": 4}])
-    assert found.differences == [
+    actual = compared([A], [{"city": "Paris", "rides": 4}])
+    assert actual.differences == [
         "delta:gold lacks 1 of city=Paris, rides=3",
         "delta:gold holds 1 too many of city=Paris, rides=4",
     ]
@@ -73,26 +73,26 @@ def test_a_column_more_is_a_difference() -> None:
     assert not compared([A], [{**A, "more": None}]).equal
 
 
-def test_nothing_beside_nothing_is_equal_and_beside_something_is_not() -> None:
+def test_no_rows_equal_no_rows_and_differ_from_some() -> None:
     assert compared([], []).equal
     assert not compared([A], []).equal
     assert not compared([], [A]).equal
 
 
 @pytest.mark.parametrize(
-    ("exact", "found", "allowed"),
+    ("exact", "actual", "allowed"),
     [(3, 5, True), (3, 6, False), (100, 110, True), (100, 111, False), (100, 89, False), (0, 2, True), (0, 3, False)],
 )
-def test_an_approximate_column_may_be_off_by_a_share_or_by_the_least(exact: int, found: int, allowed: bool) -> None:
-    result = compared([drivers(exact)], [drivers(found)], tolerance=DRIVERS)
+def test_an_approximate_column_may_be_off_by_a_share_or_by_the_least(exact: int, actual: int, allowed: bool) -> None:
+    result = compared([drivers(exact)], [drivers(actual)], tolerance=DRIVERS)
     assert result.equal is allowed
     if not allowed:
-        assert result.differences == [f"delta:gold says drivers {found} and not about {exact} in city=Paris"]
+        assert result.differences == [f"delta:gold says drivers {actual} and not about {exact} in city=Paris"]
 
 
-def test_the_other_columns_stay_exact_beside_an_approximate_one() -> None:
-    found = compared([drivers(3)], [drivers(3, city="Rome")], tolerance=DRIVERS)
-    assert len(found.differences) == 2
+def test_columns_are_compared_exactly_except_the_approximate_one() -> None:
+    actual = compared([drivers(3)], [drivers(3, city="Rome")], tolerance=DRIVERS)
+    assert len(actual.differences) == 2
 
 
 def test_each_row_is_compared_with_its_own_approximate_value() -> None:
@@ -144,12 +144,12 @@ def test_values_that_differ_are_different(left: object, right: object) -> None:
 
 
 def test_a_report_shows_the_first_differences_and_counts_all() -> None:
-    found = compared([{"n": n} for n in range(30)], [])
-    found.add("late rows", [], [])
-    report = found.as_dict(most=2)
+    actual = compared([{"n": n} for n in range(30)], [])
+    actual.add("late rows", [], [])
+    report = actual.as_dict(most=2)
     assert report["differences"] == ["delta:gold lacks 1 of n=0", "delta:gold lacks 1 of n=1"]
     assert (report["equal"], report["differences_in_all"]) == (False, 30)
-    assert found.rows_of_sinks() == {"delta:gold": 0}
+    assert actual.rows_of_sinks() == {"delta:gold": 0}
 
 
 rows = st.lists(st.fixed_dictionaries({"k": st.integers(0, 3), "v": st.integers(0, 2)}), max_size=8)

@@ -1,4 +1,4 @@
-"""Inputs that go quiet: the last windows close, exactly, and rows that were still to be read are not made late."""
+"""Inputs that become idle: the last windows close, exactly, and rows that were still to be read are not made late."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-# Spark tells of a quiet trigger every quarter of `idle`, so a short one keeps tests short. The clock is the test's own.
+# Spark reports an idle trigger every quarter of the idle timeout: a short one keeps tests short. The clock is fake.
 QUIET = Watermark("at", "1 minute", idle_timeout="2 seconds")
 STATE = RocksDB(shuffle_partitions=1)
 
@@ -67,12 +67,12 @@ def model(*minutes: float) -> list[tuple[int, int, int]]:
     return sorted(((start, starts.count(start), starts.count(start)) for start in set(starts)), key=str)
 
 
-def beats(target: Target, name: str = "rows") -> list[str]:
+def idle_tick_files(target: Target, name: str = "rows") -> list[str]:
     folder = Path(target.flow_folder("windows"), "headrace", "heartbeats", name)
-    return sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_the_last_window_of_a_quiet_input_closes_and_nothing_but_rows_is_counted(
+def test_the_last_window_of_an_idle_input_closes_and_only_real_rows_are_counted(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, sink, clock = Folder(tmp_path / "in"), Brittle(), Hands(8)
@@ -91,20 +91,20 @@ def test_the_last_window_of_a_quiet_input_closes_and_nothing_but_rows_is_counted
     assert sink.rows() == model(1, 2, 6, 12)
     figures = running.figures["windows"]
     assert (figures.rows_in, figures.rows_out, figures.late, figures.bad, figures.error) == (4, 3, 0, {}, None)
-    # With an empty state nothing waits for the watermark: the heart is still, and Spark deletes the beats it has read.
-    assert len(beats(target)) <= 1
-    assert sum(each.rows for each in figures.state) == 0
+    # With an empty state nothing waits for the watermark: there are no ticks, and Spark deletes those it has read.
+    assert len(idle_tick_files(target)) <= 1
+    assert sum(item.rows for item in figures.state) == 0
 
 
-def test_an_input_with_a_backlog_gets_no_beat_however_far_the_clock_is(
+def test_an_input_with_a_backlog_gets_no_idle_tick_however_far_the_clock_is(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, clock = Folder(tmp_path / "in"), Hands(30)
-    seen: list[list[str]] = []
+    observed: list[list[str]] = []
 
     def hours_pass() -> None:
         clock.minute += 60
-        seen.append(beats(target))
+        observed.append(idle_tick_files(target))
 
     sink, minutes = Brittle(on_write=hours_pass), [1, 3, 6, 8, 7, 11, 16, 15.5]
     for number, minute in enumerate(minutes):
@@ -118,17 +118,17 @@ def test_an_input_with_a_backlog_gets_no_beat_however_far_the_clock_is(
     assert sink.rows() == model(*minutes)
     assert running.figures["windows"].late == 0
     assert sum(event.dropped for event in running.of(BatchCommitted)) == 0
-    # All rows were read before the first beat.
-    first = next((number for number, found in enumerate(seen) if found), len(seen))
+    # All rows were read before the first idle tick.
+    first = next((number for number, actual in enumerate(observed) if actual), len(observed))
     assert first >= len(minutes)
 
 
-def test_a_driver_that_dies_at_a_beat_and_behind_it_changes_nothing(
+def test_a_driver_that_dies_during_and_after_an_idle_tick_changes_nothing(
     spark: SparkSession, target: Target, tmp_path: Path
 ):
     folder, clock = Folder(tmp_path / "in"), Hands(8)
     folder.put((1, 1), (2, 6))
-    # Batch 0 has the rows, 1 closes the first window, 2 reads the beat, and 3 closes the second window.
+    # Batch 0 has the rows, 1 closes the first window, 2 reads the idle tick, and 3 closes the second window.
     sink = Brittle(breaks={2, 3})
     for deaths in range(2):
         with live(spark, target, windows(folder, sink), clock) as running:
@@ -153,7 +153,7 @@ def test_a_driver_that_dies_at_a_beat_and_behind_it_changes_nothing(
     assert running.figures["windows"].late == 0
 
 
-def test_a_quiet_side_of_a_join_no_longer_holds_the_other_back(spark: SparkSession, target: Target, tmp_path: Path):
+def test_an_idle_side_of_a_join_no_longer_delays_the_other(spark: SparkSession, target: Target, tmp_path: Path):
     """Orders without a payment come out with none once a payment could not come any more; no payment ever comes."""
     orders, payments = Folder(tmp_path / "orders"), Folder(tmp_path / "payments")
     sink, clock = Brittle(), Hands(10)
@@ -176,13 +176,13 @@ def test_a_quiet_side_of_a_join_no_longer_holds_the_other_back(spark: SparkSessi
     with live(spark, target, flow, clock) as running:
         running.wait_rows(read=3, written=1)
         assert sink.rows() == [(2, 2)]
-        # Orders go on, payments are quiet: without beats the watermark would stay at 12:01.
+        # Orders continue, payments are idle: without idle ticks the watermark would stay at 12:01.
         clock.minute = 30
         orders.put((3, 29))
         running.wait_rows(read=4, written=2)
         assert sink.rows() == [(1, None), (2, 2)]
     record = json.loads(Path(target.flow_folder("windows"), "headrace", "order.json").read_text())
-    assert [(each["input"], each["role"]) for each in record["sources"]] == [
+    assert [(item["input"], item["role"]) for item in record["sources"]] == [
         ("payments", "rows"),
         ("payments", "beats"),
         ("orders", "rows"),
@@ -215,7 +215,9 @@ PAYLOAD = StructType(
 )
 
 
-def test_bad_rows_are_filed_under_their_input_whatever_the_transform_reads_first(spark: SparkSession, tmp_path: Path):
+def test_invalid_rows_are_quarantined_under_their_input_whatever_the_transform_reads_first(
+    spark: SparkSession, tmp_path: Path
+):
     watermark = Watermark("at", "1 minute", idle_timeout="5 minutes")
     flow = Flow(
         "swapped",
@@ -224,14 +226,14 @@ def test_bad_rows_are_filed_under_their_input_whatever_the_transform_reads_first
         KafkaSink("out"),
     )
     good = {"id": 1, "at": NOON}
-    found = rehearse(
+    actual = rehearse(
         flow,
         [Arrive(first=[good, "{"], second=[good]), Arrive(first=[good], second=["not json", good])],
         spark=spark,
         folder=tmp_path,
     )
-    assert sorted((row.input, bytes(row.value).decode()) for row in found.quarantine) == [
+    assert sorted((row.input, bytes(row.value).decode()) for row in actual.quarantine) == [
         ("first", "{"),
         ("second", "not json"),
     ]
-    assert len(found.rows) == 4
+    assert len(actual.rows) == 4

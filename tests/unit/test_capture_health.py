@@ -1,4 +1,4 @@
-"""What a capture's connector is told to do, what its traces mean, and which gaps of a log are seen."""
+"""The settings of a capture's connector, what its traces mean, and which gaps of a log are seen."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ SHOP = Capture("shop", (r"public.orders",), retained_max=1000)
 FINE = ReplicationSlot("reserved", "", 100, 10)
 
 
-def test_the_settings_of_a_connector_hold_a_reference_and_no_password():
+def test_the_settings_of_a_connector_contain_a_reference_and_no_password():
     database = Database("jdbc:postgresql://db/shop", "u", Secret("${env:X}", "hunter2"))
     reference = "${file:/s/shop.properties:password}"
-    made = connector_config(SHOP, database, password=reference, bootstrap="b:1")
-    assert made["database.password"] == reference
-    assert "hunter2" not in json.dumps(made)
-    assert (made["slot.name"], made["topic.prefix"]) == ("headrace_shop", "shop")
-    assert made["table.include.list"] == r"public\.orders"
+    created = connector_config(SHOP, database, password=reference, bootstrap="b:1")
+    assert created["database.password"] == reference
+    assert "hunter2" not in json.dumps(created)
+    assert (created["slot.name"], created["topic.prefix"]) == ("headrace_shop", "shop")
+    assert created["table.include.list"] == r"public\.orders"
 
 
 def test_a_comma_in_a_pattern_does_not_end_it():
     database = Database("jdbc:mariadb://db/shop", "u")
-    made = connector_config(Capture("shop", r"shop\.t\d{1,2}"), database, password="", bootstrap="b:1")
-    assert made["table.include.list"] == r"shop\.t\d{1\,2}"
-    assert made["database.ssl.mode"] == "verify-full"
+    created = connector_config(Capture("shop", r"shop\.t\d{1,2}"), database, password="", bootstrap="b:1")
+    assert created["table.include.list"] == r"shop\.t\d{1\,2}"
+    assert created["database.ssl.mode"] == "verify-full"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_publication_covers_one_schema_where_the_pattern_names_one(pattern: st
     assert _one_schema(Capture("shop", pattern)) == schema
 
 
-def test_the_deepest_cause_with_words_tells_a_failure():
+def test_a_failure_is_described_by_the_deepest_cause_with_a_message():
     trace = (
         "org.apache.kafka.connect.errors.ConnectException: It failed.\n\tat a.B.c(B.java:1)\n"
         "Caused by: io.debezium.DebeziumException: The slot is busy.\n\t... 10 more\nCaused by: java.lang.Exception\n"
@@ -64,11 +64,13 @@ def test_the_deepest_cause_with_words_tells_a_failure():
         (ReplicationSlot("reserved", "", 101, 10), "somebody advanced the slot"),
     ],
 )
-def test_a_slot_that_cannot_go_on_where_it_was_is_hr_522_and_says_snapshot(slot: ReplicationSlot | None, says: str):
-    with pytest.raises(DataError, match=says) as told:
+def test_a_slot_that_cannot_continue_at_its_position_is_hr_522_and_asks_for_a_snapshot(
+    slot: ReplicationSlot | None, says: str
+):
+    with pytest.raises(DataError, match=says) as reported:
         _log_of_postgres(SHOP, slot, {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100})
-    assert told.value.code == "HR-522"
-    assert "snapshot again" in told.value.remedy
+    assert reported.value.code == "HR-522"
+    assert "snapshot again" in reported.value.remedy
 
 
 def test_a_slot_that_is_read_may_be_ahead_of_the_position_that_was_saved_last():
@@ -78,7 +80,7 @@ def test_a_slot_that_is_read_may_be_ahead_of_the_position_that_was_saved_last():
     ).position == lsn_position(100)
 
 
-def test_a_slot_that_holds_back_more_than_its_limit_is_warned_of():
+def test_a_slot_that_retains_more_log_than_its_limit_is_reported():
     saved: dict[str, object] = {"lsn_commit": 100, "lsn": 100}
     assert _log_of_postgres(SHOP, FINE, saved).warning == ""
     assert "2 MB" in _log_of_postgres(SHOP, ReplicationSlot("extended", "", 100, 2_000_000), saved).warning
@@ -94,11 +96,11 @@ def test_a_binlog_that_was_removed_or_that_ends_before_the_position_is_hr_522():
     files = [("binlog.000002", 100), ("binlog.000003", 50)]
     assert _binlog(SHOP, files, {"file": "binlog.000002", "pos": 40}).retained_bytes == 110
     assert _binlog(SHOP, files, {"file": "binlog.000003", "pos": 50}).retained_bytes == 0
-    # A log that was begun anew (RESET MASTER), or another server's, has a file of the same name.
+    # A log that was started again (RESET MASTER), or another server's, has a file of the same name.
     for file, pos in (("binlog.000001", 40), ("binlog.000003", 51)):
-        with pytest.raises(DataError, match=file) as told:
+        with pytest.raises(DataError, match=file) as reported:
             _binlog(SHOP, files, {"file": file, "pos": pos})
-        assert told.value.code == "HR-522"
+        assert reported.value.code == "HR-522"
 
 
 @pytest.mark.parametrize("word", ["MASTER", "BINARY LOG"])

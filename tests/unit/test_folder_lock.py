@@ -10,7 +10,10 @@ import pytest
 
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
+from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
+from headrace.flow.levers import OutputMode
+from headrace.flow.sink import Sink
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders
 from headrace.sinks.delta.append import DeltaAppend
@@ -28,7 +31,7 @@ with lock_folder(sys.argv[1]):
 """
 
 
-def flow(*sinks: DeltaAppend | FileSink | Filtered) -> Flow:
+def flow(*sinks: Sink) -> Flow:
     return Flow("rides", Input(RateSource(1)), lambda rows: rows, FanOut(*sinks))
 
 
@@ -69,6 +72,28 @@ def test_the_flows_of_one_process_share_a_folder(tmp_path: Path) -> None:
             [sys.executable, "-c", HOLDER, str(tmp_path / "rides")], capture_output=True, text=True, check=False
         )
         assert "HR-337" in taken.stderr, "the end of one flow took the lock from the other"
+
+
+class UsersSink:
+    """A sink that has a method `folder` for a purpose of its own, and does not inherit `WritesFolder`."""
+
+    name = "users"
+    guarantee = Guarantee.BEST_EFFORT
+    output_modes = frozenset(OutputMode)
+
+    def folder(self, target: Target) -> str:
+        raise AssertionError("only a sink that inherits WritesFolder is asked for its folder")
+
+    def preflight(self, target: Target) -> None: ...
+
+    def prepare(self, spark: object, target: Target) -> None: ...
+
+    def write(self, rows: object, batch: object) -> None: ...
+
+
+def test_a_sink_with_a_method_folder_that_does_not_inherit_the_capability_is_not_locked(tmp_path: Path) -> None:
+    with lock_sink_folders(flow(UsersSink()), target(tmp_path)):
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_that_machines_share_and_other_storage_are_not_locked(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def arriving(*milliseconds: int) -> Iterator[GeneratedRecord]:
     return (GeneratedRecord(b"k", b"v", ms, ms, "ride") for ms in milliseconds)
 
 
-def test_records_of_the_past_come_at_once_and_the_others_at_their_time() -> None:
+def test_records_of_the_past_are_sent_immediately_and_the_others_at_their_time() -> None:
     clock = Clock(now=10.0)
     sent = []
     for record in pace(arriving(1_000, 9_999, 10_000, 10_500, 10_501), clock=lambda: clock.now, wait=clock.wait):

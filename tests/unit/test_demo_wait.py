@@ -47,7 +47,7 @@ def committed(target: Target, batch: int, bus: EventBus) -> None:
     bus.publish(BatchCommitted("f", batch, 1, 1, {}, 0, 1, None))
 
 
-def test_a_wait_ends_with_the_batch_that_holds_the_last_offset(
+def test_a_wait_ends_with_the_batch_that_contains_the_last_offset(
     target: Target, bus: EventBus, arrivals: OffsetWaiter
 ) -> None:
     planned(target, 0, {"t": {"0": 4}})
@@ -82,7 +82,7 @@ def test_a_flow_without_offsets_is_waited_for_until_it_has_committed_rows(
     assert arrivals.wait({"f": {}}, 0) == {}
 
 
-def test_a_wait_that_nobody_wants_any_more_says_what_is_left(arrivals: OffsetWaiter) -> None:
+def test_a_cancelled_wait_reports_what_is_left(arrivals: OffsetWaiter) -> None:
     enough = threading.Event()
     enough.set()
 

@@ -1,4 +1,4 @@
-"""When a quiet input gets a beat. Times are milliseconds; `idle` is 10 s."""
+"""When an idle input gets an idle tick. Times are milliseconds; the idle timeout is 10 s."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Clock:
         return self.now
 
 
-def heart(clock: Clock, *names: str) -> IdleTimer:
+def idle_timer(clock: Clock, *names: str) -> IdleTimer:
     return IdleTimer(dict.fromkeys(names or ("rows",), IDLE), clock)
 
 
-def test_a_quiet_input_gets_a_beat_idle_behind_the_clock() -> None:
+def test_an_idle_input_gets_an_idle_tick_at_the_clock_minus_the_idle_timeout() -> None:
     clock = Clock()
-    beating = heart(clock)
+    beating = idle_timer(clock)
     assert beating.on_batch({"rows": InputProgress(5)}, state_rows=3) == {}
     clock.now = 109_999
     assert beating.on_empty_trigger() == {}
@@ -29,18 +29,18 @@ def test_a_quiet_input_gets_a_beat_idle_behind_the_clock() -> None:
     assert beating.on_empty_trigger() == {"rows": 100_000}
 
 
-def test_the_next_beat_is_half_of_idle_later() -> None:
+def test_the_next_idle_tick_is_half_of_the_idle_timeout_later() -> None:
     clock = Clock()
-    beating = heart(clock)
-    found = []
+    beating = idle_timer(clock)
+    actual = []
     for clock.now in range(110_000, 126_000, 1_000):
-        found.extend(beating.on_empty_trigger().values())
-    assert found == [100_000, 105_000, 110_000, 115_000]
+        actual.extend(beating.on_empty_trigger().values())
+    assert actual == [100_000, 105_000, 110_000, 115_000]
 
 
 def test_a_row_resets_the_idle_timer() -> None:
     clock = Clock()
-    beating = heart(clock)
+    beating = idle_timer(clock)
     clock.now = 109_000
     assert beating.on_batch({"rows": InputProgress(1)}, state_rows=1) == {}
     clock.now = 118_999
@@ -49,32 +49,32 @@ def test_a_row_resets_the_idle_timer() -> None:
     assert beating.on_empty_trigger() == {"rows": 109_000}
 
 
-def test_a_batch_that_left_rows_behind_is_no_quiet_even_without_rows_of_its_own() -> None:
+def test_an_input_with_a_backlog_is_not_idle_even_after_a_batch_without_rows() -> None:
     clock = Clock()
-    beating = heart(clock)
+    beating = idle_timer(clock)
     clock.now = 200_000
     assert beating.on_batch({"rows": InputProgress(0, rest=True)}, state_rows=1) == {}
     clock.now = 209_999
     assert beating.on_empty_trigger() == {}
 
 
-def test_a_start_is_no_quiet_before_idle_has_passed_in_this_run() -> None:
+def test_an_input_is_not_idle_before_the_idle_timeout_has_passed_in_this_run() -> None:
     clock = Clock()
-    beating = heart(clock)
+    beating = idle_timer(clock)
     clock.now = 105_000
     assert beating.on_empty_trigger() == {}
 
 
-def test_without_state_nothing_waits_and_the_heart_is_still() -> None:
+def test_without_state_there_are_no_idle_ticks() -> None:
     clock = Clock()
-    beating = heart(clock)
+    beating = idle_timer(clock)
     beating.on_batch({"rows": InputProgress(0)}, state_rows=0)
     clock.now = 500_000
     assert beating.on_empty_trigger() == {}
     assert beating.on_batch({"rows": InputProgress(0)}, state_rows=2) == {"rows": 490_000}
 
 
-def test_without_state_a_beat_is_due_when_rows_wait_in_the_sink() -> None:
+def test_without_state_an_idle_tick_is_due_when_the_sink_has_pending_rows() -> None:
     clock, waits, asked = Clock(), [False], []
 
     def sink_waits() -> bool:
@@ -85,7 +85,7 @@ def test_without_state_a_beat_is_due_when_rows_wait_in_the_sink() -> None:
     beating.on_batch({"rows": InputProgress(3)}, state_rows=0)
     for clock.now in (105_000, 110_000, 111_000):
         assert beating.on_empty_trigger() == {}
-    # Before its input is quiet for long enough nobody asks the sink.
+    # Before its input is idle for long enough nobody asks the sink.
     assert asked == [110_000, 111_000]
     waits[0] = True
     clock.now = 112_000
@@ -96,9 +96,9 @@ def test_without_state_a_beat_is_due_when_rows_wait_in_the_sink() -> None:
     assert beating.on_batch({"rows": InputProgress(0)}, state_rows=0) == {"rows": 107_000}
 
 
-def test_of_two_inputs_only_the_quiet_one_gets_a_beat() -> None:
+def test_of_two_inputs_only_the_idle_one_gets_an_idle_tick() -> None:
     clock = Clock()
-    beating = heart(clock, "orders", "payments")
+    beating = idle_timer(clock, "orders", "payments")
     clock.now = 120_000
     assert beating.on_batch({"orders": InputProgress(3), "payments": InputProgress(0)}, state_rows=9) == {
         "payments": 110_000
@@ -106,9 +106,9 @@ def test_of_two_inputs_only_the_quiet_one_gets_a_beat() -> None:
     assert beating.on_batch({"orders": InputProgress(3), "payments": InputProgress(0)}, state_rows=9) == {}
 
 
-def test_a_clock_that_is_set_back_gives_no_earlier_beat() -> None:
+def test_a_clock_that_is_set_back_causes_no_earlier_idle_tick() -> None:
     clock = Clock()
-    beating = heart(clock)
+    beating = idle_timer(clock)
     clock.now = 200_000
     assert beating.on_empty_trigger() == {"rows": 190_000}
     clock.now = 150_000

@@ -1,4 +1,4 @@
-"""What a flow does about its captures: it ends at a gap of the source's log, and tells of everything else."""
+"""What a flow does about its captures: it ends at a gap of the source's log, and reports everything else."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LOST = log_gap_error(SHOP, "The slot is gone")
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set what the looks find, one after the other; the last one for ever."""
+    """Set what the looks find, one after the other; the last one forever."""
 
-    def given(*found: CaptureProgress | HeadraceError, down: bool = False) -> None:
-        rest = list(found)
+    def declared(*actual: CaptureProgress | HeadraceError, down: bool = False) -> None:
+        rest = list(actual)
 
         def look(*_words: object, **_named: object) -> CaptureProgress:
             answer = rest.pop(0) if len(rest) > 1 else rest[0]
@@ -49,43 +49,43 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(capture_watch, "check_capture", look)
         monkeypatch.setattr(capture_watch, "require_running", require_running)
 
-    return given
+    return declared
 
 
 def not_stopped(error: HeadraceError | None, *, immediately: bool = False) -> None:
     pytest.fail(f"stopped by {error}")
 
 
-def watch(heard: list[CaptureUnhealthy], stop: Stop = not_stopped) -> CaptureGuard:
+def watch(received: list[CaptureUnhealthy], stop: Stop = not_stopped) -> CaptureGuard:
     connected = Target("t", "", "", databases=TARGET.databases, connect=KafkaConnect("http://127.0.0.1:1"))
-    return CaptureGuard(FLOW, connected, heard.append, stop)
+    return CaptureGuard(FLOW, connected, received.append, stop)
 
 
-def test_trouble_that_loses_nothing_is_told_once_until_it_is_another(answers: Callable[..., None]) -> None:
+def test_a_problem_that_loses_nothing_is_reported_once_until_it_changes(answers: Callable[..., None]) -> None:
     answers(SILENT, SILENT, BROKEN, WELL, WELL, BROKEN)
-    heard: list[CaptureUnhealthy] = []
-    watching = watch(heard)
+    received: list[CaptureUnhealthy] = []
+    watching = watch(received)
     for _ in range(6):
         watching.check()
-    assert [each.error.code for each in heard] == ["HR-613", "HR-523", "HR-523"]
-    assert {(each.flow, each.capture) for each in heard} == {("cdc_shop", "shop")}
+    assert [item.error.code for item in received] == ["HR-613", "HR-523", "HR-523"]
+    assert {(item.flow, item.capture) for item in received} == {("cdc_shop", "shop")}
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_log_that_is_held_back_is_told_once_until_it_is_less_whether_the_connector_runs_or_not(
+def test_retained_log_is_reported_once_until_it_shrinks_whether_the_connector_runs_or_not(
     answers: Callable[..., None], down: bool
 ) -> None:
     pressed = CaptureProgress(
         WELL.position, in_snapshot=False, retained_bytes=6, warning="The source keeps 6 GB of log."
     )
     answers(WELL, pressed, pressed, WELL, pressed, down=down)
-    heard: list[CaptureUnhealthy] = []
-    watching = watch(heard)
+    received: list[CaptureUnhealthy] = []
+    watching = watch(received)
     for _ in range(5):
         watching.check()
-    assert [each.error.code for each in heard if each.error.code != BROKEN.code] == ["HR-616", "HR-616"]
-    assert [each.error.code for each in heard if each.error.code == BROKEN.code] == ["HR-523"] * down
-    assert {each.error.why for each in heard if each.error.code == "HR-616"} == {pressed.warning}
+    assert [item.error.code for item in received if item.error.code != BROKEN.code] == ["HR-616", "HR-616"]
+    assert [item.error.code for item in received if item.error.code == BROKEN.code] == ["HR-523"] * down
+    assert {item.error.why for item in received if item.error.code == "HR-616"} == {pressed.warning}
 
 
 def test_a_gap_is_raised_when_it_is_seen_twice(answers: Callable[..., None]) -> None:
@@ -121,7 +121,7 @@ def test_a_target_without_connect_is_not_watched(answers: Callable[..., None]) -
     CaptureGuard(FLOW, TARGET, lambda event: pytest.fail(str(event)), not_stopped).before_start(None)
 
 
-def test_a_capture_in_trouble_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unhealthy_capture_is_described_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     print_event(CaptureUnhealthy("cdc_shop", "shop", SILENT))
-    said = " ".join(capsys.readouterr().err.split())
-    assert said == "cdc_shop HR-613 Connect is silent. Rows already in the topics are still read. why w. fix r."
+    message = " ".join(capsys.readouterr().err.split())
+    assert message == "cdc_shop HR-613 Connect is silent. Rows already in the topics are still read. why w. fix r."

@@ -53,12 +53,12 @@ class Place:
         self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         return Supervisor(self.spark, target or self.target, [flow], EventBus()).run().get("letters")
 
-    def held(self, table: str = "letters") -> list[str]:
+    def stored(self, table: str = "letters") -> list[str]:
         self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         return sorted(row.value for row in self.spark.read.format("delta").load(self.target.table(table)).collect())
 
-    def refused(self, code: str, *words: str, **given: Target) -> None:
-        error = self.run(**given)
+    def refused(self, code: str, *words: str, **declared: Target) -> None:
+        error = self.run(**declared)
         assert error is not None
         assert error.code == code, error
         assert [word for word in words if word not in str(error)] == []
@@ -93,7 +93,7 @@ def exchange(put: Path, over: Path) -> None:
 
 
 @pytest.mark.parametrize("sink", [DeltaAppend("t"), DeltaUpsert("t", key=("id",)), DeltaOverwrite("t")], ids=str)
-def test_a_table_tells_its_identity_and_the_last_batch_of_each_checkpoint(
+def test_a_table_returns_its_identity_and_the_last_batch_of_each_checkpoint(
     spark: SparkSession, tmp_path: Path, sink: Sink
 ):
     target = Target("test", lake=str(tmp_path), checkpoints="unused")
@@ -108,13 +108,13 @@ def test_a_table_tells_its_identity_and_the_last_batch_of_each_checkpoint(
         ("q1", "f", "0.1", 8, [(3, "c")]),
     ):
         sink.write(spark.createDataFrame(rows, schema), Batch(flow, query_id, number, target, step=step))
-    held = sink.committed_batches(spark, "f", "0", target)
+    stored = sink.committed_batches(spark, "f", "0", target)
     first = [json.loads(line) for line in (tmp_path / "t" / "_delta_log" / f"{0:020}.json").read_text().splitlines()]
-    assert held.identity == next(each["metaData"]["id"] for each in first if "metaData" in each)
-    assert held.last == {"q1": 1, "q2": 0}
+    assert stored.identity == next(item["metaData"]["id"] for item in first if "metaData" in item)
+    assert stored.last == {"q1": 1, "q2": 0}
 
 
-def test_a_checkpoint_that_fits_goes_on_also_after_a_crash_between_two_sinks(place: Place):
+def test_a_matching_checkpoint_continues_also_after_a_crash_between_two_sinks(place: Place):
     both = FanOut(DeltaAppend("letters"), DeltaAppend("copies"))
     assert place.run("a", "b", sink=both) is None
     record = json.loads((place.checkpoint / "headrace" / "identity.json").read_text())
@@ -124,13 +124,13 @@ def test_a_checkpoint_that_fits_goes_on_also_after_a_crash_between_two_sinks(pla
     for entry in (*log.glob(f"*{1:020}*"), *commits.glob("*1*")):
         entry.unlink()
     assert place.run("c", sink=both) is None
-    assert place.held() == place.held("copies") == ["a", "b", "c"]
+    assert place.stored() == place.stored("copies") == ["a", "b", "c"]
 
 
 def test_a_new_flow_may_write_a_table_that_others_write(place: Place):
     place.spark.createDataFrame([("x",)], "value string").write.format("delta").save(str(place.table))
     assert place.run("a") is None
-    assert place.held() == ["a", "x"]
+    assert place.stored() == ["a", "x"]
 
 
 def test_a_new_checkpoint_is_refused_over_the_batches_of_the_one_before(place: Place):
@@ -138,13 +138,13 @@ def test_a_new_checkpoint_is_refused_over_the_batches_of_the_one_before(place: P
     query_id = json.loads((place.checkpoint / "spark" / "metadata").read_text())["id"]
     shutil.rmtree(place.checkpoint)
     place.refused("HR-331", f"{query_id} up to batch 1", str(place.table))
-    assert place.held() == ["a", "b"]
+    assert place.stored() == ["a", "b"]
     shutil.rmtree(place.table)
     assert place.run() is None
-    assert place.held() == ["a", "b"]
+    assert place.stored() == ["a", "b"]
 
 
-def test_a_table_that_is_gone_or_was_made_again_is_refused(place: Place):
+def test_a_table_that_is_missing_or_was_recreated_is_refused(place: Place):
     assert place.run("a") is None
     shutil.move(place.table, place.root / "away")
     place.refused("HR-332", "is not there", "1 batches")
@@ -152,7 +152,7 @@ def test_a_table_that_is_gone_or_was_made_again_is_refused(place: Place):
     place.refused("HR-332", "holds none")
     exchange(place.root / "away", place.table)
     assert place.run("b") is None
-    assert place.held() == ["a", "b"]
+    assert place.stored() == ["a", "b"]
 
 
 def test_a_checkpoint_that_was_set_back_is_refused(place: Place):
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(place: Place):
     assert place.run("b", "c") is None
     exchange(place.root / "backup", place.checkpoint)
     place.refused("HR-333", "holds batch 2", "ends at batch 0", "Batches 1 to 2")
-    assert place.held() == ["a", "b", "c"]
+    assert place.stored() == ["a", "b", "c"]
 
 
 def test_a_table_that_was_set_back_is_refused(place: Place):
@@ -172,14 +172,14 @@ def test_a_table_that_was_set_back_is_refused(place: Place):
     place.refused("HR-334", "ends at batch 0", "committed batch 2", "batches 1 to 2")
 
 
-def test_a_copy_of_a_checkpoint_is_refused_until_somebody_says_that_it_is_the_original(place: Place):
+def test_a_copy_of_a_checkpoint_is_refused_until_a_user_declares_it_the_original(place: Place):
     assert place.run("a") is None
     shutil.copytree(place.root / "checkpoints", place.root / "copies")
     elsewhere = replace(place.target, checkpoints=str(place.root / "copies"))
     place.refused("HR-335", str(place.checkpoint), "identity.json", target=elsewhere)
     (place.root / "copies" / "letters" / "headrace" / "identity.json").unlink()
     assert place.run("b", target=elsewhere) is None
-    assert place.held() == ["a", "b"]
+    assert place.stored() == ["a", "b"]
     # The original has not seen batch 1.
     place.refused("HR-333", "holds batch 1")
 

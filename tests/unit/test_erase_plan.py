@@ -68,10 +68,11 @@ def test_a_key_of_several_columns_is_known_in_tables_of_the_same_name_only():
 
 
 @pytest.mark.parametrize(
-    ("name", "one"), [("customers", "customer"), ("categories", "category"), ("addresses", "address"), ("news", "new")]
+    ("name", "first"),
+    [("customers", "customer"), ("categories", "category"), ("addresses", "address"), ("news", "new")],
 )
-def test_a_row_of_a_table_has_a_name(name: str, one: str):
-    assert singular(name) == one
+def test_a_row_of_a_table_has_a_name(name: str, first: str):
+    assert singular(name) == first
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_row_of_a_table_has_a_name(name: str, one: str):
         ('{"customer_id":142}', False, False),
     ],
 )
-def test_a_payload_holds_the_key_under_a_name_that_means_it(payload: str, own: bool, is_found: bool):
+def test_a_payload_contains_the_key_under_one_of_its_names(payload: str, own: bool, is_found: bool):
     pattern = CUSTOMER.in_payloads(own=own)
 
     assert pattern is not None
@@ -97,7 +98,7 @@ def test_a_payload_holds_the_key_under_a_name_that_means_it(payload: str, own: b
     ("text", "is_telling"),
     [("anna@example.org", True), ("Ann", False), ("123456", False), ("2026-03-02", False), ("0170 1234567", True)],
 )
-def test_short_texts_and_numbers_tell_nothing(text: str, is_telling: bool):
+def test_short_texts_and_numbers_are_not_searched_for(text: str, is_telling: bool):
     assert is_identifying(text) is is_telling
 
 
@@ -118,7 +119,7 @@ def test_a_text_is_found_as_it_is_and_as_json_writes_it(content: bytes):
 
 
 @pytest.mark.parametrize(
-    ("predicate", "is_held"),
+    ("predicate", "is_blocked"),
     [
         ("(id#1L = 42)", True),
         ("(`id` BETWEEN 42L AND 45L) AND (`id` IN (42L, 45L))", True),
@@ -131,14 +132,14 @@ def test_a_text_is_found_as_it_is_and_as_json_writes_it(content: bytes):
         ("(`number` BETWEEN 42L AND 45L) AND (`number` IN (42L, 45L))", False),
     ],
 )
-def test_a_condition_in_a_log_holds_the_key_as_a_bound_or_as_a_member_of_a_list(predicate: str, is_held: bool):
+def test_a_condition_in_a_log_contains_the_key_as_a_bound_or_as_a_member_of_a_list(predicate: str, is_blocked: bool):
     text = json.dumps({"commitInfo": {"operationParameters": {"predicate": predicate}, "metrics": {"numFiles": "42"}}})
 
-    assert (re.search(CUSTOMER.in_logs(["id"]), text) is not None) is is_held
+    assert (re.search(CUSTOMER.in_logs(["id"]), text) is not None) is is_blocked
 
 
 @pytest.mark.parametrize("kind", [T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.StringType()])
-def test_the_condition_by_which_a_mirror_replaces_rows_holds_every_key_that_it_names(kind: T.DataType):
+def test_the_replace_where_condition_of_a_mirror_matches_every_key_that_it_names(kind: T.DataType):
     numbers = (3, 17, 42, 99)
     keys = [(str(item),) if isinstance(kind, T.StringType) else (item,) for item in numbers]
     written = key_condition(T.StructType([T.StructField("id", kind)]), keys)
@@ -167,9 +168,9 @@ def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Pa
     paths = sorted(LocalFileStore().sizes(str(tmp_path)))
     signs = SearchTerms(({"id": "42"},), (), CUSTOMER.in_logs(["id"]), Texts((long,)))
 
-    found = find_traces(LocalFileStore(), str(tmp_path), paths, signs)
+    actual = find_traces(LocalFileStore(), str(tmp_path), paths, signs)
 
-    assert found == Traces(files=9, rows=3, found=2, log=3, closed=1)
+    assert actual == Traces(files=9, rows=3, matching_files=2, log=3, closed=1)
     assert set(subject_texts(LocalFileStore(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
 
 
@@ -182,8 +183,8 @@ def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp
     ways = CUSTOMER.key_columns("bronze/customers", ["op", "key", "key.id", "after", "after.id"])
 
     assert find_traces(LocalFileStore(), str(tmp_path), ["a.parquet"], SearchTerms(ways)).rows == 1
-    found = set(subject_texts(LocalFileStore(), str(tmp_path), ["a.parquet"], ways))
-    assert found == {("after", "anna@example.org")}
+    actual = set(subject_texts(LocalFileStore(), str(tmp_path), ["a.parquet"], ways))
+    assert actual == {("after", "anna@example.org")}
 
 
 def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
@@ -192,11 +193,11 @@ def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
     own = CUSTOMER.in_payloads(own=True)
     assert own is not None
 
-    found = find_traces(
+    actual = find_traces(
         LocalFileStore(), str(tmp_path), ["a.parquet"], SearchTerms(payloads=((r"^shop\.[^.]+\.customers$", own),))
     )
 
-    assert found.rows == 1
+    assert actual.rows == 1
 
 
 def test_flows_that_write_read_or_file_must_not_run_and_others_may():
@@ -213,9 +214,9 @@ def test_flows_that_write_read_or_file_must_not_run_and_others_may():
     ]
     tables = [table("silver/customers", "id"), table("gold/customers_else", "id"), table("_headrace/files/late", "row")]
 
-    found = affected_flows(flows, target, match_tables(Lake(tuple(tables), {}), CUSTOMER, flows))
+    actual = affected_flows(flows, target, match_tables(Lake(tuple(tables), {}), CUSTOMER, flows))
 
-    assert [item.name for item in found] == ["writes", "reads", "files"]
+    assert [item.name for item in actual] == ["writes", "reads", "files"]
 
 
 def source(*key: str) -> list[SourceLookup]:
@@ -238,14 +239,14 @@ def test_a_key_is_of_the_columns_that_the_source_names(
     assert subject_of(ErasureRequest("public.customers", key), Lake((), {}), source(*columns)).key == expected
 
 
-def test_without_a_source_the_tombstones_say_the_key():
+def test_without_a_source_the_tombstones_determine_the_key():
     graves = table("silver/_tombstones/customers", "number", "_headrace_position")
 
     assert subject_of(ErasureRequest("customers", ("42",)), Lake((graves,), {}), []).key == {"number": "42"}
 
 
 @pytest.mark.parametrize(
-    ("request_", "found", "error", "code"),
+    ("request_", "actual", "error", "code"),
     [
         (ErasureRequest("customers", ("42",)), source("tenant", "id"), ConfigError, "HR-136"),
         (ErasureRequest("customers", ("id=42",)), source("tenant", "id"), ConfigError, "HR-136"),
@@ -254,12 +255,12 @@ def test_without_a_source_the_tombstones_say_the_key():
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    request_: ErasureRequest, found: list[SourceLookup], error: type[HeadraceError], code: str
+    request_: ErasureRequest, actual: list[SourceLookup], error: type[HeadraceError], code: str
 ):
     lake = Lake((table("silver/customers", "id"), table("gold/orders", "id", "customer_id")), {})
 
     with pytest.raises(error) as refused:
-        subject_of(request_, lake, found)
+        subject_of(request_, lake, actual)
 
     assert refused.value.code == code
 
@@ -274,15 +275,19 @@ def test_a_file_that_is_no_report_cannot_be_verified(tmp_path: Path):
 
 
 @pytest.mark.parametrize("words", [["--table", "customers"], ["--key", "42"], ["--table", "t", "--key", "1", "--json"]])
-def test_an_erasure_names_a_table_and_a_key_and_a_machine_says_yes(words: list[str]):
+def test_an_erasure_needs_a_table_and_a_key_and_yes_without_a_terminal(words: list[str]):
     assert CliRunner().invoke(app, ["erase", *words]).exit_code == 2
 
 
 @pytest.mark.parametrize(
     ("policy", "retention_ms", "words"),
-    [("delete", 604800000, "kept for 7 day(s)"), ("delete", -1, "kept for ever"), ("compact", -1, "compacted: ")],
+    [
+        ("delete", 604800000, "retained for 7 day(s)"),
+        ("delete", -1, "retained forever"),
+        ("compact", -1, "compacted: "),
+    ],
 )
-def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: int, words: str):
+def test_the_retention_of_a_topic_is_described_in_words(policy: str, retention_ms: int, words: str):
     assert describe_retention(policy, retention_ms).startswith(words)
 
 
@@ -291,14 +296,14 @@ def test_the_retention_of_a_topic_is_said_in_words(policy: str, retention_ms: in
     [
         ("table", True, Traces(files=3), "clean"),
         ("table", True, Traces(files=3, log=1), "left"),
-        ("tombstones", False, Traces(files=3, rows=1, found=1), "kept"),
+        ("tombstones", False, Traces(files=3, rows=1, matching_files=1), "kept"),
         ("checkpoint", False, Traces(files=3, closed=2), "unproven"),
     ],
 )
 def test_a_place_is_clean_when_nothing_was_found_and_everything_was_looked_into(
     kind: str, erased: bool, after: Traces, outcome: str
 ):
-    place = ScannedPlace("there", kind, erased, Traces(files=3, rows=1, found=1), after=after)
+    place = ScannedPlace("there", kind, erased, Traces(files=3, rows=1, matching_files=1), after=after)
 
     assert place.outcome == outcome
     assert bool(place.remedy) == (outcome != "clean")

@@ -129,7 +129,7 @@ def test_the_models_have_the_windows_and_delays_of_the_mission() -> None:
         (10, 3, 2.0),
     ],
 )
-def test_the_model_prices_a_surge_as_the_mission_says(active: int, available: int, multiplier: float) -> None:
+def test_the_model_computes_the_surge_price_as_specified(active: int, available: int, multiplier: float) -> None:
     assert model.surge_multiplier(active, available) == multiplier
 
 

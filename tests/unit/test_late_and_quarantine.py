@@ -1,4 +1,4 @@
-"""What is told of late and bad rows: payloads that are safe to print, and the delay that would have kept rows."""
+"""The listing of late and invalid rows: payloads that are safe to print, and the delay that would have sufficed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def entry(
     }
 
 
-def test_a_summary_counts_rows_once_and_says_which_delay_would_have_kept_them(tmp_path: Path):
+def test_a_summary_counts_rows_once_and_suggests_a_sufficient_delay(tmp_path: Path):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path))
     moment = pa.timestamp("us", tz="UTC")
     entries = [
@@ -87,15 +87,15 @@ def test_a_summary_counts_rows_once_and_says_which_delay_would_have_kept_them(tm
     write_deltalake(late_table(target, "totals"), pa.Table.from_pylist(entries, schema))
     marks = {"query_id": ["q"], "window_start": [at(20)], "window_end": [at(30)], "up_to": [5]}
     write_deltalake(repaired_table(target, "totals"), pa.table(marks))
-    given = Input(KafkaSource("orders"), watermark=Watermark("at", "10 minutes"))
-    summary = summarise_late("totals", target, Flow("totals", given, lambda rows: rows, Noop()), "q", no_spark)  # type: ignore[arg-type]
+    declared = Input(KafkaSource("orders"), watermark=Watermark("at", "10 minutes"))
+    summary = summarise_late("totals", target, Flow("totals", declared, lambda rows: rows, Noop()), "q", no_spark)  # type: ignore[arg-type]
 
     assert (summary.rows, summary.entries, summary.repaired) == (10, 11, 8)
     assert summary.by_batch == {4: 1, 5: 8, 6: 1}
     assert summary.by_hour == {"2026-03-02T13:00Z": 10}
     assert summary.by_operator == {"window": 9, "deduplication": 1}
     assert summary.late_by == {"p50": 120, "p90": 120, "p99": 22 * 60, "max": 22 * 60}
-    # Nine of ten are kept by one minute more (and a moment), all by 20.
+    # Nine of ten are in time with one minute more (and a moment), all by 20.
     rows_ = {"90 %": "11 minutes 1 second", "99 %": "30 minutes 1 second", "100 %": "30 minutes 1 second"}
     assert summary.delays == {"rows": rows_}
     assert [(window.rows, window.repaired) for window in summary.windows] == [(1, False), (1, False), (8, True)]
@@ -121,15 +121,15 @@ def test_the_quarantine_is_listed_by_reason_with_what_was_sent_again(tmp_path: P
     write_deltalake(redriven_table(target, "totals"), pa.table(sent))
 
     summary = list_quarantine("totals", target, None, 2, no_spark)  # type: ignore[arg-type]
-    assert [(each.reason, each.rows, each.redriven) for each in summary.reasons] == [
+    assert [(item.reason, item.rows, item.redriven) for item in summary.reasons] == [
         ("missing:shop", 2, 1),
         ("malformed_json", 1, 0),
     ]
-    assert [(each.place, each.value) for each in summary.examples] == [
+    assert [(example.place, example.value) for example in summary.examples] == [
         ("orders-0@3", "\\x07"),
         ("orders-0@2", '{"id": 1}'),
     ]
     only = list_quarantine("totals", target, "missing:shop", 1, no_spark)  # type: ignore[arg-type]
-    assert [(each.reason, each.rows) for each in only.reasons] == [("missing:shop", 2)]
-    assert [each.place for each in only.examples] == ["orders-0@2"]
+    assert [(item.reason, item.rows) for item in only.reasons] == [("missing:shop", 2)]
+    assert [example.place for example in only.examples] == ["orders-0@2"]
     assert list_quarantine("others", target, None, 2, no_spark).reasons == ()  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """The protocol of exactly-once into Kafka, played through: crashes, zombies and lost answers at every step.
 
 A log in memory follows Kafka's rules for transactions. Drivers are generators that stop after each of their steps; a
-seed decides who goes on, who dies, which commit arrives late, and when a second driver takes the flow for dead. What a
-ledger's entry means is decided by the sink's own `is_due`. In the end one driver finishes the work undisturbed, and the
-log must hold every row of every batch once.
+seed decides who continues, who dies, which commit arrives late, and when a second driver takes the flow for dead. What
+a ledger's entry means is decided by the sink's own `is_due`. In the end one driver finishes the work undisturbed, and
+the log must hold every row of every batch once.
 
 Each test of a broken protocol shows that the play would notice: it takes one rule away, and rows are lost or doubled.
 """
@@ -48,7 +48,7 @@ class Transaction:
 
 @dataclass
 class Log:
-    """A coordinator, a topic and a ledger. A call is one step: it happens as a whole or not at all."""
+    """A coordinator, a topic and a ledger. A call is one step: it happens completely or not at all."""
 
     epochs: Counter[str] = field(default_factory=Counter)
     open: dict[str, Transaction] = field(default_factory=dict)
@@ -109,15 +109,15 @@ def sent(world: World, slot: TransactionSlot, rows: list[Row], *, fence_first: b
     """Play the five steps of `publish`."""
 
     def opened() -> Generator[None, None, tuple[Transaction, bool]]:
-        found = None if fence_first else world.log.entries.get(slot.key)
+        actual = None if fence_first else world.log.entries.get(slot.key)
         if not fence_first:
             yield
         transaction = world.log.fence(slot.key)
         yield
         if fence_first:
-            found = world.log.entries.get(slot.key)
+            actual = world.log.entries.get(slot.key)
             yield
-        return transaction, is_due({} if found is None else {slot.number: found}, slot)
+        return transaction, is_due({} if actual is None else {slot.number: actual}, slot)
 
     transaction, due = yield from opened()
     if not due:
@@ -139,7 +139,7 @@ def slots_of(batch: Batch, number: int) -> list[TransactionSlot]:
     return [TransactionSlot(batch, "topic", "ledger", slot, number) for slot in range(number)]
 
 
-def whole_batch(world: World, batch: Batch) -> Steps:
+def complete_batch(world: World, batch: Batch) -> Steps:
     """One transaction per batch."""
     return sent(world, slots_of(batch, 1)[0], [row for row, _ in world.computed(batch)])
 
@@ -155,9 +155,9 @@ def in_slots(world: World, batch: Batch, *, staged: bool = True) -> Steps:
     for slot in slots:
         world.log.fence(slot.key)
         yield
-    found = {slot.number: world.log.entries[slot.key] for slot in slots if slot.key in world.log.entries}
+    actual = {slot.number: world.log.entries[slot.key] for slot in slots if slot.key in world.log.entries}
     yield
-    due = [slot for slot in slots if is_due(found, slot)]
+    due = [slot for slot in slots if is_due(actual, slot)]
     rows = world.computed(batch)
     if staged:
         rows = world.outbox.setdefault(batch.id, rows)  # type: ignore[arg-type,assignment]
@@ -174,7 +174,7 @@ def in_slots(world: World, batch: Batch, *, staged: bool = True) -> Steps:
 
 
 def slots_without_staging(world: World, batch: Batch) -> Steps:
-    """Broken: a second attempt sends the rows that it computed anew, to the slots that are not in."""
+    """Broken: a second attempt sends the rows that it recomputed, to the slots that are not in."""
     return in_slots(world, batch, staged=False)
 
 
@@ -202,9 +202,9 @@ def played(protocol: Protocol, seed: int) -> list[Row]:
         if living and world.chance.random() < 0.06:
             living.remove(world.chance.choice(living))
         if living:
-            one = world.chance.choice(living)
-            if not goes_on(one):
-                living.remove(one)
+            first = world.chance.choice(living)
+            if not goes_on(first):
+                living.remove(first)
     world.calm = True
     for _ in driver(world, protocol):
         while world.log.late:
@@ -212,10 +212,10 @@ def played(protocol: Protocol, seed: int) -> list[Row]:
     return world.log.rows
 
 
-def goes_on(one: Steps) -> bool:
-    """Let a driver do a step; False when it is done, or was told that it is not the one."""
+def goes_on(first: Steps) -> bool:
+    """Let a driver do a step; False when it is done, or was refused."""
     try:
-        next(one)
+        next(first)
     except (StopIteration, Fenced):
         return False
     except Exception as error:  # a ledger that moved on without it: `is_due` refuses
@@ -236,7 +236,7 @@ def arrived(world: World, late: Transaction) -> None:
 EXPECTED = Counter({(batch, number): 1 for batch in range(BATCHES) for number in range(ROWS)})
 
 
-@pytest.mark.parametrize("protocol", [whole_batch, in_slots])
+@pytest.mark.parametrize("protocol", [complete_batch, in_slots])
 def test_every_row_is_in_once_whatever_happens(protocol: Protocol):
     wrong = [seed for seed in range(SEEDS) if Counter(played(protocol, seed)) != EXPECTED]
     assert wrong == []

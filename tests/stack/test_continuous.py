@@ -1,4 +1,4 @@
-"""Continuous and real-time processing on a real broker: rows arrive, bad ones are filed, a restart loses none."""
+"""Continuous and real-time processing on a real broker: rows arrive or are quarantined, a restart loses none."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def even_by_the_long_way(rows: DataFrame) -> DataFrame:
 
 
 def flow(name: str, trigger: Trigger, **changes: object) -> Flow:
-    given: dict[str, object] = {
+    declared: dict[str, object] = {
         "name": name.replace("-", "_"),
         "inputs": Input(KafkaSource(name), schema=ROW),
         "transform": even,
@@ -81,7 +81,7 @@ def flow(name: str, trigger: Trigger, **changes: object) -> Flow:
         "trigger": trigger,
         "output_mode": "update",
     }
-    return Flow(**(given | changes))  # type: ignore[arg-type]
+    return Flow(**(declared | changes))  # type: ignore[arg-type]
 
 
 def target(broker: Broker, folder: Path) -> Target:
@@ -100,12 +100,12 @@ def send(place: Target, topic: str, numbers: range, *rubbish: bytes) -> None:
     assert producer.flush(30) == 0
 
 
-def await_ids(place: Target, topic: str, wanted: set[str]) -> None:
+def await_ids(place: Target, topic: str, expected: set[str]) -> None:
     """Return when every one of these ids has arrived, in whatever order."""
     consumer = committed_consumer(place)
     consumer.assign([TopicPartition(topic, 0, 0)])
     deadline = time.monotonic() + PATIENCE_SECONDS
-    missing = set(wanted)
+    missing = set(expected)
     try:
         while missing and time.monotonic() < deadline:
             message = consumer.poll(1.0)
@@ -123,15 +123,15 @@ def ids(place: Target, topic: str) -> list[str]:
 class Run:
     """One run of a flow on a thread of its own."""
 
-    def __init__(self, spark: SparkSession, place: Target, made: Flow) -> None:
-        self._application = Application(spark, place, [made], backoff=Backoff(attempts=0))
+    def __init__(self, spark: SparkSession, place: Target, created: Flow) -> None:
+        self._application = Application(spark, place, [created], backoff=Backoff(attempts=0))
         self._committed = threading.Event()
-        self._application.bus.subscribe(self._hear)
+        self._application.bus.subscribe(self._on_event)
         self._figures: dict[str, FlowFigures] = {}
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, BatchCommitted) and event.rows_in:
             self._committed.set()
 
@@ -152,8 +152,8 @@ class Run:
         return figures
 
 
-def run(spark: SparkSession, place: Target, made: Flow) -> FlowFigures:
-    return Run(spark, place, made).ended()
+def run(spark: SparkSession, place: Target, created: Flow) -> FlowFigures:
+    return Run(spark, place, created).ended()
 
 
 def evens(numbers: range) -> set[str]:
@@ -161,16 +161,16 @@ def evens(numbers: range) -> set[str]:
 
 
 @pytest.mark.parametrize("trigger", [Continuous(), RealTime("5 seconds")], ids=["continuous", "real-time"])
-def test_rows_arrive_and_bad_ones_are_filed_and_a_restart_loses_none(
+def test_valid_rows_arrive_invalid_ones_are_quarantined_and_a_restart_loses_none(
     spark: SparkSession, broker: Broker, tmp_path: Path, trigger: Trigger
 ) -> None:
     name = f"unbatched-{type(trigger).__name__.lower()}"
     transform = even_by_the_long_way if isinstance(trigger, RealTime) else even
-    place, made = target(broker, tmp_path), flow(name, trigger, transform=transform)
+    place, created = target(broker, tmp_path), flow(name, trigger, transform=transform)
     create_topics(place.kafka, {name: 1, f"{name}-out": 1})
     send(place, name, range(10), b"rubbish", b'{"n": 2}')
 
-    first = Run(spark, place, made)
+    first = Run(spark, place, created)
     await_ids(place, f"{name}-out", evens(range(10)))
     first.await_commit()
     figures = first.drained()
@@ -178,46 +178,46 @@ def test_rows_arrive_and_bad_ones_are_filed_and_a_restart_loses_none(
     assert figures.bad == {"malformed_json": 1, "missing:id": 1}
 
     send(place, name, range(10, 20))
-    second = Run(spark, place, made)
+    second = Run(spark, place, created)
     await_ids(place, f"{name}-out", evens(range(20)))
     assert second.drained().error is None
 
     # Once more, and this time to the end of what is there.
     send(place, name, range(20, 24), b"more rubbish")
-    third = run(spark, place, as_available_now(made))
+    third = run(spark, place, as_available_now(created))
     assert (third.error, third.bad) == (None, {"malformed_json": 1})
     assert set(ids(place, f"{name}-out")) == evens(range(24))
-    filed = spark.read.format("delta").load(quarantine_table(place, made.name))
+    filed = spark.read.format("delta").load(quarantine_table(place, created.name))
     assert filed.count() == filed.select("offset").distinct().count() == 3
 
 
-def test_batches_do_not_go_on_where_continuous_processing_stopped(
+def test_batches_do_not_continue_where_continuous_processing_stopped(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
     place = target(broker, tmp_path)
     create_topics(place.kafka, {"unbatched-then": 1, "unbatched-then-out": 1})
     send(place, "unbatched-then", range(4))
-    made = flow("unbatched-then", Continuous(until_done=True))
-    assert run(spark, place, made).error is None
+    created = flow("unbatched-then", Continuous(until_done=True))
+    assert run(spark, place, created).error is None
 
     error = run(spark, place, flow("unbatched-then", AvailableNow())).error
     assert isinstance(error, HeadraceError)
     assert (error.code, '{"unbatched-then":{"0":4}}' in error.state) == ("HR-223", True)
 
 
-def test_a_flow_that_died_before_its_first_epoch_begins_where_it_would_have_begun(
+def test_a_flow_that_died_before_its_first_epoch_starts_at_the_same_offsets(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
     place = target(broker, tmp_path)
     create_topics(place.kafka, {"unbatched-late": 1, "unbatched-late-out": 1})
     send(place, "unbatched-late", range(4))
     newest = Input(KafkaSource("unbatched-late", starting="latest"), schema=ROW)
-    made = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
+    created = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
     # The first start has noted its beginning, and died.
-    record_start_offsets(made, place, Checkpoint.of(made.name, place, file_store(place.checkpoints)))
+    record_start_offsets(created, place, Checkpoint.of(created.name, place, file_store(place.checkpoints)))
     send(place, "unbatched-late", range(4, 8), b"rubbish")
 
-    figures = run(spark, place, made)
+    figures = run(spark, place, created)
     assert (figures.error, figures.rows_in, figures.bad) == (None, 5, {"malformed_json": 1})
     assert set(ids(place, "unbatched-late-out")) == {"4", "6"}
 
@@ -247,9 +247,9 @@ def test_what_these_triggers_cannot_do_is_refused_before_spark_sees_it(
     place = target(broker, tmp_path)
     create_topics(place.kafka, {"unbatched-no": 1, "unbatched-no-out": 1, "unbatched-wide": 4, "unbatched-wide-out": 1})
     errors = {case: run(spark, place, make()).error for case, (make, _, _) in REFUSED.items()}
-    found = {case: (error.code, error.why) for case, error in errors.items() if error is not None}
-    assert {case: code for case, (code, _) in found.items()} == {case: code for case, (_, code, _) in REFUSED.items()}
-    assert [case for case, (_, why) in found.items() if REFUSED[case][2] not in why] == []
+    actual = {case: (error.code, error.why) for case, error in errors.items() if error is not None}
+    assert {case: code for case, (code, _) in actual.items()} == {case: code for case, (_, code, _) in REFUSED.items()}
+    assert [case for case, (_, why) in actual.items() if REFUSED[case][2] not in why] == []
     assert not list(tmp_path.glob("checkpoints/*/spark/offsets"))
 
 
@@ -310,7 +310,7 @@ def test_spark_itself_leaves_partitions_without_a_slot_unread(
         .start()
     )
     try:
-        # Two of the four are read by the two slots, at once; four seconds are four epochs.
+        # Two of the four are read by the two slots, concurrently; four seconds are four epochs.
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(ids(place, "unbatched-rest")) < 2 and time.monotonic() < deadline:
             query.awaitTermination(0.2)

@@ -17,7 +17,7 @@ from headrace.errors import (
 )
 from headrace.runtime.error_mapping import map_error
 
-KNOWN = [
+EXISTING = [
     ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", DataError, "HR-502"),
     ("org.apache.kafka.clients.consumer.OffsetOutOfRangeException: out of range", DataError, "HR-502"),
     ("org.apache.kafka.common.errors.UnknownTopicOrPartitionException: no topic", DataError, "HR-501"),
@@ -51,7 +51,7 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "kind", "code"), KNOWN)
+@pytest.mark.parametrize(("text", "kind", "code"), EXISTING)
 def test_a_failure_becomes_the_error_that_it_is(text: str, kind: type[HeadraceError], code: str) -> None:
     error = map_error("rides", f"org.apache.spark.SparkException: Job aborted\nCaused by: {text}\n\tat Some.scala:1")
     assert (type(error), error.code) == (kind, code)
@@ -103,7 +103,7 @@ def test_what_python_code_on_a_worker_died_of_is_the_reason() -> None:
     assert (error.code, error.why) == ("HR-206", "ZeroDivisionError: division by zero.")
 
 
-def test_what_headrace_refuses_on_a_worker_keeps_its_code() -> None:
+def test_an_error_that_a_worker_raises_has_the_same_code_on_the_driver() -> None:
     error = map_error("rides", WORKER.format(cause="headrace.errors.FlowError: [HR-233] The state.fare is None."))
     assert (error.code, error.why) == ("HR-233", "The state.fare is None.")
     assert "from the same offsets" in error.state
@@ -120,7 +120,7 @@ def test_a_long_cause_is_capped() -> None:
     assert len(why) < 410
 
 
-def test_an_error_says_four_things_and_its_code() -> None:
+def test_an_error_has_four_parts_and_a_code() -> None:
     error = PartUnavailable("What.", why="Why.", state="State.", remedy="Remedy.")
     assert str(error) == "[HR-600] What. Why. State. Remedy."
     assert error.as_dict() == {

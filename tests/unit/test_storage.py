@@ -1,4 +1,4 @@
-"""Small files on this machine's disk: whole or not there."""
+"""Small files on this machine's disk: complete or missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_names_are_sorted(tmp_path: Path) -> None:
     assert FILES.names(str(tmp_path)) == ["10", "9", "a", "b"]
 
 
-def test_writing_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
+def test_writing_leaves_no_other_file(tmp_path: Path) -> None:
     for text in ("one", "two"):
         FILES.write(str(tmp_path / "note"), text)
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
@@ -66,11 +66,11 @@ def test_a_reader_never_sees_a_part_of_a_file(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    seen = set()
+    observed = set()
     while not done.is_set():
-        seen.add(FILES.read(path))
+        observed.add(FILES.read(path))
     writer.join()
-    assert seen <= texts
+    assert observed <= texts
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_reader_never_sees_a_part_of_a_file(tmp_path: Path) -> None:
         ("hdfs:///x", False),
     ],
 )
-def test_a_location_is_on_this_machine_unless_its_scheme_says_otherwise(location: str, local: bool) -> None:
+def test_a_location_without_another_scheme_is_on_this_machine(location: str, local: bool) -> None:
     assert is_local(location) is local
 
 

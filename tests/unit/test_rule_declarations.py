@@ -25,7 +25,7 @@ def test_a_rule_that_cannot_be_is_refused(name: str, condition: str, action: str
     assert refused.value.code == "HR-570"
 
 
-def test_two_rules_of_one_name_cannot_be_told_apart() -> None:
+def test_two_rules_with_the_same_name_are_refused() -> None:
     with pytest.raises(FlowError) as refused:
         Input(KafkaSource("orders"), rules=(Rule("one", "a > 0"), Rule("one", "b > 0")))
     assert refused.value.code == "HR-570"
@@ -43,7 +43,7 @@ def test_files_that_a_reader_needs_are_never_declared_old() -> None:
     assert refused.value.code == "HR-249"
 
 
-def test_a_table_remembers_removed_files_as_long_as_they_are_kept_and_not_longer_than_its_log() -> None:
+def test_removed_files_are_recorded_while_they_are_retained_and_not_longer_than_the_log() -> None:
     remembered = "delta.deletedFileRetentionDuration"
     logs = {"delta.logRetentionDuration": "interval 90 days"}
     assert TablePolicy(retention="36 hours").table_properties == {remembered: "interval 129600 seconds"}

@@ -22,7 +22,7 @@ NOBODY: Any = None
 
 
 @pytest.mark.parametrize(
-    ("held", "due", "late", "expected"),
+    ("stored", "due", "late", "expected"),
     [
         (0, 1, True, {"late": -1}),
         (0, 1, False, {"other": -1}),
@@ -34,8 +34,8 @@ NOBODY: Any = None
         (1, 1, True, {}),
     ],
 )
-def test_rows_too_many_and_too_few_have_their_cause(held: int, due: int, late: bool, expected: dict[str, int]):
-    assert surplus_by_cause(held, due, late=late) == expected
+def test_rows_too_many_and_too_few_have_their_cause(stored: int, due: int, late: bool, expected: dict[str, int]):
+    assert surplus_by_cause(stored, due, late=late) == expected
 
 
 @pytest.fixture

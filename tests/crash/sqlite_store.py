@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 in_the_middle: list[Callable[[Batch], None]] = []
 
 
-class Shelf:
+class SqliteTransaction:
     """One transaction. It begins with the only lock for writing, so it reads what the last one committed."""
 
     def __init__(self, target: Target) -> None:
@@ -55,7 +55,7 @@ def place(target: Target) -> Path:
     return Path(target.table("shelf.db"))
 
 
-def on_the_shelf(target: Target) -> list[str]:
+def stored_rows(target: Target) -> list[str]:
     """Return the rows that a reader sees."""
     with closing(sqlite3.connect(place(target))) as store:
         created = store.execute("SELECT count(*) FROM sqlite_master WHERE name = 'held'").fetchone()[0]

@@ -1,0 +1,15 @@
+"""Commands on late and invalid rows, interrupted by SIGKILL."""
+
+from __future__ import annotations
+
+import pytest
+
+from systems.late_and_invalid import *  # noqa: F403 - the tests
+from systems.late_and_invalid import Interrupted, by_sigkill
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+
+@pytest.fixture
+def interrupted() -> Interrupted:
+    return by_sigkill
