@@ -102,6 +102,10 @@ def test_sessions_are_built_in_one_module_only() -> None:
     assert [where for where, tree in trees() if builds_a_session(tree)] == ["runtime/session.py"]
 
 
+def test_files_are_locked_in_one_module_only() -> None:
+    assert places_that_mention("flock") == ["clients/file_lock.py"]
+
+
 def test_tables_are_changed_by_sinks_and_operations_only() -> None:
     rooms = {where.split("/")[0] for where in places_that_mention("DeltaTable")}
     assert rooms <= {"sinks", "cdc", "operate"}
