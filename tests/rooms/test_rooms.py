@@ -106,6 +106,11 @@ def test_files_are_locked_in_one_module_only() -> None:
     assert places_that_mention("flock") == ["clients/file_lock.py"]
 
 
+@pytest.mark.parametrize("attribute", ["_jvm", "_jdf", "_jsparkSession", "_jsc", "_jc"])
+def test_the_private_attributes_by_which_pyspark_reaches_the_jvm_are_used_in_one_module_only(attribute: str) -> None:
+    assert places_that_mention(attribute) == ["clients/spark/jvm.py"]
+
+
 def test_tables_are_changed_by_sinks_and_operations_only() -> None:
     rooms = {where.split("/")[0] for where in places_that_mention("DeltaTable")}
     assert rooms <= {"sinks", "cdc", "operate"}

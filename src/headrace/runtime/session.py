@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
+from headrace.clients.spark.jvm_names import cache_class_names
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RocksDB
@@ -27,7 +28,6 @@ from headrace.flow.target import Target
 from headrace.ingest.flat_json import flat_json_jar
 from headrace.runtime.checkpoint.pinned_settings import PARTITIONS, PROVIDER
 from headrace.runtime.state.memory import MEMORY_LIMIT
-from headrace.spark_plan.jvm_names import cache_class_names
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
 

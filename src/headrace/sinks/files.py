@@ -20,6 +20,7 @@ from headrace.clients.file_sink_log import (
     is_glob,
     last_batch,
 )
+from headrace.clients.spark.jvm import java_dataset, java_session, jvm_of, to_seq
 from headrace.clients.storage import FileStore, file_store
 from headrace.errors import DataError, FlowError, RecoveryError, did_you_mean
 from headrace.flow.guarantee import Guarantee
@@ -133,20 +134,18 @@ class FileSink:
         if next_entry(last, batch, f"the folder {folder}", require_complete=True) is None:
             return
         replace(owner, offsets=batch.offsets, fence=batch.fence).record(files, folder)
-        jvm = session._jvm
-        assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-        execution = jvm.org.apache.spark.sql.execution
+        execution = jvm_of(session).org.apache.spark.sql.execution
         writer = execution.datasources
         for part in _WRITERS[self.format].split("."):
             writer = getattr(writer, part)
         sink = execution.streaming.sinks.FileStreamSink(
-            session._jsparkSession,
+            java_session(session),
             folder,
             writer(),
-            jvm.PythonUtils.toSeq(list(self._partitions)),
-            jvm.PythonUtils.toScalaMap({**WRITE_OPTIONS[self.format], "path": folder}),
+            to_seq(session, self._partitions),
+            jvm_of(session).PythonUtils.toScalaMap({**WRITE_OPTIONS[self.format], "path": folder}),
         )
-        sink.addBatch(batch.id, rows._jdf)
+        sink.addBatch(batch.id, java_dataset(rows))
 
     def read(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the rows of all committed batches, with the columns and types that were written.
@@ -220,7 +219,7 @@ class FileSink:
 
 def _columns(rows: DataFrame) -> str:
     """Return the columns as DDL, all nullable: the nullability of a transform can differ between starts."""
-    return str(rows._jdf.schema().asNullable().toDDL())
+    return str(java_dataset(rows).schema().asNullable().toDDL())
 
 
 def _foreign_folder(batch: Batch, folder: str, why: str) -> RecoveryError:

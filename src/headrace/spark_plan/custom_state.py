@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.clients.spark.jvm import analyzed_plan
 from headrace.flow.levers import AvailableNow, Trigger
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _STATELESS = {
 
 def configure_custom_state(session: SparkSession, result: DataFrame, trigger: Trigger) -> None:
     """Set what the custom state of a result needs. Called once per start of a flow, before the query is made."""
-    nodes = list(_nodes(result._jdf.queryExecution().analyzed()))
+    nodes = list(_nodes(analyzed_plan(result)))
     custom = [node for node in nodes if _node_name(node) == _CUSTOM_STATE]
     if custom and {_node_name(node) for node in nodes} <= _STATELESS | {_CUSTOM_STATE}:
         session.conf.set(_ENCODING, "avro")

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.jvm import analyzed_plan, jvm_of, to_dataframe, to_seq
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
 from headrace.spark_plan import tree
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject, JVMView
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
 # The internal column that `mark_input` adds: the origin of each row, and its event time.
@@ -146,16 +147,16 @@ def record_position() -> Column:
 
 def find_late_filters(result: DataFrame, mode: OutputMode) -> LatePlan:
     """Return where a transform over DataFrames of `mark_input` would drop late rows in a stream."""
-    plan, jvm = tree.analyzed_plan(result), tree.jvm_of(result.sparkSession)
+    plan, session = analyzed_plan(result), result.sparkSession
     # An operator has only the columns that are needed above it.
-    operators, pruned_operators = list(stateful_nodes(plan)), list(stateful_nodes(tree.prune_columns(plan, jvm)))
+    operators, pruned_operators = list(stateful_nodes(plan)), list(stateful_nodes(tree.prune_columns(session, plan)))
     filters = []
     for number, (node, pruned) in enumerate(zip(operators, pruned_operators, strict=True)):
         for candidate in _find_filters(number, node, pruned, mode):
             if candidate.source is None:
                 filters.append(candidate.late_filter)
             else:
-                filters.append(_with_rows(candidate, result.sparkSession, jvm))
+                filters.append(_with_rows(candidate, session))
     return LatePlan(len(operators), tuple(filters))
 
 
@@ -202,52 +203,54 @@ def _describe(operator: str, marked: JavaObject) -> str:
     return next((name for mark, name in windows if marked.metadata().contains(mark)), operator)
 
 
-def _with_rows(candidate: _Candidate, session: SparkSession, jvm: JVMView) -> LateFilter:
+def _with_rows(candidate: _Candidate, session: SparkSession) -> LateFilter:
     """Return the filter with its input rows: all their columns, and their origin if available."""
     assert candidate.source is not None  # noqa: S101 - checked by the caller
-    with_origin = _with_origin(candidate.source, jvm)
+    with_origin = _with_origin(candidate.source, session)
     plan = with_origin if with_origin is not None else candidate.source
     ids = [column.exprId() for column in tree.items(plan.output())]
     column = next(number for number, column_id in enumerate(ids) if column_id.equals(candidate.expression))
-    return replace(candidate.late_filter, rows=tree.to_dataframe(session, plan), column=column)
+    return replace(candidate.late_filter, rows=to_dataframe(session, plan), column=column)
 
 
-def _with_origin(plan: JavaObject, jvm: JVMView) -> JavaObject | None:
+def _with_origin(plan: JavaObject, session: SparkSession) -> JavaObject | None:
     """Return the plan with `ORIGIN` in its output, or None if a node cannot pass it on."""
     name = tree.node_name(plan)
     if name == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
         selected = plan.child()
-        return plan.withNewChildren(tree.to_seq(jvm, [_project_origin(selected, selected.child(), jvm)]))
+        return plan.withNewChildren(to_seq(session, [_project_origin(selected, selected.child(), session)]))
     children = []
     for child in tree.items(plan.children()):
-        new_child = _with_origin(child, jvm) if _has_input(child) else child
+        new_child = _with_origin(child, session) if _has_input(child) else child
         if new_child is None:
             return None
         children.append(new_child)
     if name == "Project":
-        return _project_origin(plan, children[0], jvm)
+        return _project_origin(plan, children[0], session)
     if name == "Expand":
-        return _expand_origin(plan, children[0], jvm)
+        return _expand_origin(plan, children[0], session)
     if name not in _PASS_THROUGH:
         return None
-    rebuilt = plan.withNewChildren(tree.to_seq(jvm, children))
+    rebuilt = plan.withNewChildren(to_seq(session, children))
     return rebuilt if sum(column.name() == ORIGIN for column in tree.items(rebuilt.output())) == 1 else None
 
 
-def _project_origin(project: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
+def _project_origin(project: JavaObject, child: JavaObject, session: SparkSession) -> JavaObject:
     """Return a projection with `ORIGIN` of its child added."""
     columns = [*tree.items(project.projectList()), _origin(child)]
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(tree.to_seq(jvm, columns), child)
+    return jvm_of(session).org.apache.spark.sql.catalyst.plans.logical.Project(to_seq(session, columns), child)
 
 
-def _expand_origin(expand: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
+def _expand_origin(expand: JavaObject, child: JavaObject, session: SparkSession) -> JavaObject:
     """Return the Expand node of sliding windows with `ORIGIN` added."""
     origin = _origin(child)
     projections = [
-        tree.to_seq(jvm, [*tree.items(projection), origin]) for projection in tree.items(expand.projections())
+        to_seq(session, [*tree.items(projection), origin]) for projection in tree.items(expand.projections())
     ]
-    output = tree.to_seq(jvm, [*tree.items(expand.output()), origin])
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Expand(tree.to_seq(jvm, projections), output, child)
+    output = to_seq(session, [*tree.items(expand.output()), origin])
+    return jvm_of(session).org.apache.spark.sql.catalyst.plans.logical.Expand(
+        to_seq(session, projections), output, child
+    )
 
 
 def _origin(plan: JavaObject) -> JavaObject:

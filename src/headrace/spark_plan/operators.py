@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
+from headrace.clients.spark.jvm import analyzed_plan, jvm_of
 from headrace.flow.checks.operators import Operator, OperatorKind
 from headrace.flow.levers import OutputMode
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
+    from py4j.java_gateway import JavaObject, JVMView
     from pyspark.sql import DataFrame
 
 # Metadata keys of watermark columns and of session windows.
@@ -105,8 +106,8 @@ def read_operators(
     `inputs` is the number of inputs: more streams in the plan mean that an input is read twice. `frames` holds the
     input DataFrames by name; it is needed to name the unbounded inputs of a join.
     """
-    plan = result._jdf.queryExecution().analyzed()
-    reader = _Reader(_jvm(result), plan, frames or {})
+    plan = analyzed_plan(result)
+    reader = _Reader(jvm_of(result.sparkSession), plan, frames or {})
     operators = list(reader.read(plan))
     if reader.below.sources > inputs:
         operators.append(Operator(OperatorKind.READ_TWICE))
@@ -120,7 +121,7 @@ def read_operators(
 
 def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
     """Return Spark's message if it refuses the DataFrame in an output mode, or None."""
-    jvm = _jvm(result)
+    jvm = jvm_of(result.sparkSession)
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     spark_modes = {
         OutputMode.APPEND: modes.Append,
@@ -129,7 +130,7 @@ def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
     }
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForStreaming(result._jdf.queryExecution().analyzed(), spark_modes[mode]())
+        checker.checkForStreaming(analyzed_plan(result), spark_modes[mode]())
     except PySparkException as error:
         # The first line; the plan follows.
         return str(error).split(";\n")[0].strip().splitlines()[0]
@@ -139,8 +140,8 @@ def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
 class _Reader:
     """Walks one plan. After `read`, `below` holds the properties of the whole plan."""
 
-    def __init__(self, jvm: Any, plan: JavaObject, frames: Mapping[str, DataFrame]) -> None:
-        self._jvm, self._frames = jvm, frames
+    def __init__(self, jvm: JVMView, plan: JavaObject, frames: Mapping[str, DataFrame]) -> None:
+        self._java, self._frames = jvm, frames
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         marks = {OperatorKind.PYTHON: patterns.PYTHON_UDF(), OperatorKind.CURRENT_TIME: patterns.CURRENT_LIKE()}
         # Each check is a call to the JVM. Most plans contain neither pattern, so their expressions are not checked.
@@ -231,7 +232,7 @@ class _Reader:
     def _join(self, plan: JavaObject, children: list[JavaObject], below: _Below) -> Iterator[Operator]:
         how = str(plan.joinType().toString())
         left, right = (child.isStreaming() for child in children)
-        keyed = self._jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
+        keyed = self._java.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
         if left and right:
             kind, unbounded = self._stream_join(plan, how, keyed=keyed)
             yield Operator(kind, how, tuple(name for side in unbounded for name in self._inputs_of(side)))
@@ -249,8 +250,8 @@ class _Reader:
             return OperatorKind.ANTI_JOIN, []
         if not keyed:
             return OperatorKind.KEYLESS_JOIN, []
-        bounds = self._jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
-        any_time = self._jvm.scala.Some(_ANY_TIME_MS)
+        bounds = self._java.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+        any_time = self._java.scala.Some(_ANY_TIME_MS)
 
         def is_bounded(side: JavaObject, against: JavaObject) -> bool:
             """Whether the watermark of the other side evicts the rows of a side.
@@ -279,9 +280,7 @@ class _Reader:
         """Return the inputs that a part of a plan reads, by the ids of its columns."""
         columns = set(_read_columns(side))
         return [
-            name
-            for name, frame in self._frames.items()
-            if not columns.isdisjoint(_read_columns(frame._jdf.queryExecution().analyzed()))
+            name for name, frame in self._frames.items() if not columns.isdisjoint(_read_columns(analyzed_plan(frame)))
         ]
 
 
@@ -367,9 +366,3 @@ def _column_names(expressions: JavaObject) -> str:
 
 def _items(sequence: JavaObject) -> Iterator[JavaObject]:
     return (sequence.apply(index) for index in range(sequence.size()))
-
-
-def _jvm(result: DataFrame) -> Any:
-    jvm = result.sparkSession._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    return jvm

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from headrace.clients.spark.jvm import analyzed_plan, jvm_of
+
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
     from pyspark.sql import DataFrame
@@ -36,13 +38,12 @@ class PlannedSource:
 
 def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFrame]) -> tuple[PlannedSource, ...]:
     """Return the sources of a plan in Spark's order. `sources` holds the DataFrame that each source returned."""
-    jvm = result.sparkSession._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+    jvm = jvm_of(result.sparkSession)
     sources_by_token = {
-        _token(jvm, leaf): source for source, frame in sources.items() for leaf in _leaves(_plan(frame))
+        _token(jvm, leaf): source for source, frame in sources.items() for leaf in _leaves(analyzed_plan(frame))
     }
     numbered: list[JavaObject] = []
-    for leaf in _leaves(_plan(result)):
+    for leaf in _leaves(analyzed_plan(result)):
         # A relation that is read twice in the plan is one source.
         if not any(leaf.equals(other) for other in numbered):
             numbered.append(leaf)
@@ -50,10 +51,6 @@ def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFra
         sources_by_token.get(_token(jvm, leaf), PlannedSource("", "a stream of the transform's own"))
         for leaf in numbered
     )
-
-
-def _plan(frame: DataFrame) -> JavaObject:
-    return frame._jdf.queryExecution().analyzed()
 
 
 def _leaves(plan: JavaObject) -> Iterator[JavaObject]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from pyspark.sql.classic.column import Column
-
+from headrace.clients.spark.jvm import analyzed_plan, to_column, to_dataframe, to_seq
 from headrace.spark_plan import tree
 from headrace.spark_plan.late_filters import DELAY, SESSION, stateful_nodes
 
@@ -43,7 +42,7 @@ class WindowResults:
     @classmethod
     def of(cls, result: DataFrame) -> WindowResults:
         """Analyze a result over DataFrames of `mark_input`. Raises NotAWindowedAggregation."""
-        plan = tree.analyzed_plan(result)
+        plan = analyzed_plan(result)
         nodes = list(stateful_nodes(plan))
         if not nodes:
             raise NotAWindowedAggregation("It has no state.")
@@ -70,21 +69,19 @@ class WindowResults:
     def for_windows(self, starts: Sequence[datetime]) -> DataFrame:
         """Return the rows of the result for the windows that start at these times."""
         session = self.result.sparkSession
-        jvm = tree.jvm_of(session)
-        window = Column(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(self._window))
-        rows = tree.to_dataframe(session, self._aggregate.child()).where(window.getField("start").isin(list(starts)))
-        filtered = self._aggregate.withNewChildren(tree.to_seq(jvm, [tree.analyzed_plan(rows)]))
-        return tree.to_dataframe(session, self._rebuild(tree.analyzed_plan(self.result), filtered))
+        window = to_column(session, self._window)
+        rows = to_dataframe(session, self._aggregate.child()).where(window.getField("start").isin(list(starts)))
+        filtered = self._aggregate.withNewChildren(to_seq(session, [analyzed_plan(rows)]))
+        return to_dataframe(session, self._rebuild(analyzed_plan(self.result), filtered))
 
     def _rebuild(self, plan: JavaObject, filtered: JavaObject) -> JavaObject:
         if plan.fastEquals(self._aggregate):
             return filtered
-        jvm = tree.jvm_of(self.result.sparkSession)
         children = [
             self._rebuild(child, filtered) if next(stateful_nodes(child), None) is not None else child
             for child in tree.children(plan)
         ]
-        return plan.withNewChildren(tree.to_seq(jvm, children))
+        return plan.withNewChildren(to_seq(self.result.sparkSession, children))
 
 
 def _content(plan: JavaObject, column: JavaObject, aggregate: JavaObject, window: JavaObject) -> Holds | None:

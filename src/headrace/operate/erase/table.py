@@ -23,6 +23,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.jvm import java_session, jvm_of
 from headrace.clients.storage import HadoopFileStore
 from headrace.operate.erase import errors
 from headrace.operate.erase.places import LakeTable, TableColumn
@@ -103,12 +104,11 @@ def republish_versions(spark: SparkSession, location: str, versions: dict[str, i
 
 def _truncate_log(session: SparkSession, location: str) -> tuple[int, int]:
     """Write a checkpoint at the end of the log and remove earlier entries. Return the version and their number."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+    jvm = jvm_of(session)
     deltalog = jvm.org.apache.spark.sql.delta.DeltaLog
     current = snapshot(session, location)
     end_version, files, folder = int(current.version()), HadoopFileStore(session), f"{location}/_delta_log"
-    deltalog.forTable(session._jsparkSession, location).checkpoint(current, jvm.scala.Option.empty())
+    deltalog.forTable(java_session(session), location).checkpoint(current, jvm.scala.Option.empty())
     names = files.names(folder)
     if not any(name.startswith(f"{end_version:020d}.checkpoint") for name in names):
         raise errors.no_checkpoint(location, end_version)
@@ -117,7 +117,7 @@ def _truncate_log(session: SparkSession, location: str) -> tuple[int, int]:
     for name in old_files:
         files.delete(f"{folder}/{name}")
     # Delta's cached state may refer to the deleted files.
-    deltalog.invalidateCache(session._jsparkSession, jvm.org.apache.hadoop.fs.Path(location))
+    deltalog.invalidateCache(java_session(session), jvm.org.apache.hadoop.fs.Path(location))
     return end_version, len(old_files)
 
 

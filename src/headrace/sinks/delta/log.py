@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.clients.spark.jvm import java_session, jvm_of
+
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
@@ -11,9 +13,8 @@ if TYPE_CHECKING:
 
 def snapshot(session: SparkSession, location: str) -> JavaObject:
     """Return Delta's current snapshot of a table."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, location)
+    jvm = jvm_of(session)
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(java_session(session), location)
     return log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())
 
 
@@ -39,8 +40,7 @@ def is_empty(session: SparkSession, location: str) -> bool:
 
 def last_recorded(session: SparkSession, location: str, app_id: str) -> int:
     """Return the last batch that a table records for a txnAppId, or -1."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, location)
+    jvm = jvm_of(session)
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(java_session(session), location)
     recorded = log.unsafeVolatileSnapshot().transactions().get(app_id)
     return int(recorded.get()) if recorded.isDefined() else -1

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
+from headrace.clients.spark.jvm import analyzed_plan, clone_session, to_dataframe
+
 _IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
 
@@ -20,13 +22,10 @@ def without_idempotent_write(rows: DataFrame) -> DataFrame:
 
     For an idempotent write Delta reads the whole log. That is unnecessary if writing the same rows again has no effect.
     """
-    jvm, cloned = rows.sparkSession._jvm, rows.sparkSession._jsparkSession.cloneSession()
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    cloned_session = SparkSession(rows.sparkSession.sparkContext, cloned)
+    session = clone_session(rows.sparkSession)
     for name in _IDENTITY:
-        cloned_session.conf.unset(name)
-    dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows(cloned, rows._jdf.queryExecution().analyzed())
-    return DataFrame(dataset, cloned_session)
+        session.conf.unset(name)
+    return to_dataframe(session, analyzed_plan(rows))
 
 
 @contextmanager
