@@ -53,6 +53,15 @@ def places_that_mention(name: str) -> list[str]:
     return [where for where, tree in trees() if mentions(tree, name)]
 
 
+def quotes_with_backticks(tree: ast.Module) -> bool:
+    """Whether code puts a value between backticks, or doubles the backticks of one."""
+    return any(
+        (isinstance(node, ast.JoinedStr) and re.search(r"`\{[^`]*\}`", ast.unparse(node)) is not None)
+        or (isinstance(node, ast.Constant) and node.value == "``")
+        for node in ast.walk(tree)
+    )
+
+
 def builds_a_session(tree: ast.Module) -> bool:
     """Whether code uses `SparkSession.builder`, or makes a context by hand."""
     return any(
@@ -109,6 +118,25 @@ def test_files_are_locked_in_one_module_only() -> None:
 @pytest.mark.parametrize("attribute", ["_jvm", "_jdf", "_jsparkSession", "_jsc", "_jc"])
 def test_the_private_attributes_by_which_pyspark_reaches_the_jvm_are_used_in_one_module_only(attribute: str) -> None:
     assert places_that_mention(attribute) == ["clients/spark/jvm.py"]
+
+
+def test_names_are_quoted_for_sql_in_one_module_only() -> None:
+    modules = [where for where, tree in trees() if quotes_with_backticks(tree)]
+    # The other two name a method and a program in an error.
+    assert modules == ["clients/sql.py", "stack/mariadb.py", "transforms/keyed/keyed_state.py"]
+
+
+@pytest.mark.parametrize(
+    ("code", "quotes"),
+    [
+        ("F.col(f'`{name}`')", True),
+        ("f'old.`{name}`'", True),
+        ("name.replace('`', '``')", True),
+        ("f'{name} and `name`'", False),
+    ],
+)
+def test_the_search_sees_how_a_name_is_quoted(code: str, quotes: bool) -> None:
+    assert quotes_with_backticks(ast.parse(code)) is quotes
 
 
 def test_tables_are_changed_by_sinks_and_operations_only() -> None:

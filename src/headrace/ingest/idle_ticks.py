@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.sql import column_named
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -31,4 +33,4 @@ def with_idle_ticks(rows: DataFrame, watermark: Watermark, ticks: DataFrame) -> 
     watermarked = combined.withWatermark(column, delay)
     # Spark pushes a filter below the watermark unless it reads the watermark column. There it would remove the ticks
     # before they advance the watermark. So this filter reads the column, without effect.
-    return watermarked.where(~F.col(_TICK) | (F.col(f"`{column}`") < F.lit(_MIN_TIME))).drop(_TICK)
+    return watermarked.where(~F.col(_TICK) | (column_named(column) < F.lit(_MIN_TIME))).drop(_TICK)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, get_args
 
-from pyspark.sql import functions as F
-
 from headrace.clients.file_sink_log import (
     LOG,
     READ_OPTIONS,
@@ -21,6 +19,7 @@ from headrace.clients.file_sink_log import (
     last_batch,
 )
 from headrace.clients.spark.jvm import java_dataset, java_session, jvm_of, to_seq
+from headrace.clients.sql import column_named
 from headrace.clients.storage import FileStore, file_store
 from headrace.errors import DataError, FlowError, RecoveryError, did_you_mean
 from headrace.flow.guarantee import Guarantee
@@ -173,7 +172,7 @@ class FileSink:
         else:
             rows = reader.load(folder)
         # Spark puts partition columns last.
-        return rows.select(*(F.col(f"`{name}`") for name in empty.columns))
+        return rows.select(*(column_named(name) for name in empty.columns))
 
     def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the query id and the last committed batch of the folder."""

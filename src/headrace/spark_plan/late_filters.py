@@ -28,6 +28,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.clients.spark.jvm import analyzed_plan, jvm_of, to_dataframe, to_seq
+from headrace.clients.sql import column_named
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
 from headrace.spark_plan import tree
@@ -115,7 +116,7 @@ def mark_input(rows: DataFrame, name: str, input_: Input, columns: Sequence[str]
     The origin of each row stays in the plan, hidden from the transform: `LatePlan` extracts it.
     """
     watermark = input_.watermark
-    event_time = F.lit(None) if watermark is None else F.col(f"`{watermark.column}`")
+    event_time = F.lit(None) if watermark is None else column_named(watermark.column)
     has_position = RECORD_POSITION in rows.columns
     position = [
         (F.col(RECORD_POSITION).getField(field) if has_position else F.lit(None)).cast(data_type).alias(field)
@@ -132,7 +133,7 @@ def mark_input(rows: DataFrame, name: str, input_: Input, columns: Sequence[str]
     )
 
     def marked(column: str) -> Column:
-        value = F.col(f"`{column}`")
+        value = column_named(column)
         if watermark is None or column != watermark.column:
             return value
         return value.alias(column, metadata={DELAY: round(watermark.duration.seconds * 1000)})

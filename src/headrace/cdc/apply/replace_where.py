@@ -18,8 +18,8 @@ from pyspark.sql import types as T
 
 from headrace.cdc.apply.key_ranges import Range, merge_ranges
 from headrace.cdc.apply.table import POSITION, TableWrite, struct_fields
+from headrace.clients.sql import quote_name, string_literal
 from headrace.sinks.delta.log import snapshot, version
-from headrace.sinks.delta.sql import quote_name, string_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

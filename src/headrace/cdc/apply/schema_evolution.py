@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Literal
 from pyspark.sql import types as T
 
 from headrace.cdc.apply.table import TEXT_FORMAT, TableWrite, text_formats_of
+from headrace.clients.sql import quote_name, string_literal
 from headrace.errors import DataError
 from headrace.sinks.delta.log import snapshot
-from headrace.sinks.delta.sql import quote_name, string_literal
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

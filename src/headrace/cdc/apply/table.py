@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from delta.tables import DeltaTable
 from pyspark.sql import types as T
 
+from headrace.clients.sql import quote_name
 from headrace.sinks.delta.log import size, snapshot, version
-from headrace.sinks.delta.sql import idempotent_write, quote_name, session_settings
+from headrace.sinks.delta.sql import idempotent_write, session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

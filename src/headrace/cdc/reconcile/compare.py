@@ -28,9 +28,9 @@ from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.decode.envelope import require_key
 from headrace.cdc.reconcile.source_rows import SourceSnapshot, Text, open_snapshot
 from headrace.cdc.reconcile.texts import comparable_text, is_compared, mirror_text, source_text, typed_value
+from headrace.clients.sql import column_named, quote_name
 from headrace.errors import DataError
 from headrace.flow.target import Database
-from headrace.sinks.delta.sql import quote_name
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class _Pair:
         if self.is_soft:
             rows = rows.where(~F.coalesce(F.col(DELETED), F.lit(False)))
         pairs = zip(self.columns, self.kinds, strict=True)
-        texts = rows.select(*(mirror_text(F.col(quote_name(column.name)), kind) for column, kind in pairs), POSITION)
+        texts = rows.select(*(mirror_text(column_named(column.name), kind) for column, kind in pairs), POSITION)
         for row in texts.toLocalIterator():
             yield self._row(tuple(row)[:-1], row[-1])
 

@@ -34,6 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
+from headrace.clients.sql import timestamp_literal
 from headrace.clients.storage import file_store
 from headrace.demos.orders import errors
 from headrace.flow.duration import Duration
@@ -161,9 +162,7 @@ class JoinReconciliation:
             last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
             number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._holding.token)
             event_time = "COALESCE(order_time, pay_time)"
-            where = (
-                f"{event_time} >= {_timestamp_literal(plan.start)} AND {event_time} < {_timestamp_literal(plan.end)}"
-            )
+            where = f"{event_time} >= {timestamp_literal(plan.start)} AND {event_time} < {timestamp_literal(plan.end)}"
             sink.replace(self._rows, where, number)
 
     def close(self) -> None:
@@ -289,10 +288,6 @@ def surplus_by_cause(in_table: int, expected: int, *, late: bool) -> dict[str, i
 def _event_time() -> Column:
     """Return the event time of a row: of the order, or of a payment without an order."""
     return F.coalesce("order_time", "pay_time")
-
-
-def _timestamp_literal(time: datetime) -> str:
-    return f"TIMESTAMP '{time.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
 
 
 def _json_value(value: object) -> object:

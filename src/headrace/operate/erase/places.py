@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.cdc.apply.transactions import PENDING
 from headrace.cdc.capture.declaration import Capture, HasCapture
+from headrace.clients.sql import quote_name
 from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import WritesFolder, leaf_sinks
@@ -17,7 +18,6 @@ from headrace.flow.target import Target
 from headrace.operate.erase.scan import SearchTerms
 from headrace.operate.erase.subject import Columns, Subject, Texts
 from headrace.sinks.delta.log import snapshot
-from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,12 +24,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from headrace.clients.spark.jvm import java_session, jvm_of
+from headrace.clients.sql import quote_name
 from headrace.clients.storage import HadoopFileStore
 from headrace.operate.erase import errors
 from headrace.operate.erase.places import LakeTable, TableColumn
 from headrace.operate.erase.subject import Columns, Texts
 from headrace.sinks.delta.log import snapshot, version
-from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -31,6 +31,7 @@ from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import require_topics
+from headrace.clients.sql import column_named
 from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
@@ -137,7 +138,7 @@ class Redrive:
                 topics[to or row["topic"]] += row["count"]
             watermark = self._watermark()
             if input_.watermark is not None and watermark is not None:
-                late += valid_rows(redrivable, input_).where(F.col(f"`{input_.watermark.column}`") <= watermark).count()
+                late += valid_rows(redrivable, input_).where(column_named(input_.watermark.column) <= watermark).count()
         if topics:
             require_topics(self._target, sorted(topics))
         return RedrivePlan(

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
+from headrace.clients.sql import column_named
 from headrace.clients.storage import is_local, local_path
 from headrace.errors import DataError
 from headrace.flow.duration import Duration
@@ -184,10 +185,10 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
         )
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
-    condition = _column(dimension.key).isNotNull()
+    condition = column_named(dimension.key).isNotNull()
     if DELETED in table.columns:
-        condition &= ~F.coalesce(_column(DELETED), F.lit(False))
-    rows = table.where(condition).select(*map(_column, _read(dimension)))
+        condition &= ~F.coalesce(column_named(DELETED), F.lit(False))
+    rows = table.where(condition).select(*map(column_named, _read(dimension)))
     files = snapshot(session, location).sizeInBytesIfKnown()
     if files.isDefined() and int(files.get()) > Size.parse(dimension.broadcast_limit).bytes:
         # Unused columns may cause the size. Measure the used ones before persisting them.
@@ -233,9 +234,9 @@ def _typed(dimension: Dimension, key: T.DataType) -> T.StructType:
 def _bytes(schema: T.StructType) -> Column:
     """Return the size of a row in Spark's hash table: eight bytes per column plus variable-length values."""
     sizes = [
-        F.octet_length(_column(field.name))
+        F.octet_length(column_named(field.name))
         if isinstance(field.dataType, T.StringType | T.BinaryType)
-        else F.octet_length(F.to_json(F.struct(_column(field.name))))
+        else F.octet_length(F.to_json(F.struct(column_named(field.name))))
         for field in schema
         if isinstance(field.dataType, T.StringType | T.BinaryType | T.ArrayType | T.MapType | T.StructType)
     ]
@@ -246,10 +247,10 @@ def _bytes(schema: T.StructType) -> Column:
 
 def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
     """Return the keys that match more than one row: duplicate keys, or overlapping validity."""
-    key = _column(dimension.key)
+    key = column_named(dimension.key)
     if dimension.as_of is None:
         return rows.groupBy(key).count().where("count > 1").select(key)
-    since, until = _column(dimension.as_of.valid_from), _column(dimension.as_of.valid_to)
+    since, until = column_named(dimension.as_of.valid_from), column_named(dimension.as_of.valid_to)
     # A version that ends when it begins is never valid.
     valid = rows.where(until.isNull() | since.isNull() | (until > since))
     by_time = Window.partitionBy(key).orderBy(since.asc_nulls_first())
@@ -308,7 +309,3 @@ def _more_than_one(dimension: Dimension, version: int, keys: list[str]) -> DataE
         + (" For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""),
         code="HR-562",
     )
-
-
-def _column(name: str) -> Column:
-    return F.col(f"`{name}`")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
+from headrace.clients.sql import quote_name
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.log import size, snapshot
-from headrace.sinks.delta.sql import quote_name, session_settings
+from headrace.sinks.delta.sql import session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

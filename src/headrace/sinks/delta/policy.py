@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
+from headrace.clients.sql import quote_name, string_literal
 from headrace.clients.storage import file_store
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
@@ -79,8 +80,8 @@ class TablePolicy:
         current, declared = detail["properties"], self.table_properties
         changed = {name: value for name, value in declared.items() if current.get(name) != value}
         if changed:
-            listed = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
-            session.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ({listed})")
+            listed = ", ".join(f"{string_literal(name)} = {string_literal(value)}" for name, value in changed.items())
+            session.sql(f"ALTER TABLE delta.{quote_name(location)} SET TBLPROPERTIES ({listed})")
 
     def run_maintenance(self, session: SparkSession, location: str, now: dt.datetime | None = None) -> None:
         """Compact small files, and vacuum old ones if it is time. Called by the sink after each batch."""

@@ -1,4 +1,4 @@
-"""Session settings for Delta writes, idempotent writes (txnAppId and txnVersion), and SQL quoting."""
+"""Session settings for Delta writes, and idempotent writes (txnAppId and txnVersion)."""
 
 from __future__ import annotations
 
@@ -42,13 +42,3 @@ def session_settings(session: SparkSession, values: Mapping[str, str]) -> Iterat
                 session.conf.unset(key)
             else:
                 session.conf.set(key, old)
-
-
-def quote_name(name: str) -> str:
-    """Return a name quoted with backticks."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def string_literal(value: str) -> str:
-    """Return a string as a SQL literal."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

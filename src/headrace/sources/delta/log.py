@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
 
+from headrace.clients.sql import quote_name
 from headrace.errors import DataError
 from headrace.sources.errors import source_not_replayable
 
@@ -58,9 +59,8 @@ def parse_offsets(
     first, last = DeltaOffset.read(start), DeltaOffset.read(end)
     if first.of_snapshot or last.of_snapshot:
         raise source_not_replayable(source, "The batch read a part of the table as it was at the flow's first start.")
-    quoted_path = table.replace("`", "``")
     try:
-        detail = spark.sql(f"DESCRIBE DETAIL delta.`{quoted_path}`").first()
+        detail = spark.sql(f"DESCRIBE DETAIL delta.{quote_name(table)}").first()
     except AnalysisException as error:
         raise source_not_replayable(source, f"There is no Delta table at {table}.") from error
     if detail is None or detail["id"] != last.table_id:
