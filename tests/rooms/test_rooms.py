@@ -62,6 +62,24 @@ def quotes_with_backticks(tree: ast.Module) -> bool:
     )
 
 
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the texts in code, without docstrings."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def places_with_text(text: str) -> list[str]:
+    return [where for where, tree in trees() if any(text in constant for constant in texts(tree))]
+
+
 def builds_a_session(tree: ast.Module) -> bool:
     """Whether code uses `SparkSession.builder`, or makes a context by hand."""
     return any(
@@ -120,6 +138,12 @@ def test_the_private_attributes_by_which_pyspark_reaches_the_jvm_are_used_in_one
     assert places_that_mention(attribute) == ["clients/spark/jvm.py"]
 
 
+def test_the_log_of_a_table_is_read_in_one_module_only() -> None:
+    assert places_that_mention("DeltaLog") == ["clients/spark/delta_log.py"]
+    assert places_with_text("_delta_log") == ["clients/spark/delta_log.py"]
+    assert places_that_mention("isDeltaTable") + places_with_text("DESCRIBE DETAIL") == []
+
+
 def test_names_are_quoted_for_sql_in_one_module_only() -> None:
     modules = [where for where, tree in trees() if quotes_with_backticks(tree)]
     # The other two name a method and a program in an error.
@@ -154,6 +178,11 @@ def test_tables_are_changed_by_sinks_and_operations_only() -> None:
 )
 def test_the_search_sees_code_and_no_prose(code: str, used: bool) -> None:
     assert mentions(ast.parse(code), "readStream") is used
+
+
+def test_the_search_for_texts_sees_no_docstring() -> None:
+    code = '"""A docstring of _delta_log."""\nlog = f"{table}/_delta_log"'
+    assert list(texts(ast.parse(code))) == ["/_delta_log"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from pyspark.sql import functions as F
 
 from headrace.clients.positions import Partition
-from headrace.clients.storage import file_store
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
 from headrace.demos.feeder import SendResult, generate
@@ -137,7 +137,7 @@ class IotDemo:
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line on the newest complete window of the gold table: the busiest device, and the alerts."""
         location = context.target.table(self.settings.gold_table)
-        if not file_store(location, spark).names(f"{location}/_delta_log"):
+        if not is_table(location, spark):
             return ()
         gold = spark.read.format("delta").load(location)
         newest = gold.agg(F.max("window_start")).collect()[0][0]

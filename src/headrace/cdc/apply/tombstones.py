@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.cdc.apply.table import POSITION, TableWrite, create_table, struct_fields
+from headrace.clients.spark.delta_log import version
 from headrace.clients.sql import column_named
-from headrace.sinks.delta.log import version
 from headrace.sinks.delta.sql import without_idempotent_write
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import timestamp_literal
 from headrace.clients.storage import file_store
 from headrace.demos.orders import errors
@@ -213,7 +214,7 @@ class JoinReconciliation:
     def _late_ids(self) -> DataFrame:
         """Return the orders with a record in the ledger of late rows."""
         location = late_table(self._target, self._flow.name)
-        if not self._checkpoint.files.names(f"{location}/_delta_log"):
+        if not is_table(location, self._session):
             return self._session.createDataFrame([], "order_id string")
         ledger = self._session.read.format("delta").load(location)
         ledger = ledger.where(F.col("query_id") == F.lit(self._checkpoint.query_id()))

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import first_timestamps
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import column_named
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
@@ -109,7 +110,7 @@ class ReplayableRows:
         `identity` are columns of the quarantine, and `values` the matching columns of the rows.
         """
         table = quarantine_table(self._target, self._flow.name)
-        if not self._checkpoint.files.names(f"{table}/_delta_log"):
+        if not is_table(table, self._session):
             return rows
         invalid = self._session.read.format("delta").load(table)
         invalid = invalid.where((F.col("query_id") == self._checkpoint.query_id()) & (F.col("input") == name))

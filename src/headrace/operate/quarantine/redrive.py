@@ -31,6 +31,7 @@ from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import require_topics
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import column_named
 from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
@@ -257,8 +258,7 @@ class Redrive:
         return -1 if newest is None or newest[0] is None else int(newest[0])
 
     def _table(self, location: str) -> DataFrame | None:
-        exists = file_store(location, self._session).names(f"{location}/_delta_log")
-        return self._session.read.format("delta").load(location) if exists else None
+        return self._session.read.format("delta").load(location) if is_table(location, self._session) else None
 
     def _append(self, rows: DataFrame, location: str, number: int) -> None:
         identity = {"txnAppId": f"{_IDENTITY}:{self._flow.name}", "txnVersion": str(number)}

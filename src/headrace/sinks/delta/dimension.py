@@ -17,13 +17,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
+from headrace.clients.spark.delta_log import is_table, snapshot
 from headrace.clients.sql import column_named
-from headrace.clients.storage import is_local, local_path
+from headrace.clients.storage import is_local
 from headrace.errors import DataError
 from headrace.flow.duration import Duration
 from headrace.flow.size import Size, format_bytes
 from headrace.flow.target import Target
-from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -165,14 +165,14 @@ class DimensionCache:
 def require_table_exists(dimension: Dimension, target: Target) -> None:
     """Raise if a required local table does not exist. Other filesystems are not checked; Spark reports them."""
     location = target.table(dimension.path)
-    if dimension.required and is_local(location) and not (local_path(location) / "_delta_log").is_dir():
+    if dimension.required and is_local(location) and not is_table(location):
         raise _missing(dimension, location)
 
 
 def _newest(session: SparkSession, location: str) -> tuple[str, int]:
     current = snapshot(session, location)
-    version = int(current.version())
-    return ("", ABSENT) if version < 0 else (str(current.metadata().id()), version)
+    version = current.version
+    return ("", ABSENT) if version < 0 else (current.table_id, version)
 
 
 def _load(dimension: Dimension, session: SparkSession, location: str, identity: str, version: int) -> LoadedDimension:
@@ -189,8 +189,8 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
     if DELETED in table.columns:
         condition &= ~F.coalesce(column_named(DELETED), F.lit(False))
     rows = table.where(condition).select(*map(column_named, _read(dimension)))
-    files = snapshot(session, location).sizeInBytesIfKnown()
-    if files.isDefined() and int(files.get()) > Size.parse(dimension.broadcast_limit).bytes:
+    known_bytes = snapshot(session, location).known_bytes
+    if known_bytes is not None and known_bytes > Size.parse(dimension.broadcast_limit).bytes:
         # Unused columns may cause the size. Measure the used ones before persisting them.
         _measured(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)

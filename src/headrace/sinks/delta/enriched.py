@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.delta_log import version
 from headrace.clients.sql import column_named, quote_name
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
-from headrace.sinks.delta.log import version
 from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 

@@ -1,4 +1,4 @@
-"""Session settings for Delta writes, and idempotent writes (txnAppId and txnVersion)."""
+"""Session settings for Delta writes, idempotent writes (txnAppId and txnVersion), and table properties."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.spark.jvm import analyzed_plan, clone_session, to_dataframe
+from headrace.clients.sql import quote_name, string_literal
 
 _IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
@@ -42,3 +43,9 @@ def session_settings(session: SparkSession, values: Mapping[str, str]) -> Iterat
                 session.conf.unset(key)
             else:
                 session.conf.set(key, old)
+
+
+def set_table_properties(session: SparkSession, location: str, properties: Mapping[str, str]) -> None:
+    """Set properties of an existing table, in a commit of its own."""
+    listed = ", ".join(f"{string_literal(name)} = {string_literal(value)}" for name, value in properties.items())
+    session.sql(f"ALTER TABLE delta.{quote_name(location)} SET TBLPROPERTIES ({listed})")
