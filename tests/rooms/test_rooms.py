@@ -138,6 +138,16 @@ def test_the_private_attributes_by_which_pyspark_reaches_the_jvm_are_used_in_one
     assert places_that_mention(attribute) == ["clients/spark/jvm.py"]
 
 
+def test_query_plans_are_walked_by_one_module_only() -> None:
+    assert places_that_mention("nodeName") == ["spark_plan/tree.py"]
+    assert places_that_mention("getSimpleName") == []
+    for mark in ("spark.watermarkDelayMs", "spark.sessionWindow", "spark.timeWindow", "TransformWithState"):
+        assert places_with_text(mark) == ["spark_plan/tree.py"]
+    users = {where for where in places_that_mention("analyzed_plan") if not where.startswith("spark_plan/")}
+    # The sink hands a plan to another session, and looks at nothing in it.
+    assert users == {"sinks/delta/sql.py"}
+
+
 def test_the_log_of_a_table_is_read_in_one_module_only() -> None:
     assert places_that_mention("DeltaLog") == ["clients/spark/delta_log.py"]
     assert places_with_text("_delta_log") == ["clients/spark/delta_log.py"]

@@ -51,20 +51,13 @@ STATE_INPUT, TIMED_STATE_INPUT = "_headrace_state_input", "_headrace_timed_state
 # The alias prefix of an input's DataFrame.
 _INPUT = "_headrace_input_"
 
-# Metadata keys of watermark columns, and of the columns of the two window functions.
-DELAY = "spark.watermarkDelayMs"
-_WINDOW, SESSION = "spark.timeWindow", "spark.sessionWindow"
-
-_CUSTOM = ("TransformWithState", "TransformWithStateInPySpark")
-# These drop late rows only with an event-time timeout.
-_CUSTOM_WITH_TIMEOUT = ("FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState")
 _STATEFUL_NODES = {
     "Aggregate": "aggregation",
     "Distinct": "deduplication",
     "Deduplicate": "deduplication",
     "DeduplicateWithinWatermark": "deduplication",
     "GlobalLimit": "limit",
-    **dict.fromkeys((*_CUSTOM, *_CUSTOM_WITH_TIMEOUT, STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
+    **dict.fromkeys((*tree.CUSTOM_STATE, *tree.GROUP_STATE, STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
 }
 
 # Nodes that output all input columns. Joins and unions are checked afterwards.
@@ -136,7 +129,7 @@ def mark_input(rows: DataFrame, name: str, input_: Input, columns: Sequence[str]
         value = column_named(column)
         if watermark is None or column != watermark.column:
             return value
-        return value.alias(column, metadata={DELAY: round(watermark.duration.seconds * 1000)})
+        return value.alias(column, metadata={tree.WATERMARK_DELAY: round(watermark.duration.seconds * 1000)})
 
     return rows.withColumn(ORIGIN, origin).select(*(marked(column) for column in columns)).alias(f"{_INPUT}{name}")
 
@@ -172,24 +165,22 @@ class _Candidate:
 
 def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode) -> Iterator[_Candidate]:
     name = _node_name(node)
-    if name in ("GlobalLimit", STATE_INPUT) or (
-        name in _CUSTOM_WITH_TIMEOUT and str(node.timeout()) != "EventTimeTimeout"
-    ):
+    # State of a group drops late rows only with an event-time timeout.
+    if name in ("GlobalLimit", STATE_INPUT) or (name in tree.GROUP_STATE and str(node.timeout()) != "EventTimeTimeout"):
         return
     if name == "Aggregate":
         if mode is OutputMode.COMPLETE:
             return
-        keys = [key.toAttribute() for key in tree.items(pruned.groupingExpressions()) if tree.is_named(key)]
-        sides = [("aggregation", keys, node.child())]
+        sides = [("aggregation", tree.grouping_columns(pruned), node.child())]
     elif name == "Join":
-        both = zip(("left", "right"), tree.items(node.children()), tree.items(pruned.children()), strict=True)
+        both = zip(("left", "right"), tree.children(node), tree.children(pruned), strict=True)
         sides = [(f"join, {side} side", list(tree.items(needed.output())), child) for side, child, needed in both]
     else:
         # Custom state can have a second child with the initial state; rows come from the first.
-        first, needed = next(tree.items(node.children())), next(tree.items(pruned.children()))
+        first, needed = tree.children(node)[0], tree.children(pruned)[0]
         sides = [(_STATEFUL_NODES[name], list(tree.items(needed.output())), first)]
     for operator, columns, source in sides:
-        marked = next((column for column in columns if column.metadata().contains(DELAY)), None)
+        marked = tree.watermark_column(columns)
         if marked is not None:
             is_window = marked.dataType().typeName() == "struct"
             late_filter = LateFilter(number, _describe(operator, marked), None, -1, is_window)
@@ -200,8 +191,8 @@ def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: Outpu
 def _describe(operator: str, marked: JavaObject) -> str:
     if operator != "aggregation":
         return operator
-    windows = ((SESSION, "session window"), (_WINDOW, "window"))
-    return next((name for mark, name in windows if marked.metadata().contains(mark)), operator)
+    windows = ((tree.SESSION_WINDOW, "session window"), (tree.TIME_WINDOW, "window"))
+    return next((name for mark, name in windows if tree.has_mark(marked, mark)), operator)
 
 
 def _with_rows(candidate: _Candidate, session: SparkSession) -> LateFilter:
@@ -217,11 +208,11 @@ def _with_rows(candidate: _Candidate, session: SparkSession) -> LateFilter:
 def _with_origin(plan: JavaObject, session: SparkSession) -> JavaObject | None:
     """Return the plan with `ORIGIN` in its output, or None if a node cannot pass it on."""
     name = tree.node_name(plan)
-    if name == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
+    if _is_input(plan):
         selected = plan.child()
         return plan.withNewChildren(to_seq(session, [_project_origin(selected, selected.child(), session)]))
     children = []
-    for child in tree.items(plan.children()):
+    for child in tree.children(plan):
         new_child = _with_origin(child, session) if _has_input(child) else child
         if new_child is None:
             return None
@@ -261,7 +252,7 @@ def _origin(plan: JavaObject) -> JavaObject:
 def stateful_nodes(plan: JavaObject) -> Iterator[JavaObject]:
     """Yield the stateful nodes of a stream from the result down, in the order of Spark's progress."""
     name = _node_name(plan)
-    children = list(tree.items(plan.children()))
+    children = tree.children(plan)
     if name == "Join":
         if all(_has_input(child) for child in children):
             yield plan
@@ -278,6 +269,8 @@ def _node_name(plan: JavaObject) -> str:
 
 
 def _has_input(plan: JavaObject) -> bool:
-    if tree.node_name(plan) == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
-        return True
-    return any(_has_input(child) for child in tree.items(plan.children()))
+    return any(_is_input(node) for node in tree.nodes(plan))
+
+
+def _is_input(node: JavaObject) -> bool:
+    return tree.node_name(node) == "SubqueryAlias" and bool(node.identifier().name().startswith(_INPUT))

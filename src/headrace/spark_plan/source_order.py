@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headrace.clients.spark.jvm import analyzed_plan, jvm_of
+from headrace.spark_plan import tree
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
@@ -54,15 +55,11 @@ def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFra
 
 
 def _leaves(plan: JavaObject) -> Iterator[JavaObject]:
-    """Yield the streams below a node in Spark's order: the node, then its children from left to right."""
-    if plan.getClass().getSimpleName() in _SOURCE_NODES:
-        yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _leaves(children.apply(index))
+    """Return the streams of a plan in Spark's order."""
+    return (node for node in tree.nodes(plan) if tree.node_name(node) in _SOURCE_NODES)
 
 
 def _token(jvm: JVMView, leaf: JavaObject) -> int:
     """Return the identity of the object that a relation reads. Copies of the relation share it."""
-    source = getattr(leaf, _SOURCE_NODES[leaf.getClass().getSimpleName()])()
+    source = getattr(leaf, _SOURCE_NODES[tree.node_name(leaf)])()
     return int(jvm.java.lang.System.identityHashCode(source))

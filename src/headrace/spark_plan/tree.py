@@ -1,11 +1,11 @@
-"""Helpers to read and rebuild Spark's logical plans from Python.
+"""Walk Spark's logical plans from Python: their nodes, and the marks of Spark on their columns.
 
 Plans are immutable: a node with other children is a new node, and its columns keep their ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.clients.spark.jvm import jvm_of
@@ -14,13 +14,21 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
+# Metadata keys of watermark columns, and of the columns of the two window functions. A copy of a column has them too.
+WATERMARK_DELAY = "spark.watermarkDelayMs"
+TIME_WINDOW, SESSION_WINDOW = "spark.timeWindow", "spark.sessionWindow"
+
+# Nodes of custom state, by `transformWithState`, and by the functions before it.
+CUSTOM_STATE = ("TransformWithState", "TransformWithStateInPySpark")
+GROUP_STATE = ("FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState")
+
 # Each pass of Spark's rule prunes one more node of a plan; a transform has some dozens of them at most.
 _MAX_PASSES = 100
 
 
 def node_name(node: JavaObject) -> str:
-    """Return the class name of a node or an expression, such as `Project`."""
-    return str(node.getClass().getSimpleName())
+    """Return Spark's name of a node or an expression, such as `Project`."""
+    return str(node.nodeName())
 
 
 def items(seq: JavaObject) -> Iterator[JavaObject]:
@@ -32,6 +40,33 @@ def items(seq: JavaObject) -> Iterator[JavaObject]:
 def children(plan: JavaObject) -> list[JavaObject]:
     """Return the child nodes of a node."""
     return list(items(plan.children()))
+
+
+def nodes(plan: JavaObject) -> Iterator[JavaObject]:
+    """Yield a node and all nodes below it, children from left to right."""
+    yield plan
+    for child in children(plan):
+        yield from nodes(child)
+
+
+def is_column(expression: JavaObject) -> bool:
+    """Whether an expression is a column of a node below."""
+    return node_name(expression) == "AttributeReference"
+
+
+def has_mark(expression: JavaObject, mark: str) -> bool:
+    """Whether an expression is a column with a metadata key."""
+    return is_column(expression) and bool(expression.metadata().contains(mark))
+
+
+def watermark_column(columns: Iterable[JavaObject]) -> JavaObject | None:
+    """Return the first of some columns that has a watermark, or None."""
+    return next((column for column in columns if has_mark(column, WATERMARK_DELAY)), None)
+
+
+def grouping_columns(aggregate: JavaObject) -> list[JavaObject]:
+    """Return the columns that an aggregation groups by, without expressions that have no name."""
+    return [key.toAttribute() for key in items(aggregate.groupingExpressions()) if is_named(key)]
 
 
 def is_named(expression: JavaObject) -> bool:

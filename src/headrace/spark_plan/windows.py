@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headrace.clients.spark.jvm import analyzed_plan, to_column, to_dataframe, to_seq
 from headrace.spark_plan import tree
-from headrace.spark_plan.late_filters import DELAY, SESSION, stateful_nodes
+from headrace.spark_plan.late_filters import stateful_nodes
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -52,11 +52,10 @@ class WindowResults:
             )
         if tree.node_name(nodes[0]) != "Aggregate":
             raise NotAWindowedAggregation("Its state is not that of an aggregation.")
-        keys = [key.toAttribute() for key in tree.items(nodes[0].groupingExpressions()) if tree.is_named(key)]
-        window = next((key for key in keys if key.metadata().contains(DELAY)), None)
+        window = tree.watermark_column(tree.grouping_columns(nodes[0]))
         if window is None or window.dataType().typeName() != "struct":
             raise NotAWindowedAggregation("It does not aggregate by a window over the event time.")
-        if window.metadata().contains(SESSION):
+        if tree.has_mark(window, tree.SESSION_WINDOW):
             raise NotAWindowedAggregation(
                 "A late row can join two sessions that were written as two: windows of a fixed length only."
             )
@@ -118,12 +117,8 @@ def _copied_column(expression: JavaObject | None) -> tuple[JavaObject | None, Li
     """Return the id of the column that an expression copies, and which bound, if it is a bound of a window."""
     if expression is not None and tree.node_name(expression) == "Alias":
         expression = expression.child()
-    if expression is not None and tree.node_name(expression) == "AttributeReference":
+    if expression is not None and tree.is_column(expression):
         return expression.exprId(), None
-    if (
-        expression is not None
-        and tree.node_name(expression) == "GetStructField"
-        and tree.node_name(expression.child()) == "AttributeReference"
-    ):
+    if expression is not None and tree.node_name(expression) == "GetStructField" and tree.is_column(expression.child()):
         return expression.child().exprId(), "start" if expression.ordinal() == 0 else "end"
     return None, None
