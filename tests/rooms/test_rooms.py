@@ -138,6 +138,11 @@ def test_the_private_attributes_by_which_pyspark_reaches_the_jvm_are_used_in_one
     assert places_that_mention(attribute) == ["clients/spark/jvm.py"]
 
 
+def test_delta_writes_are_made_idempotent_in_one_module_only() -> None:
+    for name in ("txnAppId", "txnVersion", "spark.databricks.delta.write."):
+        assert places_with_text(name) == ["sinks/delta/sql.py"]
+
+
 def test_query_plans_are_walked_by_one_module_only() -> None:
     assert places_that_mention("nodeName") == ["spark_plan/tree.py"]
     assert places_that_mention("getSimpleName") == []

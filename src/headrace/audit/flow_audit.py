@@ -24,6 +24,7 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.runtime.session import flow_session
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sources.errors import source_not_replayable
 
 if TYPE_CHECKING:
@@ -204,8 +205,7 @@ class FlowAudit:
             .repartition(1)
             .write.format("delta")
             .mode("append")
-            .option("txnAppId", app_id)
-            .option("txnVersion", str(batches[-1]))
+            .options(**idempotent_options(app_id, batches[-1]))
             # A ledger created by an earlier version of Headrace has fewer columns.
             .option("mergeSchema", "true")
             .save(table)

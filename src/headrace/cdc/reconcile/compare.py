@@ -32,6 +32,7 @@ from headrace.clients.spark.delta_log import snapshot
 from headrace.clients.sql import column_named, quote_name
 from headrace.errors import DataError
 from headrace.flow.target import Database
+from headrace.sinks.delta.sql import idempotent_write
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _PAUSE_SECONDS = 2.0
 
 DifferenceKind = Literal["missing", "extra", "different"]
 Values = tuple[Text, ...]
-_IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def repair(spark: SparkSession, comparison: TableComparison) -> None:
     pair = _Pair.of(spark, comparison.table, comparison.location)
     session = spark.newSession()
     sums = hashlib.sha256(json.dumps([column.as_dict() for column in comparison.differences]).encode()).hexdigest()
-    identity = (f"headrace-reconcile/{comparison.table}/{comparison.position}/{sums[:16]}", "0")
-    for name, value in zip(_IDENTITY, identity, strict=True):
+    app_id = f"headrace-reconcile/{comparison.table}/{comparison.position}/{sums[:16]}"
+    for name, value in idempotent_write(app_id, 0).items():
         session.conf.set(name, value)
     # A column may be named `${...}`: that is no setting.
     session.conf.set("spark.sql.variable.substitute", "false")

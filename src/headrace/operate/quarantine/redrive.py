@@ -45,6 +45,7 @@ from headrace.operate.quarantine.listing import IDENTITY, redriven_table
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_folder
 from headrace.runtime.session import flow_session
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.kafka.ledger import create_ledger
 from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, TransactionSlot, publish
 
@@ -261,7 +262,7 @@ class Redrive:
         return self._session.read.format("delta").load(location) if is_table(location, self._session) else None
 
     def _append(self, rows: DataFrame, location: str, number: int) -> None:
-        identity = {"txnAppId": f"{_IDENTITY}:{self._flow.name}", "txnVersion": str(number)}
+        identity = idempotent_options(f"{_IDENTITY}:{self._flow.name}", number)
         rows.write.format("delta").mode("append").options(**identity).save(location)
 
 

@@ -15,7 +15,7 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
-from headrace.sinks.delta.sql import session_settings
+from headrace.sinks.delta.sql import idempotent_options, session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class DeltaEnriched(DeltaTableSink):
         writer = (
             self._joined(rows, loaded)
             .write.format("delta")
-            .option("txnAppId", batch.app_id)
-            .option("txnVersion", str(batch.id))
+            .options(**idempotent_options(batch.app_id, batch.id))
             .option("userMetadata", json.dumps(metadata))
             .options(**self.properties)
             .partitionBy(ENRICHED)

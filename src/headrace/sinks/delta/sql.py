@@ -10,12 +10,20 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.clients.spark.jvm import analyzed_plan, clone_session, to_dataframe
 from headrace.clients.sql import quote_name, string_literal
 
-_IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+_SETTING = "spark.databricks.delta.write."
+
+
+def idempotent_options(app_id: str, batch_id: int) -> dict[str, str]:
+    """Return the options of a writer that make its write idempotent for this batch."""
+    return {"txnAppId": app_id, "txnVersion": str(batch_id)}
 
 
 def idempotent_write(app_id: str, batch_id: int) -> dict[str, str]:
-    """Return the session settings that make the next Delta write idempotent for this batch."""
-    return dict(zip(_IDENTITY, (app_id, str(batch_id)), strict=True))
+    """Return the session settings that make the next Delta write idempotent for this batch.
+
+    MERGE, DELETE and UPDATE take them from the session only.
+    """
+    return {f"{_SETTING}{name}": value for name, value in idempotent_options(app_id, batch_id).items()}
 
 
 def without_idempotent_write(rows: DataFrame) -> DataFrame:
@@ -24,7 +32,7 @@ def without_idempotent_write(rows: DataFrame) -> DataFrame:
     For an idempotent write Delta reads the whole log. That is unnecessary if writing the same rows again has no effect.
     """
     session = clone_session(rows.sparkSession)
-    for name in _IDENTITY:
+    for name in idempotent_write("", 0):
         session.conf.unset(name)
     return to_dataframe(session, analyzed_plan(rows))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,15 +15,12 @@ from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
+from headrace.sinks.delta.sql import idempotent_write, session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-# MERGE reads txnAppId and txnVersion only from these session settings, not from options.
-_APP_ID = "spark.databricks.delta.write.txnAppId"
-_VERSION = "spark.databricks.delta.write.txnVersion"
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,10 @@ class DeltaUpsert(DeltaTableSink):
         newer = None if self.sequence is None else f"new.{quote_name(self.sequence)} >= old.{quote_name(self.sequence)}"
         conditions = [f"old.{quote_name(name)} <=> new.{quote_name(name)}" for name in self.key]
         # MERGE reads its source twice, but a batch must be computed only once.
-        with persisted(self.newest(rows)) as cached, _identity(session, batch):
+        with (
+            persisted(self.newest(rows)) as cached,
+            session_settings(session, idempotent_write(batch.app_id, batch.id)),
+        ):
             bounds = within or self._bounds(cached)
             if bounds:
                 conditions.append(bounds)
@@ -144,15 +143,3 @@ def sql_literal(value: Any, data_type: DataType) -> str | None:
             return str(value)
         case _:
             return None
-
-
-@contextmanager
-def _identity(session: SparkSession, batch: Batch) -> Iterator[None]:
-    """Set txnAppId and txnVersion for the block, then unset them: other sinks use the same session."""
-    session.conf.set(_APP_ID, batch.app_id)
-    session.conf.set(_VERSION, str(batch.id))
-    try:
-        yield
-    finally:
-        session.conf.unset(_APP_ID)
-        session.conf.unset(_VERSION)
