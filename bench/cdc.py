@@ -30,9 +30,9 @@ from headrace.cdc.apply import table
 from headrace.cdc.apply.table import POSITION, create_table
 from headrace.cdc.decode.envelope import ENVELOPE, decode_changes
 from headrace.cdc.sink import DeltaCdc
+from headrace.clients.spark.delta_log import size
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.delta.log import size
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -55,6 +55,33 @@ def places_that_mention(name: str) -> list[str]:
     return [where for where, tree in trees() if mentions(tree, name)]
 
 
+def quotes_with_backticks(tree: ast.Module) -> bool:
+    """Whether code puts a value between backticks, or doubles the backticks of one."""
+    return any(
+        (isinstance(node, ast.JoinedStr) and re.search(r"`\{[^`]*\}`", ast.unparse(node)) is not None)
+        or (isinstance(node, ast.Constant) and node.value == "``")
+        for node in ast.walk(tree)
+    )
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the texts in code, without docstrings."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def places_with_text(text: str) -> list[str]:
+    return [where for where, tree in trees() if any(text in constant for constant in texts(tree))]
+
+
 def builds_a_session(tree: ast.Module) -> bool:
     """Whether code uses `SparkSession.builder`, or makes a context by hand."""
     return any(
@@ -109,6 +136,55 @@ def test_sessions_are_built_in_one_module_only() -> None:
     assert [where for where, tree in trees() if builds_a_session(tree)] == ["runtime/session.py"]
 
 
+def test_files_are_locked_in_one_module_only() -> None:
+    assert places_that_mention("flock") == ["clients/file_lock.py"]
+
+
+@pytest.mark.parametrize("attribute", ["_jvm", "_jdf", "_jsparkSession", "_jsc", "_jc"])
+def test_the_private_attributes_by_which_pyspark_reaches_the_jvm_are_used_in_one_module_only(attribute: str) -> None:
+    assert places_that_mention(attribute) == ["clients/spark/jvm.py"]
+
+
+def test_delta_writes_are_made_idempotent_in_one_module_only() -> None:
+    for name in ("txnAppId", "txnVersion", "spark.databricks.delta.write."):
+        assert places_with_text(name) == ["sinks/delta/sql.py"]
+
+
+def test_query_plans_are_walked_by_one_module_only() -> None:
+    assert places_that_mention("nodeName") == ["spark_plan/tree.py"]
+    assert places_that_mention("getSimpleName") == []
+    for mark in ("spark.watermarkDelayMs", "spark.sessionWindow", "spark.timeWindow", "TransformWithState"):
+        assert places_with_text(mark) == ["spark_plan/tree.py"]
+    users = {where for where in places_that_mention("analyzed_plan") if not where.startswith("spark_plan/")}
+    # The sink hands a plan to another session, and looks at nothing in it.
+    assert users == {"sinks/delta/sql.py"}
+
+
+def test_the_log_of_a_table_is_read_in_one_module_only() -> None:
+    assert places_that_mention("DeltaLog") == ["clients/spark/delta_log.py"]
+    assert places_with_text("_delta_log") == ["clients/spark/delta_log.py"]
+    assert places_that_mention("isDeltaTable") + places_with_text("DESCRIBE DETAIL") == []
+
+
+def test_names_are_quoted_for_sql_in_one_module_only() -> None:
+    modules = [where for where, tree in trees() if quotes_with_backticks(tree)]
+    # The other two name a method and a program in an error.
+    assert modules == ["clients/sql.py", "stack/mariadb.py", "transforms/keyed/keyed_state.py"]
+
+
+@pytest.mark.parametrize(
+    ("code", "quotes"),
+    [
+        ("F.col(f'`{name}`')", True),
+        ("f'old.`{name}`'", True),
+        ("name.replace('`', '``')", True),
+        ("f'{name} and `name`'", False),
+    ],
+)
+def test_the_search_sees_how_a_name_is_quoted(code: str, quotes: bool) -> None:
+    assert quotes_with_backticks(ast.parse(code)) is quotes
+
+
 def test_tables_are_changed_by_sinks_and_operations_only() -> None:
     rooms = {where.split("/")[0] for where in places_that_mention("DeltaTable")}
     assert rooms <= {"sinks", "cdc", "operate"}
@@ -124,6 +200,11 @@ def test_tables_are_changed_by_sinks_and_operations_only() -> None:
 )
 def test_the_search_sees_code_and_no_prose(code: str, used: bool) -> None:
     assert mentions(ast.parse(code), "readStream") is used
+
+
+def test_the_search_for_texts_sees_no_docstring() -> None:
+    code = '"""A docstring of _delta_log."""\nlog = f"{table}/_delta_log"'
+    assert list(texts(ast.parse(code))) == ["/_delta_log"]
 
 
 @pytest.mark.parametrize(

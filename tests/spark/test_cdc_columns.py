@@ -19,10 +19,10 @@ from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, ambiguous_value, decode_changes
 from headrace.cdc.sink import DeltaCdc, StoredAs
+from headrace.clients.sql import quote_name
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

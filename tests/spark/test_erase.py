@@ -23,6 +23,7 @@ from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.cli.main import app
 from headrace.cli.operations import erase as cli
+from headrace.clients.spark.delta_log import version
 from headrace.clients.storage import LocalFileStore
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.flow import Flow
@@ -36,7 +37,6 @@ from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import acquire_lease
 from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.delta.log import version
 from headrace.sources.rate import RateSource
 
 if TYPE_CHECKING:

@@ -183,19 +183,21 @@ class ForgetfulConsumer(Consumer):
 
 
 def test_the_feed_replaces_a_client_that_has_forgotten_its_broker(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ForgetfulConsumer] = []
+    clients: list[ForgetfulConsumer] = []
     monkeypatch.setattr(
-        feed_module, "Consumer", lambda *words, **named: made.append(ForgetfulConsumer(*words, **named)) or made[-1]
+        feed_module,
+        "Consumer",
+        lambda *words, **named: clients.append(ForgetfulConsumer(*words, **named)) or clients[-1],
     )
     pipe.create(pipe.topics.metrics, pipe.topics.surge)
     pipe.feed.start()
     assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE), pipe.feed.status
-    made[0].has_forgotten = True
+    clients[0].has_forgotten = True
     assert pipe.feed.wait_until(lambda status: status.state == "unreachable", PATIENCE), pipe.feed.status
     assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE), pipe.feed.status
     pipe.send(pipe.topics.metrics, metrics("Lisbon", 9))
     pipe.until("Lisbon", 9)
-    assert len(made) == 2
+    assert len(clients) == 2
 
 
 def test_the_feed_reconnects_to_a_restarted_broker(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from headrace import (
 from headrace.cdc import sink as cdc_sink
 from headrace.flow.checks import compatibility, matrix
 from headrace.flow.checks.operators import Operator, OperatorKind, QueryPlan, UnknownPlan
-from headrace.operate.preflight import plans
 from headrace.operate.run import as_available_now
 from headrace.sinks.kafka.topic import KafkaTopicSink
 from matrix_page import SINKS, drawn
@@ -138,13 +137,6 @@ def test_a_plan_that_is_not_known_leaves_the_guess_by_the_declaration() -> None:
 def test_slots_are_counted_for_continuous_triggers(needed: int, free: int, actual: list[str]) -> None:
     assert [finding.code for finding in compatibility.check_task_slots(flow(), needed, free)] == actual
     assert list(compatibility.check_task_slots(flow(trigger=Every("1 second")), needed, free)) == []
-
-
-@pytest.mark.parametrize(
-    ("master", "slots"), [("local", 1), ("local[3]", 3), ("local[3, 2]", 3), ("spark://h:7077", None), ("yarn", None)]
-)
-def test_the_slots_of_a_master_on_this_machine_are_known(master: str, slots: int | None) -> None:
-    assert plans._slots(master) == slots
 
 
 def test_once_is_available_now_with_a_warning_and_a_finding() -> None:

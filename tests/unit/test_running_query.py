@@ -78,13 +78,13 @@ def test_a_trigger_without_new_data_is_no_batch():
 
 
 def test_the_rows_of_an_input_are_those_of_its_source_and_not_its_idle_ticks():
-    seen: list[Progress] = []
+    reported_batches: list[Progress] = []
 
-    reports(seen.append).report(progress(0, rows=7))
+    reports(reported_batches.append).report(progress(0, rows=7))
 
-    assert [(report.event.rows_in, report.inputs["rows"].rows, report.inputs["rows"].rest) for report in seen] == [
-        (7, 7, True)
-    ]
+    assert [
+        (report.event.rows_in, report.inputs["rows"].rows, report.inputs["rows"].rest) for report in reported_batches
+    ] == [(7, 7, True)]
 
 
 def test_two_threads_report_a_batch_once_and_the_second_waits_for_the_first():

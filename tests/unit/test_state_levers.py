@@ -123,7 +123,16 @@ def test_spark_reports_idle_triggers_often_enough_for_idle_timeouts(idle_timeout
 
 
 @pytest.mark.parametrize(
-    ("master", "cores"), [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("spark://host:7077", None), ("yarn", None)]
+    ("master", "cores"),
+    [
+        ("local", 1),
+        ("local[3]", 3),
+        ("local[2,4]", 2),
+        ("local[3, 2]", 3),
+        ("local[3 ,2]", 3),
+        ("spark://host:7077", None),
+        ("yarn", None),
+    ],
 )
 def test_the_cores_of_a_local_master_are_known_without_spark(master: str, cores: int | None) -> None:
     assert local_cores(master) == cores

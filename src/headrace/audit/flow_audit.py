@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from headrace.audit.future import rejected_rows
 from headrace.audit.late import LateAudit, UnexplainedDrop
+from headrace.clients.spark.delta_log import is_table, last_recorded
 from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
@@ -22,7 +23,7 @@ from headrace.ingest.parse import invalid_rows, validate
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
 from headrace.runtime.checkpoint.source_order import source_index
-from headrace.sinks.delta.log import last_recorded
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sources.errors import source_not_replayable
 
 if TYPE_CHECKING:
@@ -205,8 +206,7 @@ class FlowAudit:
             .repartition(1)
             .write.format("delta")
             .mode("append")
-            .option("txnAppId", app_id)
-            .option("txnVersion", str(batches[-1]))
+            .options(**idempotent_options(app_id, batches[-1]))
             # A ledger created by an earlier version of Headrace has fewer columns.
             .option("mergeSchema", "true")
             .save(table)
@@ -271,13 +271,8 @@ class FlowAudit:
         return None if first == end else (first, end)
 
     def _table(self, location: str) -> DataFrame | None:
-        return self._session.read.format("delta").load(location) if self._is_table(location) else None
-
-    def _is_table(self, location: str) -> bool:
-        return bool(file_store(location, self._session).names(f"{location}/_delta_log"))
+        return self._session.read.format("delta").load(location) if is_table(location, self._session) else None
 
     def _last_recorded(self, location: str, app_id: str) -> int:
         """Return the last batch that a table has recorded for an application id, or -1."""
-        if not self._is_table(location):
-            return -1
-        return last_recorded(self._session, location, app_id)
+        return last_recorded(self._session, location, app_id) if is_table(location, self._session) else -1

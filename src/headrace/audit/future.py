@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.sql import column_named
 from headrace.errors import DataError
 from headrace.flow.inputs import Input
 from headrace.ingest.future_events import invalid_rows, validate_by_clock
@@ -43,7 +44,7 @@ def rejected_rows(
             continue
         if rows is None:
             continue
-        columns = [F.col(f"`{column}`") for column in rows.columns if column != "batch_id"]
+        columns = [column_named(column) for column in rows.columns if column != "batch_id"]
         clock = F.timestamp_millis(F.lit(checkpoint.offset_entry(number).timestamp_ms))
         rejected = invalid_rows(validate_by_clock(rows, input_, clock), input_)
         frames.append(

@@ -24,6 +24,7 @@ from headrace.cdc.apply.transactions import PENDING, complete_transactions
 from headrace.cdc.capture.declaration import Capture, HasCapture
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.watch import CaptureMonitor
+from headrace.clients.spark.delta_log import snapshot, version
 from headrace.errors import DataError, FlowError, HeadraceError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
@@ -31,7 +32,6 @@ from headrace.flow.sink import Batch, CaptureWatch, CommittedBatches, TracksBatc
 from headrace.flow.target import Target
 from headrace.sinks.batch.concurrency import in_background, run_concurrently
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.log import snapshot, version
 from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 from headrace.sinks.local_folder import require_writable
@@ -148,7 +148,7 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
         location = f"{self.folder(batch.target)}/{PUBLISHED}"
         before = read_published(session, location, batch).values()
         for path in [*(table.path for table in before if table.batch == batch.id - 1), location]:
-            snapshot(session, path).transactions()
+            snapshot(session, path).load_transactions()
 
     def _prepared_rows(self, rows: DataFrame, batch: Batch) -> AbstractContextManager[DataFrame]:
         return (

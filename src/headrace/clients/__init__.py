@@ -1,1 +1,1 @@
-"""How Headrace itself, without Spark, talks to the parts outside: Kafka, databases, HTTP, files on any storage."""
+"""How Headrace itself talks to the parts outside: Kafka, databases, HTTP, files on any storage, the JVM of Spark."""

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pymysql
 from pymysql.cursors import Cursor
 
-from headrace.clients.postgres import DatabaseAddress
+from headrace.clients.postgres import DatabaseAddress, wrong_url
 from headrace.errors import ConfigError, PartUnavailable
 from headrace.flow.target import Database
 
@@ -111,10 +111,4 @@ def _connection_error(where: DatabaseAddress, user: str, error: pymysql.Error) -
 
 
 def _wrong_url(why: str) -> ConfigError:
-    return ConfigError(
-        "The url of a database cannot be used.",
-        why=why,
-        state="Nothing was started.",
-        remedy="Correct `url` of the database in headrace.yml, such as jdbc:mariadb://db.example.org:3306/shop.",
-        code="HR-120",
-    )
+    return wrong_url(why, "jdbc:mariadb://db.example.org:3306/shop")

@@ -69,21 +69,21 @@ def address(database: Database) -> DatabaseAddress:
     """Parse a JDBC URL; raise HR-120 if it is invalid."""
     if not database.url.startswith(_SCHEME):
         # Never print the URL: it may contain a login.
-        raise _wrong_url(f"It does not begin with {_SCHEME}//. Postgres is the only database that Headrace can write.")
+        raise wrong_url(f"It does not begin with {_SCHEME}//. Postgres is the only database that Headrace can write.")
     try:
         parts = urlsplit(database.url.removeprefix("jdbc:"))
         port = parts.port or _PORT
     except ValueError as error:
-        raise _wrong_url("It has to name one host, with a port or without one.") from error
+        raise wrong_url("It has to name one host, with a port or without one.") from error
     if parts.username is not None or parts.password is not None:
-        raise _wrong_url("It contains a login, and addresses are printed. `user` and `password` are separate keys.")
+        raise wrong_url("It contains a login, and addresses are printed. `user` and `password` are separate keys.")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for option in options:
         if option not in _OPTIONS:
-            raise _wrong_url(f"It has the option '{option}', and only {' and '.join(_OPTIONS)} are known.")
+            raise wrong_url(f"It has the option '{option}', and only {' and '.join(_OPTIONS)} are known.")
     name = unquote(parts.path.removeprefix("/"))
     if not parts.hostname or not name or "/" in name:
-        raise _wrong_url("It has to name a host and a database: jdbc:postgresql://host:5432/database.")
+        raise wrong_url("It has to name a host and a database: jdbc:postgresql://host:5432/database.")
     return DatabaseAddress(parts.hostname, port, name, options)
 
 
@@ -160,11 +160,12 @@ def _connection_error(where: DatabaseAddress, user: str, error: psycopg.Error) -
     )
 
 
-def _wrong_url(why: str) -> ConfigError:
+def wrong_url(why: str, example: str = "jdbc:postgresql://db.example.org:5432/shop") -> ConfigError:
+    """Return HR-115 for the url of a database of any family."""
     return ConfigError(
         "The url of a database cannot be used.",
         why=why,
         state="Nothing was started.",
-        remedy="Correct `url` of the database in headrace.yml, such as jdbc:postgresql://db.example.org:5432/shop.",
+        remedy=f"Correct `url` of the database in headrace.yml, such as {example}.",
         code="HR-120",
     )

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JJavaError
 
+from headrace.clients.spark.jvm import hadoop_path, jvm_of
+
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
@@ -124,9 +126,7 @@ class HadoopFileStore:
     """Files on any filesystem of the session's Hadoop configuration."""
 
     def __init__(self, spark: SparkSession) -> None:
-        assert spark._jvm is not None  # noqa: S101 - a classic session always has its JVM
-        self._jvm = spark._jvm
-        self._settings = spark._jsc.hadoopConfiguration()
+        self._spark = spark
 
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None when it is not there."""
@@ -140,7 +140,7 @@ class HadoopFileStore:
             return None
         stream = filesystem.open(where)
         try:
-            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            return bytes(jvm_of(self._spark).org.apache.commons.io.IOUtils.toByteArray(stream))
         finally:
             stream.close()
 
@@ -195,8 +195,7 @@ class HadoopFileStore:
         filesystem.delete(where, False)
 
     def _open(self, path: str) -> tuple[JavaObject, JavaObject]:
-        where = self._jvm.org.apache.hadoop.fs.Path(path)
-        return where, where.getFileSystem(self._settings)
+        return hadoop_path(self._spark, path)
 
 
 def is_local(location: str) -> bool:

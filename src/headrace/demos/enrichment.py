@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from headrace.clients.sql import quote_name
 from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.feeder import Generator
@@ -71,7 +72,9 @@ def compare(
 def dimension_versions(spark: SparkSession, target: Target, settings: pattern.EnrichmentSettings) -> list[int]:
     """Return the version of the dimension that each batch used, from the commits of the table."""
     checkpoint = Checkpoint.of("purchases", target, file_store(target.checkpoints, spark))
-    history = spark.sql(f"DESCRIBE HISTORY delta.`{target.table(settings.table)}`").select("userMetadata").collect()
+    history = (
+        spark.sql(f"DESCRIBE HISTORY delta.{quote_name(target.table(settings.table))}").select("userMetadata").collect()
+    )
     notes = [json.loads(row.userMetadata) for row in history if row.userMetadata]
     versions = {note["batch"]: note["dimension_version"] for note in notes if note["query_id"] == checkpoint.query_id()}
     return [versions[number] for number in sorted(versions)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from pyspark.sql import functions as F
 
-from headrace.clients.storage import file_store
+from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
 from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
@@ -122,7 +122,7 @@ class IotDemo(RecordsDemo):
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line on the newest complete window of the gold table: the busiest device, and the alerts."""
         location = context.target.table(self.settings.gold_table)
-        if not file_store(location, spark).names(f"{location}/_delta_log"):
+        if not is_table(location, spark):
             return ()
         gold = spark.read.format("delta").load(location)
         newest = gold.agg(F.max("window_start")).collect()[0][0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.clients.kafka import read_topic
 from headrace.clients.positions import Partition
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import Generator
@@ -155,11 +156,7 @@ class MedallionDemo(RecordsDemo):
         """Return a line with the number of rows of each layer."""
         layers = (self.settings.bronze_table, self.settings.silver_table, self.settings.gold_table)
         places = {path: context.target.table(path) for path in layers}
-        written = {
-            path: location
-            for path, location in places.items()
-            if file_store(location, spark).names(f"{location}/_delta_log")
-        }
+        written = {path: location for path, location in places.items() if is_table(location, spark)}
         counts = [f"{path} {spark.read.format('delta').load(location).count():,}" for path, location in written.items()]
         return [f"rows: {', '.join(counts)}"] if counts else ()
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.clients.positions import Partition, end_offsets
-from headrace.clients.storage import file_store
+from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
 from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
@@ -123,7 +123,7 @@ def gold_rows(
 ) -> list[Row]:
     """Return the rows of the gold table, of its current or an earlier version, without the sketches."""
     location, reader = target.table(settings.gold_table), spark.read.format("delta")
-    if not file_store(location, spark).names(f"{location}/_delta_log"):
+    if not is_table(location, spark):
         return []
     table = (reader if version is None else reader.option("versionAsOf", str(version))).load(location)
     # Spark reads only these columns, and skips the sketches, which are most of the table.

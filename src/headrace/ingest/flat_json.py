@@ -31,6 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from headrace.clients.spark.jvm import java_type, jvm_of, to_column, to_expression, to_seq
 from headrace.flow.inputs import Input
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ def read_flat_json(raw: DataFrame, input_: Input) -> Column | None:
     schema = input_.schema
     if schema is None or not all(_is_plain(field) for field in schema):
         return None
-    jvm: Any = raw.sparkSession._jvm
-    flat_json = jvm.io.headrace.json.FlatJson
+    flat_json = jvm_of(raw.sparkSession).io.headrace.json.FlatJson
     # Py4J returns a package for a class that does not exist.
     if not isinstance(flat_json, JavaClass):
         return None
@@ -107,22 +107,19 @@ def _digits(data_type: DataType) -> tuple[str, str]:
 
 def _parse_call(raw: DataFrame, parser: Any, schema: StructType) -> Column:
     """Return the call of the parser as a column. Spark compiles it like a built-in function."""
-    from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - needs a JVM
-    from pyspark.sql.classic.column import _to_seq  # noqa: PLC0415
-
     spark = raw.sparkSession
-    jvm: Any = spark._jvm
-    expressions, utils = jvm.org.apache.spark.sql.catalyst.expressions, jvm.org.apache.spark.sql.classic.ExpressionUtils
+    sql = jvm_of(spark).org.apache.spark.sql
+    expressions = sql.catalyst.expressions
     nullable = StructType([StructField(field.name, field.dataType) for field in schema])
-    literal = expressions.Literal.fromObject(parser, jvm.org.apache.spark.sql.types.ObjectType(parser.getClass()))
+    literal = expressions.Literal.fromObject(parser, sql.types.ObjectType(parser.getClass()))
     call = expressions.objects.Invoke(
         literal,
         "read",
-        spark._jsparkSession.parseDataType(nullable.json()),
-        _to_seq(spark.sparkContext, [utils.expression(raw["value"]._jc)]),
-        _to_seq(spark.sparkContext, []),
+        java_type(spark, nullable),
+        to_seq(spark, [to_expression(spark, raw["value"])]),
+        to_seq(spark, []),
         True,  # propagate null
         True,  # nullable result
         True,  # deterministic
     )
-    return ClassicColumn(utils.column(call))
+    return to_column(spark, call)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.sql import column_named
 from headrace.ingest import rules
 from headrace.ingest.parse import INVALID
 
@@ -52,5 +53,5 @@ def _is_in_future(input_: Input, clock: Column) -> Column:
     if input_.watermark is None:
         return F.lit(False)
     max_future = F.make_dt_interval(secs=F.lit(input_.watermark.max_future_duration.seconds))
-    is_in_future = F.col(f"`{input_.watermark.column}`").cast("timestamp") > clock + max_future
+    is_in_future = column_named(input_.watermark.column).cast("timestamp") > clock + max_future
     return F.coalesce(is_in_future, F.lit(False))

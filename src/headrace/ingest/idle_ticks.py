@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.sql import column_named
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -34,4 +36,4 @@ def drop_idle_ticks(rows: DataFrame, column: str) -> DataFrame:
     """Return the rows without idle ticks. `column` has the watermark, which keeps the times of the ticks."""
     # Spark pushes a filter below the watermark unless it reads the watermark column. There it would remove the ticks
     # before they advance the watermark. So this filter reads the column, without effect.
-    return rows.where(~F.col(_TICK) | (F.col(f"`{column}`") < F.lit(_MIN_TIME))).drop(_TICK)
+    return rows.where(~F.col(_TICK) | (column_named(column) < F.lit(_MIN_TIME))).drop(_TICK)

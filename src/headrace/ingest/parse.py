@@ -50,6 +50,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from headrace.clients.sql import column_named
 from headrace.flow.inputs import Input
 from headrace.ingest import rules
 from headrace.ingest.flat_json import read_flat_json
@@ -98,7 +99,7 @@ def _apply_rules(rows: DataFrame, input_: Input, schema: StructType, raw: list[s
     validated = named_fields.withColumns(rules.violation_columns(input_.rules, F.col(INVALID)))
     return validated.select(
         *(F.col(_RAW).getField(name).alias(name) for name in raw),
-        *(F.col(f"`{_quoted(field.name)}`").alias(_FIELD + field.name) for field in schema),
+        *(column_named(field.name).alias(_FIELD + field.name) for field in schema),
         (F.col(INVALID) | rules.violates(input_.rules, "quarantine")).alias(INVALID),
         *rules.violation_names(input_.rules),
     )
@@ -174,12 +175,7 @@ def _is_time(field: StructField) -> bool:
 
 
 def _field(field: StructField) -> Column:
-    return F.col(f"`{_quoted(_FIELD + field.name)}`")
-
-
-def _quoted(name: str) -> str:
-    # A field name may contain dots or backticks.
-    return name.replace("`", "``")
+    return column_named(_FIELD + field.name)
 
 
 def _parsed_field(field: StructField) -> Column:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.storage import is_local, local_path
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def read_ledger(
     With `newest_by` the rows are sorted by those columns in descending order; `limit` is the number of rows.
     `session` is called only if the table cannot be read without Spark.
     """
-    if is_local(location) and not (local_path(location) / "_delta_log").is_dir():
+    if is_local(location) and not is_table(location):
         return []
     read_table = _with_deltalake if can_read_without_spark(location) else _with_spark
     rows: list[LedgerRow] = read_table(location, columns, newest_by, limit, session).to_pylist()

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
+from headrace.clients.spark.jvm_names import cache_class_names
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RocksDB
@@ -27,7 +28,6 @@ from headrace.flow.target import Target
 from headrace.ingest.flat_json import flat_json_jar
 from headrace.runtime.checkpoint.pinned_settings import PARTITIONS, PROVIDER
 from headrace.runtime.state.memory import MEMORY_LIMIT
-from headrace.spark_plan.jvm_names import cache_class_names
 
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
 
@@ -164,12 +164,16 @@ def flow_session(application: SparkSession, flow: Flow, memory_mb: int | None = 
 
 
 def local_cores(master: str) -> int | None:
-    """Return the number of cores of a local master, or None for a cluster."""
-    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,.*)?\])?", master)
+    """Return the number of cores of a local master, which are its task slots, or None for a cluster.
+
+    `local[*]` has as many as the JVM counts: the CPUs that this process may use, not all of the machine.
+    """
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:\s*,.*)?\])?", master)
     if local is None:
         return None
     if local[1] == "*":
-        return os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
+        # Only Linux has an affinity.
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(local[1] or 1)
 
 

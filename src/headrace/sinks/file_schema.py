@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.clients.file_sink_log import FileFormat
+from headrace.clients.sql import column_named
 from headrace.errors import FlowError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def with_hour_partitions(rows: DataFrame, column: str, sink: str) -> DataFrame:
             "Name a column of type timestamp.",
         )
     # Computed from epoch microseconds, because every other function uses the session time zone.
-    micros = F.unix_micros(F.col(f"`{column}`"))
+    micros = F.unix_micros(column_named(column))
     of_day = F.pmod(micros, F.lit(_DAY))
     days, hours = F.round((micros - of_day) / _DAY).cast("int"), F.floor(of_day / _HOUR)
     date, hour = HOUR_PARTITIONS

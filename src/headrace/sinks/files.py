@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, get_args
 
-from pyspark.sql import functions as F
-
 from headrace.clients.file_sink_log import (
     LOG,
     READ_OPTIONS,
@@ -20,6 +18,8 @@ from headrace.clients.file_sink_log import (
     is_glob,
     last_batch,
 )
+from headrace.clients.spark.jvm import java_dataset, java_session, jvm_of, to_seq
+from headrace.clients.sql import column_named
 from headrace.clients.storage import FileStore, file_store
 from headrace.errors import DataError, FlowError, RecoveryError, did_you_mean
 from headrace.flow.guarantee import Guarantee
@@ -132,20 +132,18 @@ class FileSink(WritesFolder, TracksBatches):
         if not must_write(decide(last, batch), LEDGER_ERRORS, batch=batch, last=last, place=f"the folder {folder}"):
             return
         replace(owner, offsets=batch.offsets, fence=batch.fence).record(files, folder)
-        jvm = session._jvm
-        assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-        execution = jvm.org.apache.spark.sql.execution
+        execution = jvm_of(session).org.apache.spark.sql.execution
         writer = execution.datasources
         for part in _WRITERS[self.format].split("."):
             writer = getattr(writer, part)
         sink = execution.streaming.sinks.FileStreamSink(
-            session._jsparkSession,
+            java_session(session),
             folder,
             writer(),
-            jvm.PythonUtils.toSeq(list(self._partitions)),
-            jvm.PythonUtils.toScalaMap({**WRITE_OPTIONS[self.format], "path": folder}),
+            to_seq(session, self._partitions),
+            jvm_of(session).PythonUtils.toScalaMap({**WRITE_OPTIONS[self.format], "path": folder}),
         )
-        sink.addBatch(batch.id, rows._jdf)
+        sink.addBatch(batch.id, java_dataset(rows))
 
     def read(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the rows of all committed batches, with the columns and types that were written.
@@ -173,7 +171,7 @@ class FileSink(WritesFolder, TracksBatches):
         else:
             rows = reader.load(folder)
         # Spark puts partition columns last.
-        return rows.select(*(F.col(f"`{name}`") for name in empty.columns))
+        return rows.select(*(column_named(name) for name in empty.columns))
 
     def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the query id and the last committed batch of the folder."""
@@ -219,7 +217,7 @@ class FileSink(WritesFolder, TracksBatches):
 
 def _columns(rows: DataFrame) -> str:
     """Return the columns as DDL, all nullable: the nullability of a transform can differ between starts."""
-    return str(rows._jdf.schema().asNullable().toDDL())
+    return str(java_dataset(rows).schema().asNullable().toDDL())
 
 
 def _foreign_folder(batch: Batch, folder: str, why: str) -> RecoveryError:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from pathlib import Path
-from urllib.parse import urlsplit
 
+from headrace.clients.storage import is_local, local_path
 from headrace.errors import ConfigError
 
 
 def require_writable(location: str) -> None:
     """Raise unless the folder can be created and written. Other filesystems are not checked; Spark reports them."""
-    url = urlsplit(location)
-    if url.scheme not in ("", "file"):
+    if not is_local(location):
         return
-    folder = Path(url.path)
+    folder = local_path(location)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

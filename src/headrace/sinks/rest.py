@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from headrace.clients.http import HttpReceiver, HttpResponse, resolve_address, service_url
+from headrace.clients.spark.delta_log import version
 from headrace.errors import ConfigError, DataError, FlowError, did_you_mean
 from headrace.flow.duration import Duration
 from headrace.flow.guarantee import Guarantee
@@ -212,7 +212,7 @@ def _replace_dead_letters(session: SparkSession, refused: list[tuple[Chunk, Http
     """Replace the dead letters of this batch: the rows of an earlier attempt were sent again."""
     location = dead_letters(batch.target, batch.flow)
     batch_condition = f"query_id = '{batch.query_id}' AND batch_id = {batch.id} AND step = '{batch.step}'"
-    exists = DeltaTable.isDeltaTable(session, location)
+    exists = version(session, location) >= 0
     if not refused and not (
         exists and session.read.format("delta").load(location).where(batch_condition).limit(1).count()
     ):

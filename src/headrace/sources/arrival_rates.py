@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from headrace.clients.spark.delta_log import added_sizes, local_entries
+from headrace.clients.storage import is_local, local_path
 
 # Files arrive more rarely than records: a landing folder often gets one every few minutes.
 _WINDOW_SECONDS = 3600.0
@@ -16,10 +17,9 @@ _WINDOW_SECONDS = 3600.0
 
 def file_arrival_rates(location: str) -> dict[str, float]:
     """Return files and bytes per second of the last hour, by file modification times. Accepts a glob."""
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
+    if not is_local(location):
         return {}
-    folders = [Path(folder) for folder in glob.glob(parts.path)]
+    folders = [Path(folder) for folder in glob.glob(str(local_path(location)))]
     # Spark ignores files that begin with a dot or an underscore; so does this.
     return _per_second(
         entry.stat().st_size
@@ -31,14 +31,10 @@ def file_arrival_rates(location: str) -> dict[str, float]:
 
 def table_arrival_rates(location: str) -> dict[str, float]:
     """Return files and bytes per second that the versions of a Delta table added in the last hour."""
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
+    if not is_local(location):
         return {}
     return _per_second(
-        size
-        for entry in Path(parts.path, "_delta_log").glob("*.json")
-        if _is_recent(entry)
-        for size in _sizes(entry.read_text())
+        size for entry in local_entries(location) if _is_recent(entry) for size in added_sizes(entry.read_text())
     )
 
 
@@ -49,15 +45,6 @@ def _per_second(sizes: Iterable[int]) -> dict[str, float]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return {"files": len(measured) / _WINDOW_SECONDS, "bytes": sum(measured) / _WINDOW_SECONDS}
-
-
-def _sizes(version: str) -> Iterator[int]:
-    """Yield the sizes of the data files that a version of a table added."""
-    for line in version.splitlines():
-        action = json.loads(line)
-        for kind in ("add", "cdc"):
-            if kind in action and (kind == "cdc" or action[kind]["dataChange"]):
-                yield int(action[kind]["size"])
 
 
 def _is_recent(path: Path) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, get_args
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as F
 
 from headrace.clients.file_sink_log import FileFormat, is_glob
+from headrace.clients.sql import column_named
 from headrace.errors import did_you_mean
 from headrace.flow.source import Bound, Bounded, ReadsFiles, ReadsFolder
 from headrace.flow.target import Target
@@ -122,7 +122,7 @@ class FileSource(Bounded, ReadsFiles, ReadsFolder):
         bounds = file_bound_options(self.max_files_per_trigger, self.max_bytes_per_trigger)
         rows = reader.options(**bounds).load(location)
         # Spark adds the partition columns of folders that exist at the start. Drop those that are not declared.
-        return rows if rows.columns == self.schema.names else rows.select(*(F.col(f"`{n}`") for n in self.schema.names))
+        return rows if rows.columns == self.schema.names else rows.select(*(column_named(n) for n in self.schema.names))
 
     def read_files(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
         """Return the rows of files that a flow has read, as its stream returned them."""
@@ -132,7 +132,7 @@ class FileSource(Bounded, ReadsFiles, ReadsFolder):
             # Spark infers partition columns below the base path.
             reader = reader.option("basePath", location)
         try:
-            return reader.load(list(paths)).select(*(F.col(f"`{name}`") for name in self.schema.names))
+            return reader.load(list(paths)).select(*(column_named(name) for name in self.schema.names))
         except AnalysisException as error:
             raise source_not_replayable(self.name, "A file that was read is not there any more.") from error
 

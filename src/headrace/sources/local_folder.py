@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from urllib.parse import urlsplit
 
+from headrace.clients.storage import is_local, local_path
 from headrace.errors import DataError
 
 
@@ -14,10 +13,9 @@ def require_readable(location: str, *, within: str = "") -> None:
 
     Other filesystems are not checked; Spark reports them.
     """
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
+    if not is_local(location):
         return
-    folder = Path(parts.path) / within
+    folder = local_path(location) / within
     try:
         os.listdir(folder)
     except OSError as error:

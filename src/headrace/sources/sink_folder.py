@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError
 
 from headrace.clients.file_sink_log import LOG, READ_OPTIONS, FileFormat, committed_files, folder_metadata, is_glob
+from headrace.clients.spark.jvm import hadoop_path, jvm_of
 from headrace.clients.storage import file_store
 from headrace.errors import DataError
 from headrace.sources.validation import invalid_source
@@ -23,15 +24,13 @@ if TYPE_CHECKING:
 
 def require_readable_by_log(spark: SparkSession, source: str, location: str) -> None:
     """Raise if a location is a glob or a subfolder of a FileSink's folder. Checks the files that exist now."""
-    assert spark._jvm is not None  # noqa: S101 - a classic session always has its JVM
-    path = spark._jvm.org.apache.hadoop.fs.Path(location)
-    filesystem = path.getFileSystem(spark._jsc.hadoopConfiguration())
+    path, filesystem = hadoop_path(spark, location)
     checked: set[str] = set()
     for folder in _folders_without_log(filesystem, path):
         if str(folder) in checked:
             continue
         checked.add(str(folder))
-        if _exists(filesystem, spark._jvm.org.apache.hadoop.fs.Path(folder, LOG)):
+        if _exists(filesystem, jvm_of(spark).org.apache.hadoop.fs.Path(folder, LOG)):
             raise invalid_source(
                 f"{source} reads files of {folder}, which a sink writes.",
                 f"Only a reader of the folder itself uses its log ({LOG}), which lists the committed files.",

@@ -10,18 +10,17 @@ first batch pins the encoding in the checkpoint: a later setting has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.clients.spark.jvm import analyzed_plan
 from headrace.flow.levers import AvailableNow, Trigger
+from headrace.spark_plan import tree
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
     from pyspark.sql import DataFrame, SparkSession
 
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _BATCHES_WITHOUT_ROWS = "spark.sql.streaming.noDataMicroBatches.enabled"
-_CUSTOM_STATE = "TransformWithStateInPySpark"
 
 # Plan nodes without state. A node that is not listed may have state.
 _STATELESS = {
@@ -42,21 +41,10 @@ _STATELESS = {
 
 def configure_custom_state(session: SparkSession, result: DataFrame, trigger: Trigger) -> None:
     """Set what the custom state of a result needs. Called once per start of a flow, before the query is made."""
-    nodes = list(_nodes(result._jdf.queryExecution().analyzed()))
-    custom = [node for node in nodes if _node_name(node) == _CUSTOM_STATE]
-    if custom and {_node_name(node) for node in nodes} <= _STATELESS | {_CUSTOM_STATE}:
+    nodes = list(tree.nodes(analyzed_plan(result)))
+    custom = [node for node in nodes if tree.node_name(node) in tree.CUSTOM_STATE]
+    if custom and {tree.node_name(node) for node in nodes} <= _STATELESS.union(tree.CUSTOM_STATE):
         session.conf.set(_ENCODING, "avro")
     uses_processing_time = any(node.timeMode().toString() == "ProcessingTime" for node in custom)
     if uses_processing_time and isinstance(trigger, AvailableNow):
         session.conf.set(_BATCHES_WITHOUT_ROWS, "false")
-
-
-def _node_name(node: JavaObject) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
-    yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _nodes(children.apply(index))

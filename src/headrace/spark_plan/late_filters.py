@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.jvm import analyzed_plan, jvm_of, to_dataframe, to_seq
+from headrace.clients.sql import column_named
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
 from headrace.spark_plan import tree
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject, JVMView
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
 # The internal column that `mark_input` adds: the origin of each row, and its event time.
@@ -49,20 +51,13 @@ STATE_INPUT, TIMED_STATE_INPUT = "_headrace_state_input", "_headrace_timed_state
 # The alias prefix of an input's DataFrame.
 _INPUT = "_headrace_input_"
 
-# Metadata keys of watermark columns, and of the columns of the two window functions.
-DELAY = "spark.watermarkDelayMs"
-_WINDOW, SESSION = "spark.timeWindow", "spark.sessionWindow"
-
-_CUSTOM = ("TransformWithState", "TransformWithStateInPySpark")
-# These drop late rows only with an event-time timeout.
-_CUSTOM_WITH_TIMEOUT = ("FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState")
 _STATEFUL_NODES = {
     "Aggregate": "aggregation",
     "Distinct": "deduplication",
     "Deduplicate": "deduplication",
     "DeduplicateWithinWatermark": "deduplication",
     "GlobalLimit": "limit",
-    **dict.fromkeys((*_CUSTOM, *_CUSTOM_WITH_TIMEOUT, STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
+    **dict.fromkeys((*tree.CUSTOM_STATE, *tree.GROUP_STATE, STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
 }
 
 # Nodes that output all input columns. Joins and unions are checked afterwards.
@@ -114,7 +109,7 @@ def mark_input(rows: DataFrame, name: str, input_: Input, columns: Sequence[str]
     The origin of each row stays in the plan, hidden from the transform: `LatePlan` extracts it.
     """
     watermark = input_.watermark
-    event_time = F.lit(None) if watermark is None else F.col(f"`{watermark.column}`")
+    event_time = F.lit(None) if watermark is None else column_named(watermark.column)
     has_position = RECORD_POSITION in rows.columns
     position = [
         (F.col(RECORD_POSITION).getField(field) if has_position else F.lit(None)).cast(data_type).alias(field)
@@ -131,10 +126,10 @@ def mark_input(rows: DataFrame, name: str, input_: Input, columns: Sequence[str]
     )
 
     def marked(column: str) -> Column:
-        value = F.col(f"`{column}`")
+        value = column_named(column)
         if watermark is None or column != watermark.column:
             return value
-        return value.alias(column, metadata={DELAY: round(watermark.duration.seconds * 1000)})
+        return value.alias(column, metadata={tree.WATERMARK_DELAY: round(watermark.duration.seconds * 1000)})
 
     return rows.withColumn(ORIGIN, origin).select(*(marked(column) for column in columns)).alias(f"{_INPUT}{name}")
 
@@ -146,16 +141,16 @@ def record_position() -> Column:
 
 def find_late_filters(result: DataFrame, mode: OutputMode) -> LatePlan:
     """Return where a transform over DataFrames of `mark_input` would drop late rows in a stream."""
-    plan, jvm = tree.analyzed_plan(result), tree.jvm_of(result.sparkSession)
+    plan, session = analyzed_plan(result), result.sparkSession
     # An operator has only the columns that are needed above it.
-    operators, pruned_operators = list(stateful_nodes(plan)), list(stateful_nodes(tree.prune_columns(plan, jvm)))
+    operators, pruned_operators = list(stateful_nodes(plan)), list(stateful_nodes(tree.prune_columns(session, plan)))
     filters = []
     for number, (node, pruned) in enumerate(zip(operators, pruned_operators, strict=True)):
         for candidate in _find_filters(number, node, pruned, mode):
             if candidate.source is None:
                 filters.append(candidate.late_filter)
             else:
-                filters.append(_with_rows(candidate, result.sparkSession, jvm))
+                filters.append(_with_rows(candidate, session))
     return LatePlan(len(operators), tuple(filters))
 
 
@@ -170,24 +165,22 @@ class _Candidate:
 
 def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode) -> Iterator[_Candidate]:
     name = _node_name(node)
-    if name in ("GlobalLimit", STATE_INPUT) or (
-        name in _CUSTOM_WITH_TIMEOUT and str(node.timeout()) != "EventTimeTimeout"
-    ):
+    # State of a group drops late rows only with an event-time timeout.
+    if name in ("GlobalLimit", STATE_INPUT) or (name in tree.GROUP_STATE and str(node.timeout()) != "EventTimeTimeout"):
         return
     if name == "Aggregate":
         if mode is OutputMode.COMPLETE:
             return
-        keys = [key.toAttribute() for key in tree.items(pruned.groupingExpressions()) if tree.is_named(key)]
-        sides = [("aggregation", keys, node.child())]
+        sides = [("aggregation", tree.grouping_columns(pruned), node.child())]
     elif name == "Join":
-        both = zip(("left", "right"), tree.items(node.children()), tree.items(pruned.children()), strict=True)
+        both = zip(("left", "right"), tree.children(node), tree.children(pruned), strict=True)
         sides = [(f"join, {side} side", list(tree.items(needed.output())), child) for side, child, needed in both]
     else:
         # Custom state can have a second child with the initial state; rows come from the first.
-        first, needed = next(tree.items(node.children())), next(tree.items(pruned.children()))
+        first, needed = tree.children(node)[0], tree.children(pruned)[0]
         sides = [(_STATEFUL_NODES[name], list(tree.items(needed.output())), first)]
     for operator, columns, source in sides:
-        marked = next((column for column in columns if column.metadata().contains(DELAY)), None)
+        marked = tree.watermark_column(columns)
         if marked is not None:
             is_window = marked.dataType().typeName() == "struct"
             late_filter = LateFilter(number, _describe(operator, marked), None, -1, is_window)
@@ -198,56 +191,58 @@ def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: Outpu
 def _describe(operator: str, marked: JavaObject) -> str:
     if operator != "aggregation":
         return operator
-    windows = ((SESSION, "session window"), (_WINDOW, "window"))
-    return next((name for mark, name in windows if marked.metadata().contains(mark)), operator)
+    windows = ((tree.SESSION_WINDOW, "session window"), (tree.TIME_WINDOW, "window"))
+    return next((name for mark, name in windows if tree.has_mark(marked, mark)), operator)
 
 
-def _with_rows(candidate: _Candidate, session: SparkSession, jvm: JVMView) -> LateFilter:
+def _with_rows(candidate: _Candidate, session: SparkSession) -> LateFilter:
     """Return the filter with its input rows: all their columns, and their origin if available."""
     assert candidate.source is not None  # noqa: S101 - checked by the caller
-    with_origin = _with_origin(candidate.source, jvm)
+    with_origin = _with_origin(candidate.source, session)
     plan = with_origin if with_origin is not None else candidate.source
     ids = [column.exprId() for column in tree.items(plan.output())]
     column = next(number for number, column_id in enumerate(ids) if column_id.equals(candidate.expression))
-    return replace(candidate.late_filter, rows=tree.to_dataframe(session, plan), column=column)
+    return replace(candidate.late_filter, rows=to_dataframe(session, plan), column=column)
 
 
-def _with_origin(plan: JavaObject, jvm: JVMView) -> JavaObject | None:
+def _with_origin(plan: JavaObject, session: SparkSession) -> JavaObject | None:
     """Return the plan with `ORIGIN` in its output, or None if a node cannot pass it on."""
     name = tree.node_name(plan)
-    if name == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
+    if _is_input(plan):
         selected = plan.child()
-        return plan.withNewChildren(tree.to_seq(jvm, [_project_origin(selected, selected.child(), jvm)]))
+        return plan.withNewChildren(to_seq(session, [_project_origin(selected, selected.child(), session)]))
     children = []
-    for child in tree.items(plan.children()):
-        new_child = _with_origin(child, jvm) if _has_input(child) else child
+    for child in tree.children(plan):
+        new_child = _with_origin(child, session) if _has_input(child) else child
         if new_child is None:
             return None
         children.append(new_child)
     if name == "Project":
-        return _project_origin(plan, children[0], jvm)
+        return _project_origin(plan, children[0], session)
     if name == "Expand":
-        return _expand_origin(plan, children[0], jvm)
+        return _expand_origin(plan, children[0], session)
     if name not in _PASS_THROUGH:
         return None
-    rebuilt = plan.withNewChildren(tree.to_seq(jvm, children))
+    rebuilt = plan.withNewChildren(to_seq(session, children))
     return rebuilt if sum(column.name() == ORIGIN for column in tree.items(rebuilt.output())) == 1 else None
 
 
-def _project_origin(project: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
+def _project_origin(project: JavaObject, child: JavaObject, session: SparkSession) -> JavaObject:
     """Return a projection with `ORIGIN` of its child added."""
     columns = [*tree.items(project.projectList()), _origin(child)]
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(tree.to_seq(jvm, columns), child)
+    return jvm_of(session).org.apache.spark.sql.catalyst.plans.logical.Project(to_seq(session, columns), child)
 
 
-def _expand_origin(expand: JavaObject, child: JavaObject, jvm: JVMView) -> JavaObject:
+def _expand_origin(expand: JavaObject, child: JavaObject, session: SparkSession) -> JavaObject:
     """Return the Expand node of sliding windows with `ORIGIN` added."""
     origin = _origin(child)
     projections = [
-        tree.to_seq(jvm, [*tree.items(projection), origin]) for projection in tree.items(expand.projections())
+        to_seq(session, [*tree.items(projection), origin]) for projection in tree.items(expand.projections())
     ]
-    output = tree.to_seq(jvm, [*tree.items(expand.output()), origin])
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Expand(tree.to_seq(jvm, projections), output, child)
+    output = to_seq(session, [*tree.items(expand.output()), origin])
+    return jvm_of(session).org.apache.spark.sql.catalyst.plans.logical.Expand(
+        to_seq(session, projections), output, child
+    )
 
 
 def _origin(plan: JavaObject) -> JavaObject:
@@ -257,7 +252,7 @@ def _origin(plan: JavaObject) -> JavaObject:
 def stateful_nodes(plan: JavaObject) -> Iterator[JavaObject]:
     """Yield the stateful nodes of a stream from the result down, in the order of Spark's progress."""
     name = _node_name(plan)
-    children = list(tree.items(plan.children()))
+    children = tree.children(plan)
     if name == "Join":
         if all(_has_input(child) for child in children):
             yield plan
@@ -274,6 +269,8 @@ def _node_name(plan: JavaObject) -> str:
 
 
 def _has_input(plan: JavaObject) -> bool:
-    if tree.node_name(plan) == "SubqueryAlias" and plan.identifier().name().startswith(_INPUT):
-        return True
-    return any(_has_input(child) for child in tree.items(plan.children()))
+    return any(_is_input(node) for node in tree.nodes(plan))
+
+
+def _is_input(node: JavaObject) -> bool:
+    return tree.node_name(node) == "SubqueryAlias" and bool(node.identifier().name().startswith(_INPUT))

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
+from headrace.clients.spark.jvm import analyzed_plan, jvm_of
 from headrace.flow.checks.operators import Operator, OperatorKind
 from headrace.flow.levers import OutputMode
+from headrace.spark_plan import tree
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
+    from py4j.java_gateway import JavaObject, JVMView
     from pyspark.sql import DataFrame
-
-# Metadata keys of watermark columns and of session windows.
-_WATERMARK = "spark.watermarkDelayMs"
-_SESSION = "spark.sessionWindow"
 
 # Any timestamp in milliseconds; larger than 32 bits, so that py4j passes it as a long.
 _ANY_TIME_MS = 2**40
@@ -105,8 +103,8 @@ def read_operators(
     `inputs` is the number of inputs: more streams in the plan mean that an input is read twice. `frames` holds the
     input DataFrames by name; it is needed to name the unbounded inputs of a join.
     """
-    plan = result._jdf.queryExecution().analyzed()
-    reader = _Reader(_jvm(result), plan, frames or {})
+    plan = analyzed_plan(result)
+    reader = _Reader(jvm_of(result.sparkSession), plan, frames or {})
     operators = list(reader.read(plan))
     if reader.below.sources > inputs:
         operators.append(Operator(OperatorKind.READ_TWICE))
@@ -120,7 +118,7 @@ def read_operators(
 
 def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
     """Return Spark's message if it refuses the DataFrame in an output mode, or None."""
-    jvm = _jvm(result)
+    jvm = jvm_of(result.sparkSession)
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     spark_modes = {
         OutputMode.APPEND: modes.Append,
@@ -129,7 +127,7 @@ def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
     }
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForStreaming(result._jdf.queryExecution().analyzed(), spark_modes[mode]())
+        checker.checkForStreaming(analyzed_plan(result), spark_modes[mode]())
     except PySparkException as error:
         # The first line; the plan follows.
         return str(error).split(";\n")[0].strip().splitlines()[0]
@@ -139,8 +137,8 @@ def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
 class _Reader:
     """Walks one plan. After `read`, `below` holds the properties of the whole plan."""
 
-    def __init__(self, jvm: Any, plan: JavaObject, frames: Mapping[str, DataFrame]) -> None:
-        self._jvm, self._frames = jvm, frames
+    def __init__(self, jvm: JVMView, plan: JavaObject, frames: Mapping[str, DataFrame]) -> None:
+        self._java, self._frames = jvm, frames
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         marks = {OperatorKind.PYTHON: patterns.PYTHON_UDF(), OperatorKind.CURRENT_TIME: patterns.CURRENT_LIKE()}
         # Each check is a call to the JVM. Most plans contain neither pattern, so their expressions are not checked.
@@ -153,7 +151,7 @@ class _Reader:
             self.below = _Below()
             return
         below = _Below()
-        children = list(_items(plan.children()))
+        children = tree.children(plan)
         for child in children:
             yield from self.read(child)
             below += self.below
@@ -165,7 +163,7 @@ class _Reader:
         self.below = below
 
     def _node_operators(self, plan: JavaObject, children: list[JavaObject], below: _Below) -> Iterator[Operator]:
-        name = str(plan.nodeName())
+        name = tree.node_name(plan)
         yield from self._expressions(plan)
         match name:
             case _ if not children or name in _PROJECTIONS:
@@ -173,7 +171,7 @@ class _Reader:
             case "Aggregate":
                 yield from self._aggregate(plan, below)
             case "Deduplicate":
-                bounded = any(_marked(key, _WATERMARK) for key in _items(plan.keys()))
+                bounded = tree.watermark_column(tree.items(plan.keys())) is not None
                 yield Operator(
                     OperatorKind.DEDUP if bounded else OperatorKind.DEDUP_UNBOUNDED, _column_names(plan.keys())
                 )
@@ -182,7 +180,7 @@ class _Reader:
                 elif below.aggregate:
                     yield Operator(OperatorKind.DEDUP_AFTER_AGGREGATE, _column_names(plan.keys()))
             case "DeduplicateWithinWatermark":
-                kind = OperatorKind.DEDUP_WITHIN if _has_watermark(plan) else OperatorKind.DEDUP_WITHIN_UNBOUNDED
+                kind = OperatorKind.DEDUP_WITHIN if _has_watermark(children[0]) else OperatorKind.DEDUP_WITHIN_UNBOUNDED
                 yield Operator(kind, _column_names(plan.keys()))
                 yield from _chained_state(below)
             case "Join":
@@ -192,7 +190,7 @@ class _Reader:
                 yield Operator(OperatorKind.STATIC_UNION if mixed else OperatorKind.UNION)
             case "Sort":
                 yield Operator(OperatorKind.SORT if below.aggregate else OperatorKind.SORT_ROWS)
-            case "TransformWithStateInPySpark" | "TransformWithState":
+            case _ if name in tree.CUSTOM_STATE:
                 # Its timers use the watermark of the query, even if the watermark column no longer exists.
                 unmarked = "EventTime" in plan.timeMode().toString() and not _is_watermarked(plan)
                 yield Operator(OperatorKind.CUSTOM_TIMERS_UNMARKED if unmarked else OperatorKind.CUSTOM_STATE)
@@ -208,21 +206,21 @@ class _Reader:
         if "monotonically_increasing_id()" in expressions.toString():
             yield Operator(OperatorKind.ROW_NUMBERS)
         for kind, mark in self._marks.items():
-            if any(expression.containsPattern(mark) for expression in _items(expressions)):
+            if any(expression.containsPattern(mark) for expression in tree.items(expressions)):
                 yield Operator(kind)
 
     def _aggregate(self, plan: JavaObject, below: _Below) -> Iterator[Operator]:
-        keys = list(_items(plan.groupingExpressions()))
-        bounded = any(_marked(key, _WATERMARK) for key in keys)
+        keys = list(tree.items(plan.groupingExpressions()))
+        bounded = tree.watermark_column(keys) is not None
         key_names = _column_names(plan.groupingExpressions())
-        if any(_marked(key, _SESSION) for key in keys):
+        if any(tree.has_mark(key, tree.SESSION_WINDOW) for key in keys):
             yield Operator(OperatorKind.SESSION if bounded else OperatorKind.SESSION_UNBOUNDED, key_names)
         else:
             yield Operator(OperatorKind.AGGREGATE if bounded else OperatorKind.AGGREGATE_UNBOUNDED, key_names)
         for call in _calls(plan.aggregateExpressions()):
             if call.isDistinct():
                 yield Operator(OperatorKind.DISTINCT_AGGREGATE, str(call.toString()))
-            if call.aggregateFunction().getClass().getSimpleName() == "PythonUDAF":
+            if tree.node_name(call.aggregateFunction()) == "PythonUDAF":
                 yield Operator(OperatorKind.PANDAS_AGGREGATE)
         if below.pandas_updates:
             yield Operator(OperatorKind.PANDAS_UPDATES_AGGREGATED)
@@ -231,7 +229,7 @@ class _Reader:
     def _join(self, plan: JavaObject, children: list[JavaObject], below: _Below) -> Iterator[Operator]:
         how = str(plan.joinType().toString())
         left, right = (child.isStreaming() for child in children)
-        keyed = self._jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
+        keyed = self._java.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
         if left and right:
             kind, unbounded = self._stream_join(plan, how, keyed=keyed)
             yield Operator(kind, how, tuple(name for side in unbounded for name in self._inputs_of(side)))
@@ -249,8 +247,8 @@ class _Reader:
             return OperatorKind.ANTI_JOIN, []
         if not keyed:
             return OperatorKind.KEYLESS_JOIN, []
-        bounds = self._jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
-        any_time = self._jvm.scala.Some(_ANY_TIME_MS)
+        bounds = self._java.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+        any_time = self._java.scala.Some(_ANY_TIME_MS)
 
         def is_bounded(side: JavaObject, against: JavaObject) -> bool:
             """Whether the watermark of the other side evicts the rows of a side.
@@ -260,9 +258,7 @@ class _Reader:
             state_watermark = bounds.getStateValueWatermark(
                 side.outputSet(), against.outputSet(), plan.condition(), any_time
             )
-            return bool(state_watermark.isDefined()) and any(
-                _marked(column, _WATERMARK) for column in _items(side.output())
-            )
+            return bool(state_watermark.isDefined()) and _has_watermark(side)
 
         left, right = plan.left(), plan.right()
         by_key = bool(bounds.isWatermarkInJoinKeys(plan))
@@ -279,15 +275,15 @@ class _Reader:
         """Return the inputs that a part of a plan reads, by the ids of its columns."""
         columns = set(_read_columns(side))
         return [
-            name
-            for name, frame in self._frames.items()
-            if not columns.isdisjoint(_read_columns(frame._jdf.queryExecution().analyzed()))
+            name for name, frame in self._frames.items() if not columns.isdisjoint(_read_columns(analyzed_plan(frame)))
         ]
 
 
 def _read_columns(plan: JavaObject) -> Iterator[int]:
     """Yield the ids of the columns that the leaves of a plan output."""
-    return (int(column.exprId().id()) for leaf in _items(plan.collectLeaves()) for column in _items(leaf.output()))
+    return (
+        int(column.exprId().id()) for leaf in tree.items(plan.collectLeaves()) for column in tree.items(leaf.output())
+    )
 
 
 def _chained_state(below: _Below) -> Iterator[Operator]:
@@ -301,7 +297,7 @@ def _chained_state(below: _Below) -> Iterator[Operator]:
 def _pandas_state(plan: JavaObject, below: _Below) -> Iterator[Operator]:
     updates = plan.outputMode().toString() == "Update"
     yield Operator(OperatorKind.PANDAS_STATE_UPDATE if updates else OperatorKind.PANDAS_STATE_APPEND)
-    if "EventTime" in plan.timeout().toString() and not _has_watermark(plan):
+    if "EventTime" in plan.timeout().toString() and not _has_watermark(tree.children(plan)[0]):
         yield Operator(OperatorKind.PANDAS_STATE_UNMARKED)
     if below.pandas_state:
         yield Operator(OperatorKind.PANDAS_STATE_TWICE)
@@ -330,8 +326,8 @@ def _properties(operator: Operator, plan: JavaObject) -> _Below:
 
 def _calls(expressions: JavaObject) -> Iterator[JavaObject]:
     """Yield the calls of aggregate functions within expressions."""
-    for expression in _items(expressions):
-        if expression.getClass().getSimpleName() == "AggregateExpression":
+    for expression in tree.items(expressions):
+        if tree.node_name(expression) == "AggregateExpression":
             yield expression
         else:
             yield from _calls(expression.children())
@@ -339,37 +335,20 @@ def _calls(expressions: JavaObject) -> Iterator[JavaObject]:
 
 def _is_broadcast(plan: JavaObject) -> bool:
     """Whether a static side has a broadcast hint at its top."""
-    while plan.nodeName() in ("Project", "SubqueryAlias", "Filter"):
-        plan = plan.children().apply(0)
-    return plan.nodeName() == "ResolvedHint" and "broadcast" in plan.hints().toString()
+    while tree.node_name(plan) in ("Project", "SubqueryAlias", "Filter"):
+        plan = tree.children(plan)[0]
+    return tree.node_name(plan) == "ResolvedHint" and "broadcast" in plan.hints().toString()
 
 
 def _has_watermark(plan: JavaObject) -> bool:
-    """Whether an input column of an operator has a watermark."""
-    return any(_marked(column, _WATERMARK) for column in _items(plan.children().apply(0).output()))
+    """Whether an output column of a node has a watermark."""
+    return tree.watermark_column(tree.items(plan.output())) is not None
 
 
 def _is_watermarked(plan: JavaObject) -> bool:
-    """Whether a watermark is declared anywhere below an operator."""
-    children = list(_items(plan.children()))
-    return any(child.getClass().getSimpleName() == "EventTimeWatermark" or _is_watermarked(child) for child in children)
-
-
-def _marked(expression: JavaObject, mark: str) -> bool:
-    is_column = expression.getClass().getSimpleName() == "AttributeReference"
-    return is_column and bool(expression.metadata().contains(mark))
+    """Whether a watermark is declared anywhere in a plan."""
+    return any(tree.node_name(node) == "EventTimeWatermark" for node in tree.nodes(plan))
 
 
 def _column_names(expressions: JavaObject) -> str:
-    columns = (item for item in _items(expressions) if item.getClass().getSimpleName() == "AttributeReference")
-    return ", ".join(str(column.name()) for column in columns)
-
-
-def _items(sequence: JavaObject) -> Iterator[JavaObject]:
-    return (sequence.apply(index) for index in range(sequence.size()))
-
-
-def _jvm(result: DataFrame) -> Any:
-    jvm = result.sparkSession._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    return jvm
+    return ", ".join(str(item.name()) for item in tree.items(expressions) if tree.is_column(item))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 
+from headrace.clients.spark.jvm import java_type, jvm_of, to_dataframe
 from headrace.errors import HeadraceError
 from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.flow import Flow
@@ -20,7 +20,7 @@ from headrace.flow.target import Target
 from headrace.spark_plan.operators import read_operators, spark_refusal
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 # Errors of a transform that reads missing tables: another flow may create them later.
@@ -76,15 +76,12 @@ def _input_frame(session: SparkSession, input_: Input, target: Target | None) ->
 
 def empty_stream(session: SparkSession, schema: StructType) -> DataFrame:
     """Return an empty streaming DataFrame with these columns. It can be planned, but not started."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    columns = jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes(
-        session._jsparkSession.parseDataType(schema.json())
-    )
+    jvm = jvm_of(session)
+    columns = jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes(java_type(session, schema))
     relation = jvm.org.apache.spark.sql.catalyst.plans.logical.LocalRelation(
         columns, columns.take(0), True, jvm.scala.Option.empty()
     )
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, relation), session)
+    return to_dataframe(session, relation)
 
 
 def _first_line(error: BaseException) -> str:

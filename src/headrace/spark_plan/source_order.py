@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from headrace.clients.spark.jvm import analyzed_plan, jvm_of
+from headrace.spark_plan import tree
+
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
     from pyspark.sql import DataFrame
@@ -36,13 +39,12 @@ class PlannedSource:
 
 def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFrame]) -> tuple[PlannedSource, ...]:
     """Return the sources of a plan in Spark's order. `sources` holds the DataFrame that each source returned."""
-    jvm = result.sparkSession._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+    jvm = jvm_of(result.sparkSession)
     sources_by_token = {
-        _token(jvm, leaf): source for source, frame in sources.items() for leaf in _leaves(_plan(frame))
+        _token(jvm, leaf): source for source, frame in sources.items() for leaf in _leaves(analyzed_plan(frame))
     }
     numbered: list[JavaObject] = []
-    for leaf in _leaves(_plan(result)):
+    for leaf in _leaves(analyzed_plan(result)):
         # A relation that is read twice in the plan is one source.
         if not any(leaf.equals(other) for other in numbered):
             numbered.append(leaf)
@@ -52,20 +54,12 @@ def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFra
     )
 
 
-def _plan(frame: DataFrame) -> JavaObject:
-    return frame._jdf.queryExecution().analyzed()
-
-
 def _leaves(plan: JavaObject) -> Iterator[JavaObject]:
-    """Yield the streams below a node in Spark's order: the node, then its children from left to right."""
-    if plan.getClass().getSimpleName() in _SOURCE_NODES:
-        yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _leaves(children.apply(index))
+    """Return the streams of a plan in Spark's order."""
+    return (node for node in tree.nodes(plan) if tree.node_name(node) in _SOURCE_NODES)
 
 
 def _token(jvm: JVMView, leaf: JavaObject) -> int:
     """Return the identity of the object that a relation reads. Copies of the relation share it."""
-    source = getattr(leaf, _SOURCE_NODES[leaf.getClass().getSimpleName()])()
+    source = getattr(leaf, _SOURCE_NODES[tree.node_name(leaf)])()
     return int(jvm.java.lang.System.identityHashCode(source))

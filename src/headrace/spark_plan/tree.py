@@ -1,44 +1,34 @@
-"""Helpers to read and rebuild Spark's logical plans from Python.
+"""Walk Spark's logical plans from Python: their nodes, and the marks of Spark on their columns.
 
 Plans are immutable: a node with other children is a new node, and its columns keep their ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
+from headrace.clients.spark.jvm import jvm_of
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject, JVMView
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
+
+# Metadata keys of watermark columns, and of the columns of the two window functions. A copy of a column has them too.
+WATERMARK_DELAY = "spark.watermarkDelayMs"
+TIME_WINDOW, SESSION_WINDOW = "spark.timeWindow", "spark.sessionWindow"
+
+# Nodes of custom state, by `transformWithState`, and by the functions before it.
+CUSTOM_STATE = ("TransformWithState", "TransformWithStateInPySpark")
+GROUP_STATE = ("FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState")
 
 # Each pass of Spark's rule prunes one more node of a plan; a transform has some dozens of them at most.
 _MAX_PASSES = 100
 
 
-def jvm_of(session: SparkSession) -> JVMView:
-    """Return the JVM behind a session."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    return jvm
-
-
-def analyzed_plan(frame: DataFrame) -> JavaObject:
-    """Return the analyzed plan of a DataFrame, before optimization."""
-    return frame._jdf.queryExecution().analyzed()
-
-
-def to_dataframe(session: SparkSession, plan: JavaObject) -> DataFrame:
-    """Return a DataFrame with this plan."""
-    dataset = jvm_of(session).org.apache.spark.sql.classic.Dataset
-    return DataFrame(dataset.ofRows(session._jsparkSession, plan), session)
-
-
 def node_name(node: JavaObject) -> str:
-    """Return the class name of a node or an expression, such as `Project`."""
-    return str(node.getClass().getSimpleName())
+    """Return Spark's name of a node or an expression, such as `Project`."""
+    return str(node.nodeName())
 
 
 def items(seq: JavaObject) -> Iterator[JavaObject]:
@@ -52,9 +42,31 @@ def children(plan: JavaObject) -> list[JavaObject]:
     return list(items(plan.children()))
 
 
-def to_seq(jvm: JVMView, items: Sequence[JavaObject]) -> JavaObject:
-    """Return items as a Scala sequence."""
-    return jvm.PythonUtils.toSeq(list(items))
+def nodes(plan: JavaObject) -> Iterator[JavaObject]:
+    """Yield a node and all nodes below it, children from left to right."""
+    yield plan
+    for child in children(plan):
+        yield from nodes(child)
+
+
+def is_column(expression: JavaObject) -> bool:
+    """Whether an expression is a column of a node below."""
+    return node_name(expression) == "AttributeReference"
+
+
+def has_mark(expression: JavaObject, mark: str) -> bool:
+    """Whether an expression is a column with a metadata key."""
+    return is_column(expression) and bool(expression.metadata().contains(mark))
+
+
+def watermark_column(columns: Iterable[JavaObject]) -> JavaObject | None:
+    """Return the first of some columns that has a watermark, or None."""
+    return next((column for column in columns if has_mark(column, WATERMARK_DELAY)), None)
+
+
+def grouping_columns(aggregate: JavaObject) -> list[JavaObject]:
+    """Return the columns that an aggregation groups by, without expressions that have no name."""
+    return [key.toAttribute() for key in items(aggregate.groupingExpressions()) if is_named(key)]
 
 
 def is_named(expression: JavaObject) -> bool:
@@ -62,10 +74,11 @@ def is_named(expression: JavaObject) -> bool:
     return node_name(expression) in ("AttributeReference", "Alias")
 
 
-def prune_columns(plan: JavaObject, jvm: JVMView) -> JavaObject:
+def prune_columns(session: SparkSession, plan: JavaObject) -> JavaObject:
     """Return the plan with only the columns that it needs, by Spark's own rule until nothing changes."""
+    rule = jvm_of(session).org.apache.spark.sql.catalyst.optimizer.ColumnPruning
     for _ in range(_MAX_PASSES):
-        pruned = jvm.org.apache.spark.sql.catalyst.optimizer.ColumnPruning.apply(plan)
+        pruned = rule.apply(plan)
         if pruned.fastEquals(plan):
             break
         plan = pruned

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from pyspark.sql.classic.column import Column
-
+from headrace.clients.spark.jvm import analyzed_plan, to_column, to_dataframe, to_seq
 from headrace.spark_plan import tree
-from headrace.spark_plan.late_filters import DELAY, SESSION, stateful_nodes
+from headrace.spark_plan.late_filters import stateful_nodes
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -43,7 +42,7 @@ class WindowResults:
     @classmethod
     def of(cls, result: DataFrame) -> WindowResults:
         """Analyze a result over DataFrames of `mark_input`. Raises NotAWindowedAggregation."""
-        plan = tree.analyzed_plan(result)
+        plan = analyzed_plan(result)
         nodes = list(stateful_nodes(plan))
         if not nodes:
             raise NotAWindowedAggregation("It has no state.")
@@ -51,11 +50,10 @@ class WindowResults:
             raise NotAWindowedAggregation(f"It has {len(nodes)} stateful operators, and only one is supported.")
         if tree.node_name(nodes[0]) != "Aggregate":
             raise NotAWindowedAggregation("Its state is not that of an aggregation.")
-        keys = [key.toAttribute() for key in tree.items(nodes[0].groupingExpressions()) if tree.is_named(key)]
-        window = next((key for key in keys if key.metadata().contains(DELAY)), None)
+        window = tree.watermark_column(tree.grouping_columns(nodes[0]))
         if window is None or window.dataType().typeName() != "struct":
             raise NotAWindowedAggregation("It does not aggregate by a window over the event time.")
-        if window.metadata().contains(SESSION):
+        if tree.has_mark(window, tree.SESSION_WINDOW):
             raise NotAWindowedAggregation(
                 "A late row can join two sessions that were written as two: windows of a fixed length only."
             )
@@ -68,21 +66,19 @@ class WindowResults:
     def for_windows(self, starts: Sequence[datetime]) -> DataFrame:
         """Return the rows of the result for the windows that start at these times."""
         session = self.result.sparkSession
-        jvm = tree.jvm_of(session)
-        window = Column(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(self._window))
-        rows = tree.to_dataframe(session, self._aggregate.child()).where(window.getField("start").isin(list(starts)))
-        filtered = self._aggregate.withNewChildren(tree.to_seq(jvm, [tree.analyzed_plan(rows)]))
-        return tree.to_dataframe(session, self._rebuild(tree.analyzed_plan(self.result), filtered))
+        window = to_column(session, self._window)
+        rows = to_dataframe(session, self._aggregate.child()).where(window.getField("start").isin(list(starts)))
+        filtered = self._aggregate.withNewChildren(to_seq(session, [analyzed_plan(rows)]))
+        return to_dataframe(session, self._rebuild(analyzed_plan(self.result), filtered))
 
     def _rebuild(self, plan: JavaObject, filtered: JavaObject) -> JavaObject:
         if plan.fastEquals(self._aggregate):
             return filtered
-        jvm = tree.jvm_of(self.result.sparkSession)
         children = [
             self._rebuild(child, filtered) if next(stateful_nodes(child), None) is not None else child
             for child in tree.children(plan)
         ]
-        return plan.withNewChildren(tree.to_seq(jvm, children))
+        return plan.withNewChildren(to_seq(self.result.sparkSession, children))
 
 
 def _content(plan: JavaObject, column: JavaObject, aggregate: JavaObject, window: JavaObject) -> Holds | None:
@@ -119,12 +115,8 @@ def _copied_column(expression: JavaObject | None) -> tuple[JavaObject | None, Li
     """Return the id of the column that an expression copies, and which bound, if it is a bound of a window."""
     if expression is not None and tree.node_name(expression) == "Alias":
         expression = expression.child()
-    if expression is not None and tree.node_name(expression) == "AttributeReference":
+    if expression is not None and tree.is_column(expression):
         return expression.exprId(), None
-    if (
-        expression is not None
-        and tree.node_name(expression) == "GetStructField"
-        and tree.node_name(expression.child()) == "AttributeReference"
-    ):
+    if expression is not None and tree.node_name(expression) == "GetStructField" and tree.is_column(expression.child()):
         return expression.child().exprId(), "start" if expression.ordinal() == 0 else "end"
     return None, None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import late_table, quarantine_table
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.storage import LocalFileStore
 from headrace.errors import FlowError
 from headrace.flow.flow import SINGLE_INPUT, Flow
@@ -82,7 +83,7 @@ class Rehearsal:
     def table(self, path: str) -> list[Row]:
         """Return the rows of a Delta table below the rehearsal's lake, or none when there is no such table."""
         location = self.target.table(path)
-        if not Path(location, "_delta_log").is_dir():
+        if not is_table(location):
             return []
         return self._spark.read.format("delta").load(location).collect()
 

@@ -14,9 +14,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import FlowError
 from headrace.flow.levers import Watermark
-
-# The metadata key under which Spark stores the watermark delay of a column, in milliseconds.
-_DELAY_MARK = "spark.watermarkDelayMs"
+from headrace.spark_plan.tree import WATERMARK_DELAY
 
 
 def deduplicate(rows: DataFrame, *key: str, within: Watermark) -> DataFrame:
@@ -36,7 +34,7 @@ def deduplicate(rows: DataFrame, *key: str, within: Watermark) -> DataFrame:
 
 def require_watermark(rows: DataFrame, column: str, declared: Watermark | None = None) -> None:
     """Raise HR-231 unless a stream has a watermark on the column, equal to `declared` if that is set."""
-    marks = {field.name: field.metadata.get(_DELAY_MARK) for field in rows.schema}
+    marks = {field.name: field.metadata.get(WATERMARK_DELAY) for field in rows.schema}
     delay = marks.get(column)
     if delay is None:
         marked = next((name for name, mark in marks.items() if mark is not None), None)

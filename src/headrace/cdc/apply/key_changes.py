@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from headrace.cdc.apply.latest_change import log_order
 from headrace.cdc.apply.table import POSITION, struct_fields
-from headrace.sinks.delta.sql import quote_name
+from headrace.clients.sql import column_named
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -89,12 +89,12 @@ def _earlier_values(changes: DataFrame, table: DataFrame, names: list[str], dele
         F.lit(None).cast("string").alias("deleted_at"),
     )
     from_table = table.select(
-        F.struct(*(F.col(quote_name(name)) for name in keys)).alias("old"),
+        F.struct(*(column_named(name) for name in keys)).alias("old"),
         F.col(POSITION).alias("at"),
         F.struct(F.col(POSITION).alias("_position"), F.lit(False), F.lit(-1).cast("long").alias("_offset")).alias(
             "order"
         ),
-        F.struct(*(F.col(quote_name(name)) for name in names)).alias("row"),
+        F.struct(*(column_named(name) for name in names)).alias("row"),
         F.array().cast("array<string>").alias("lacks"),
         deleted_at.alias("deleted_at"),
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.sinks.delta.sql import quote_name
+from headrace.clients.sql import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from headrace.cdc.apply.table import POSITION, TableWrite
 from headrace.cdc.apply.tombstones import DELETED_AT
+from headrace.clients.spark.delta_log import version
 from headrace.flow.duration import Duration
-from headrace.sinks.delta.log import version
 from headrace.sinks.delta.maintenance import Maintenance
 
 if TYPE_CHECKING:

@@ -31,10 +31,11 @@ from headrace.cdc.apply.table import (
     struct_fields,
 )
 from headrace.cdc.apply.tombstones import TombstoneIndex
+from headrace.clients.spark.delta_log import is_empty
+from headrace.clients.sql import quote_name, string_literal
 from headrace.sinks.batch.concurrency import in_background
 from headrace.sinks.batch.persist import locally_checkpointed
-from headrace.sinks.delta.log import is_empty
-from headrace.sinks.delta.sql import quote_name, session_settings, string_literal
+from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.sinks.delta.log import version
+from headrace.clients.spark.delta_log import version
 from headrace.sinks.delta.sql import idempotent_write, session_settings
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from pyspark.sql import types as T
 
 from headrace.cdc.apply.key_ranges import Range, merge_ranges
 from headrace.cdc.apply.table import POSITION, TableWrite, struct_fields
-from headrace.sinks.delta.log import snapshot, version
-from headrace.sinks.delta.sql import quote_name, string_literal
+from headrace.clients.spark.delta_log import snapshot, version
+from headrace.clients.sql import quote_name, string_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,8 +170,8 @@ def _is_next(cached: TableState, before: TableState, now: TableState) -> bool:
 
 def table_state(session: SparkSession, into: TableWrite) -> TableState:
     """Return which table is there, and its version."""
-    delta_snapshot = snapshot(session, into.location)
-    return str(delta_snapshot.metadata().id()), int(delta_snapshot.version())
+    now = snapshot(session, into.location)
+    return now.table_id, now.version
 
 
 def keys_fit_condition(key: T.StructType, keys: int) -> bool:
@@ -186,8 +186,7 @@ def supports_replace(session: SparkSession, into: TableWrite, columns: Sequence[
     an update would appear as a delete and an insert.
     """
     now = snapshot(session, into.location)
-    feed = now.metadata().configuration().get("delta.enableChangeDataFeed").contains("true")
-    return not feed and set(now.schema().fieldNames()) == set(columns)
+    return now.table_property("delta.enableChangeDataFeed") != "true" and set(now.schema.names) == set(columns)
 
 
 def replace_rows(new: DataFrame, key: T.StructType, keys: Sequence[Key], into: TableWrite) -> None:

@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, Literal
 from pyspark.sql import types as T
 
 from headrace.cdc.apply.table import TEXT_FORMAT, TableWrite, text_formats_of
+from headrace.clients.spark.delta_log import snapshot
+from headrace.clients.sql import quote_name, string_literal
 from headrace.errors import DataError
-from headrace.sinks.delta.log import snapshot
-from headrace.sinks.delta.sql import quote_name, string_literal
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
 DroppedColumns = Literal["keep", "drop"]
@@ -73,14 +72,14 @@ def evolve_columns(
     finds it done.
     """
     now = snapshot(session, location)
-    if int(now.version()) < 0:
+    if now.version < 0:
         return
-    table_types, source_types = _flat(T.StructType.fromJson(json.loads(now.schema().json()))), _flat(source_columns)
+    table_types, source_types = _flat(now.schema), _flat(source_columns)
     dropped_before, text_formats = (
-        {tuple(path) for path in json.loads(_property(now, _DROPPED) or "[]")},
+        {tuple(path) for path in json.loads(now.table_property(_DROPPED) or "[]")},
         text_formats_of(source_columns),
     )
-    before = json.loads(_property(now, TEXT_FORMAT) or "{}")
+    before = json.loads(now.table_property(TEXT_FORMAT) or "{}")
     _require_kind(into, location, table_types, source_types)
     _require_same_format(into, location, before, text_formats)
     added = {path: kind for path, kind in source_types.items() if path not in table_types}
@@ -92,14 +91,14 @@ def evolve_columns(
         for path, kind in source_types.items()
         if path in table_types and table_types[path] != kind
     ]
-    if statements and _property(now, _WIDENING) is None:
+    if statements and now.table_property(_WIDENING) is None:
         statements.insert(0, _set(_WIDENING, "true"))
     if added:
         columns = ", ".join(f"{_name(path)} {kind.simpleString()}" for path, kind in added.items())
         statements.append(f"ADD COLUMNS ({columns})")
     if missing and policy.dropped == "drop":
         # Without a mapping of names a column could only go by rewriting every file.
-        statements += [_set(_MAPPING, "name")] if _property(now, _MAPPING) is None else []
+        statements += [_set(_MAPPING, "name")] if now.table_property(_MAPPING) is None else []
         statements.append(f"DROP COLUMNS ({', '.join(_name(path) for path in sorted(missing))})")
     elif missing != dropped_before:
         statements.append(_set(_DROPPED, json.dumps(sorted(missing))))
@@ -143,11 +142,6 @@ def _flat(schema: T.StructType, within: Path = ()) -> dict[Path, T.DataType]:
         path = (*within, field.name)
         types |= _flat(field.dataType, path) if isinstance(field.dataType, T.StructType) else {path: field.dataType}
     return types
-
-
-def _property(now: JavaObject, name: str) -> str | None:
-    value_ = now.metadata().configuration().get(name)
-    return str(value_.get()) if value_.isDefined() else None
 
 
 def _set(name: str, value: str) -> str:

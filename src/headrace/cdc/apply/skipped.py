@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.clients.spark.delta_log import version
 from headrace.errors import DataError
 from headrace.flow.sink import Batch, DeadLetters
-from headrace.sinks.delta.log import version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

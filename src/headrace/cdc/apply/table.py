@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from delta.tables import DeltaTable
 from pyspark.sql import types as T
 
-from headrace.sinks.delta.log import size, snapshot, version
-from headrace.sinks.delta.sql import idempotent_write, quote_name, session_settings
+from headrace.clients.spark.delta_log import snapshot, version
+from headrace.clients.sql import quote_name
+from headrace.sinks.delta.sql import idempotent_write, session_settings, set_table_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,11 +135,11 @@ def enable_deletion_vectors(session: SparkSession, location: str) -> None:
     A commit of its own, once in a table's life.
     """
     now = snapshot(session, location)
-    if now.metadata().configuration().get(_VECTORS).contains("true"):
+    if now.table_property(_VECTORS) == "true":
         return
-    table_size = size(session, location)
+    table_size = now.files_and_bytes
     if table_size is not None and table_size[1] > _WORTH_VECTORS:
-        session.sql(f"ALTER TABLE delta.{quote_name(location)} SET TBLPROPERTIES ('{_VECTORS}' = 'true')")
+        set_table_properties(session, location, {_VECTORS: "true"})
 
 
 def struct_fields(rows: DataFrame, name: str) -> T.StructType:

@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.cdc.apply.table import POSITION, TableWrite, create_table, struct_fields
-from headrace.sinks.delta.log import version
-from headrace.sinks.delta.sql import quote_name, without_idempotent_write
+from headrace.clients.spark.delta_log import version
+from headrace.clients.sql import column_named
+from headrace.sinks.delta.sql import without_idempotent_write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -88,7 +89,7 @@ def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> Data
     """Return the changes that are not older than a tombstone of their key."""
     names = rows.schema["_key"].dataType.fieldNames()  # type: ignore[attr-defined]
     of_keys = read(rows.sparkSession, into).alias("old").where(~F.col(EVERY_KEY) & within)
-    last = of_keys.groupBy(F.struct(*(F.col(quote_name(name)) for name in names)).alias("_key")).agg(
+    last = of_keys.groupBy(F.struct(*(column_named(name) for name in names)).alias("_key")).agg(
         F.max(POSITION).alias("deleted_at")
     )
     newer = rows.join(last, "_key", "left").where(

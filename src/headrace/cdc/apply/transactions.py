@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.delta_log import version
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.log import version
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -28,9 +28,11 @@ from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.decode.envelope import require_key
 from headrace.cdc.reconcile.source_rows import SourceSnapshot, Text, open_snapshot
 from headrace.cdc.reconcile.texts import comparable_text, is_compared, mirror_text, source_text, typed_value
+from headrace.clients.spark.delta_log import snapshot
+from headrace.clients.sql import column_named, quote_name
 from headrace.errors import DataError
 from headrace.flow.target import Database
-from headrace.sinks.delta.sql import quote_name
+from headrace.sinks.delta.sql import idempotent_write
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ _PAUSE_SECONDS = 2.0
 
 DifferenceKind = Literal["missing", "extra", "different"]
 Values = tuple[Text, ...]
-_IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def compare(
     rows = 0
     while True:
         with open_snapshot(database) as source:
-            version = _version(spark, location)
+            version = snapshot(spark, location).version
             if suspects is None:
                 rows, is_selected = pair.differing(source, version)
             else:
@@ -158,8 +159,8 @@ def repair(spark: SparkSession, comparison: TableComparison) -> None:
     pair = _Pair.of(spark, comparison.table, comparison.location)
     session = spark.newSession()
     sums = hashlib.sha256(json.dumps([column.as_dict() for column in comparison.differences]).encode()).hexdigest()
-    identity = (f"headrace-reconcile/{comparison.table}/{comparison.position}/{sums[:16]}", "0")
-    for name, value in zip(_IDENTITY, identity, strict=True):
+    app_id = f"headrace-reconcile/{comparison.table}/{comparison.position}/{sums[:16]}"
+    for name, value in idempotent_write(app_id, 0).items():
         session.conf.set(name, value)
     # A column may be named `${...}`: that is no setting.
     session.conf.set("spark.sql.variable.substitute", "false")
@@ -198,7 +199,8 @@ class _Pair:
 
     @classmethod
     def of(cls, spark: SparkSession, table: SourceTable, location: str) -> _Pair:
-        if not DeltaTable.isDeltaTable(spark, location):
+        mirror = snapshot(spark, location)
+        if mirror.version < 0:
             raise DataError(
                 f"There is no mirror of table {table} at {location}.",
                 why="No Delta table lies there.",
@@ -206,7 +208,7 @@ class _Pair:
                 remedy="Correct `--into`, or run the flow that captures the table.",
                 code="HR-526",
             )
-        fields = {column.name: column.dataType for column in DeltaTable.forPath(spark, location).toDF().schema}
+        fields = {column.name: column.dataType for column in mirror.schema}
         if POSITION not in fields or UNTIL in fields:
             raise DataError(
                 f"The table of {table} at {location} is not a mirror.",
@@ -272,7 +274,7 @@ class _Pair:
         if self.is_soft:
             rows = rows.where(~F.coalesce(F.col(DELETED), F.lit(False)))
         pairs = zip(self.columns, self.kinds, strict=True)
-        texts = rows.select(*(mirror_text(F.col(quote_name(column.name)), kind) for column, kind in pairs), POSITION)
+        texts = rows.select(*(mirror_text(column_named(column.name), kind) for column, kind in pairs), POSITION)
         for row in texts.toLocalIterator():
             yield self._row(tuple(row)[:-1], row[-1])
 
@@ -295,12 +297,6 @@ class _Pair:
         frame = session.createDataFrame(texts, T.StructType([T.StructField(name, T.StringType()) for name in fields]))
         columns = [typed_value(F.col(f"t{n}"), kind).alias(names[n]) for n, kind in enumerate(self.kinds)]
         return frame.select("_kind", "_position", "_first", *columns)
-
-
-def _version(spark: SparkSession, location: str) -> int:
-    row = DeltaTable.forPath(spark, location).history(1).select("version").first()
-    assert row is not None  # noqa: S101 - a table has a version
-    return int(row[0])
 
 
 def _chunk(key: str) -> int:

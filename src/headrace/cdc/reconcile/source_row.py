@@ -9,6 +9,7 @@ from psycopg import sql
 from headrace.cdc.capture.catalogue import family
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.clients import mysql, postgres
+from headrace.clients.sql import quote_name
 from headrace.flow.target import Database
 
 
@@ -18,10 +19,10 @@ def row_exists(database: Database, table: SourceTable, key: Mapping[str, str]) -
     Raises as the client of the database does, when it does not answer or refuses.
     """
     if family(database) == "mysql":
-        where = " AND ".join(f"CAST({_name(column)} AS CHAR) = %s" for column in key)
+        where = " AND ".join(f"CAST({quote_name(column)} AS CHAR) = %s" for column in key)
         with mysql.session(database) as cursor:
             cursor.execute(
-                f"SELECT 1 FROM {_name(table.schema)}.{_name(table.name)} WHERE {where} LIMIT 1",  # noqa: S608 - quoted
+                f"SELECT 1 FROM {quote_name(table.schema)}.{quote_name(table.name)} WHERE {where} LIMIT 1",  # noqa: S608 - quoted
                 tuple(key.values()),
             )
             return cursor.fetchone() is not None
@@ -30,7 +31,3 @@ def row_exists(database: Database, table: SourceTable, key: Mapping[str, str]) -
     with postgres.session(database) as connection:
         query = sql.SQL("SELECT 1 FROM {} WHERE {} LIMIT 1").format(place, same)
         return connection.execute(query, tuple(key.values())).fetchone() is not None
-
-
-def _name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

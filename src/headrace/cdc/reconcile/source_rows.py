@@ -15,6 +15,7 @@ from pymysql.cursors import Cursor, SSCursor
 from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.clients import mysql, postgres
+from headrace.clients.sql import quote_name
 from headrace.flow.target import Database
 
 # A value, or one per element of an array, which may hold arrays again.
@@ -90,7 +91,7 @@ class _Binlog:
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
         expressions = ", ".join(_shown(column) for column in columns)
         with self.cursor.connection.cursor(SSCursor) as cursor:
-            cursor.execute(f"SELECT {expressions} FROM {_name(table.schema)}.{_name(table.name)}")  # noqa: S608 - quoted
+            cursor.execute(f"SELECT {expressions} FROM {quote_name(table.schema)}.{quote_name(table.name)}")  # noqa: S608 - quoted
             while rows := cursor.fetchmany(_AT_A_TIME):
                 yield from rows
 
@@ -106,7 +107,7 @@ def _binlog_position(cursor: Cursor) -> str:
 
 def _shown(column: SourceColumn) -> str:
     """Return the expression that writes a column as text."""
-    name, kind = _name(column.name), column.type.lower()
+    name, kind = quote_name(column.name), column.type.lower()
     if re.match(r"(tiny|medium|long)?blob|(var)?binary", kind):
         return f"LOWER(HEX({name}))"
     if kind.startswith("bit"):
@@ -115,7 +116,3 @@ def _shown(column: SourceColumn) -> str:
         return f"CAST({name} + 0 AS CHAR)"
     # As a double: a float is written with six digits otherwise.
     return f"CAST({name} + 0e0 AS CHAR)" if kind.startswith("float") else f"CAST({name} AS CHAR)"
-
-
-def _name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

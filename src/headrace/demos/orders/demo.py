@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.delta_log import is_table
 from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import Generator
@@ -142,7 +143,7 @@ def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettin
     # Read before the table: the table then has the rows of this watermark's batch.
     checkpoint = Checkpoint.of(pattern.NAMES[how], target, file_store(target.checkpoints, spark))
     committed = checkpoint.committed_batches()
-    if not committed or not file_store(location, spark).names(f"{location}/_delta_log"):
+    if not committed or not is_table(location, spark):
         return []
     closed = _utc(checkpoint.offset_entry(committed[-1]).watermark_ms - Duration.parse(settings.bound).ms)
     rates = pattern.hit_rate(spark.read.format("delta").load(location)).where(F.col("window_end") <= F.lit(closed))

@@ -35,6 +35,8 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
+from headrace.clients.spark.delta_log import is_table
+from headrace.clients.sql import timestamp_literal
 from headrace.clients.storage import file_store
 from headrace.demos.orders import errors
 from headrace.flow.duration import Duration
@@ -175,9 +177,7 @@ class JoinReconciliation:
             last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
             number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._lease.token)
             event_time = "COALESCE(order_time, pay_time)"
-            where = (
-                f"{event_time} >= {_timestamp_literal(plan.start)} AND {event_time} < {_timestamp_literal(plan.end)}"
-            )
+            where = f"{event_time} >= {timestamp_literal(plan.start)} AND {event_time} < {timestamp_literal(plan.end)}"
             sink.replace(self._rows, where, number)
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class JoinReconciliation:
     def _late_ids(self) -> DataFrame:
         """Return the orders with a record in the ledger of late rows."""
         location = late_table(self._target, self._flow.name)
-        if not self._checkpoint.files.names(f"{location}/_delta_log"):
+        if not is_table(location, self._session):
             return self._session.createDataFrame([], "order_id string")
         ledger = self._session.read.format("delta").load(location)
         ledger = ledger.where(F.col("query_id") == F.lit(self._checkpoint.query_id()))
@@ -303,10 +303,6 @@ def surplus_by_cause(in_table: int, expected: int, *, late: bool) -> dict[str, i
 def _event_time() -> Column:
     """Return the event time of a row: of the order, or of a payment without an order."""
     return F.coalesce("order_time", "pay_time")
-
-
-def _timestamp_literal(time: datetime) -> str:
-    return f"TIMESTAMP '{time.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
 
 
 def _json_value(value: object) -> object:

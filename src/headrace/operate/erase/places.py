@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.cdc.apply.transactions import PENDING
 from headrace.cdc.capture.declaration import Capture, HasCapture
+from headrace.clients.spark.delta_log import LOG_FOLDER, snapshot
+from headrace.clients.sql import quote_name
 from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import WritesFolder, leaf_sinks
@@ -17,15 +18,12 @@ from headrace.flow.source import ReadsFolder
 from headrace.flow.target import Target
 from headrace.operate.erase.scan import SearchTerms
 from headrace.operate.erase.subject import Columns, Subject, Texts
-from headrace.sinks.delta.log import snapshot
-from headrace.sinks.delta.sql import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TableKind = Literal["table", "tombstones", "filed"]
 
-_LOG = "_delta_log"
 _LEDGER_PATH = re.compile(r"_headrace/([^/]+)/[^/]+")
 # Changes that wait for the rest of their transaction, in the folder of a captured database.
 _PENDING_PATH = re.compile(rf"(?:.*/)?{PENDING}")
@@ -186,7 +184,8 @@ def is_within(location: str, folder: str) -> bool:
 
 def _grouped(sizes: Mapping[str, int]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the files of each table, and all others: a file belongs to the innermost table around it."""
-    roots = {head.rstrip("/") for path in sizes for head, in_log, _ in [f"/{path}".partition(f"/{_LOG}/")] if in_log}
+    splits = (f"/{path}".partition(f"/{LOG_FOLDER}/") for path in sizes)
+    roots = {head.rstrip("/") for head, in_log, _ in splits if in_log}
     tables = {root.lstrip("/") for root in roots}
     files_by_table: dict[str, list[str]] = {table: [] for table in sorted(tables)}
     other_files = []
@@ -202,8 +201,7 @@ def _grouped(sizes: Mapping[str, int]) -> tuple[dict[str, list[str]], list[str]]
 
 
 def _columns(spark: SparkSession, location: str) -> tuple[TableColumn, ...]:
-    schema = json.loads(snapshot(spark, location).metadata().schemaString() or '{"fields": []}')
-    return tuple(_flat(schema["fields"], None))
+    return tuple(_flat(snapshot(spark, location).schema.jsonValue()["fields"], None))
 
 
 def _flat(fields: Iterable[dict[str, Any]], parent: TableColumn | None) -> Iterator[TableColumn]:

@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.clients.spark.delta_log import LOG_FOLDER
 from headrace.clients.storage import FileStore, is_local, local_path
 from headrace.operate.erase.subject import Columns, Texts
 
 # Spark's state, and formats that the scan cannot read.
 _UNREADABLE_SUFFIXES = (".zip", ".changelog", ".delta", ".snapshot", ".sst", ".zst", ".lz4", ".bz2", ".orc", ".avro")
 _ROWS_PER_BATCH = 20_000
-_LOG = "_delta_log/"
+_LOG = f"{LOG_FOLDER}/"
 # Columns that Delta and Headrace add to rows: their values do not come from the row.
 _METADATA_COLUMN = re.compile(r"_headrace_.*|_change_type|_commit_.*")
 

@@ -23,12 +23,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.delta_log import LOG_FOLDER, forget_log, snapshot, version, write_log_checkpoint
+from headrace.clients.sql import quote_name
 from headrace.clients.storage import HadoopFileStore
 from headrace.operate.erase import errors
 from headrace.operate.erase.places import LakeTable, TableColumn
 from headrace.operate.erase.subject import Columns, Texts
-from headrace.sinks.delta.log import snapshot, version
-from headrace.sinks.delta.sql import quote_name
+from headrace.sinks.delta.sql import set_table_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,12 +80,12 @@ def erase_rows(spark: SparkSession, table: LakeTable, texts: Texts, rows: int, e
         # 1. and 2. The rows, and those behind deletion vectors.
         if rows:
             DeltaTable.forPath(session, table.location).delete(_condition(table, texts))
-        if _may_have_vectors(session, table.location):
+        if snapshot(session, table.location).may_have_deletion_vectors:
             session.sql(f"REORG TABLE {place} APPLY (PURGE)").collect()
         # 3. Files of earlier versions.
         session.sql(f"VACUUM {place} RETAIN 0 HOURS").collect()
         # 4. The log of earlier versions.
-        session.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{MARK}' = '{erased_at:%Y-%m-%dT%H:%M:%SZ}')")
+        set_table_properties(session, table.location, {MARK: f"{erased_at:%Y-%m-%dT%H:%M:%SZ}"})
         return TableErasure(rows, before, *_truncate_log(session, table.location))
     except (PySparkException, Py4JJavaError) as error:
         raise errors.delta_refuses(table.path, error) from error
@@ -103,12 +104,8 @@ def republish_versions(spark: SparkSession, location: str, versions: dict[str, i
 
 def _truncate_log(session: SparkSession, location: str) -> tuple[int, int]:
     """Write a checkpoint at the end of the log and remove earlier entries. Return the version and their number."""
-    jvm = session._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    deltalog = jvm.org.apache.spark.sql.delta.DeltaLog
-    current = snapshot(session, location)
-    end_version, files, folder = int(current.version()), HadoopFileStore(session), f"{location}/_delta_log"
-    deltalog.forTable(session._jsparkSession, location).checkpoint(current, jvm.scala.Option.empty())
+    files, folder = HadoopFileStore(session), f"{location}/{LOG_FOLDER}"
+    end_version = write_log_checkpoint(session, location)
     names = files.names(folder)
     if not any(name.startswith(f"{end_version:020d}.checkpoint") for name in names):
         raise errors.no_checkpoint(location, end_version)
@@ -116,18 +113,8 @@ def _truncate_log(session: SparkSession, location: str) -> tuple[int, int]:
     old_files = sorted(name for name in names if _is_before(name, end_version))
     for name in old_files:
         files.delete(f"{folder}/{name}")
-    # Delta's cached state may refer to the deleted files.
-    deltalog.invalidateCache(session._jsparkSession, jvm.org.apache.hadoop.fs.Path(location))
+    forget_log(session, location)
     return end_version, len(old_files)
-
-
-def _may_have_vectors(session: SparkSession, location: str) -> bool:
-    """Whether files of the present version may have deletion vectors."""
-    current = snapshot(session, location)
-    if "deletionVectors" not in current.protocol().toString():
-        return False
-    count = current.numDeletionVectorsOpt()
-    return not count.isDefined() or int(count.get()) > 0
 
 
 def _is_before(name: str, end_version: int) -> bool:

@@ -31,6 +31,7 @@ from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
+from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
@@ -173,18 +174,18 @@ class Repair:
         if column is None:
             raise errors.no_window_column(self._flow)
         content = results.holds[column]
-        bounds = ", ".join(_timestamp_literal(end if content == "end" else start) for start, end in windows)
-        self._where = f"`{column}`{'.start' if content == 'window' else ''} IN ({bounds})"
+        bounds = ", ".join(timestamp_literal(end if content == "end" else start) for start, end in windows)
+        self._where = f"{quote_name(column)}{'.start' if content == 'window' else ''} IN ({bounds})"
         return table.where(self._where), list(results.holds)
 
     def _with_differences(self, plan: RepairPlan, before: DataFrame, keys: Sequence[str]) -> RepairPlan:
         """Return the plan with the differences between the table and the result."""
         assert self._rows is not None  # noqa: S101 - set by `plan`
         sequence = self._table.sequence if isinstance(self._table, DeltaUpsert) else None
-        columns = [F.col(f"`{name}`") for name in self._rows.columns]
+        columns = [column_named(name) for name in self._rows.columns]
         before_rows, after_rows = (
             rows.select(
-                F.struct(*(F.col(f"`{name}`") for name in keys)).alias(f"{side}_key"), F.struct(*columns).alias(side)
+                F.struct(*(column_named(name) for name in keys)).alias(f"{side}_key"), F.struct(*columns).alias(side)
             )
             for side, rows in (("before", before), ("after", self._rows))
         )
@@ -204,7 +205,7 @@ class Repair:
             changed, added, removed = counts or (0, 0, 0)
             shown = different.orderBy(F.coalesce("after_key", "before_key")).limit(_EXAMPLES)
             # Binary columns, such as sketches, are not readable.
-            bytes_ = [f"`{field.name}`" for field in self._rows.schema if isinstance(field.dataType, BinaryType)]
+            bytes_ = [quote_name(field.name) for field in self._rows.schema if isinstance(field.dataType, BinaryType)]
             sides = [F.col(side).dropFields(*bytes_) if bytes_ else F.col(side) for side in ("before", "after")]
             examples = shown.select(*map(F.to_json, sides)).collect()
         finally:
@@ -240,8 +241,8 @@ def open_repair(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Rep
 
 def _rows_with_keys(table: DataFrame, rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Return the rows of a table whose keys occur in other rows; null equals null."""
-    wanted_keys = rows.select(*(F.col(f"`{name}`").alias(f"_headrace_{number}") for number, name in enumerate(keys)))
-    same = [F.col(f"`{name}`").eqNullSafe(F.col(f"_headrace_{number}")) for number, name in enumerate(keys)]
+    wanted_keys = rows.select(*(column_named(name).alias(f"_headrace_{number}") for number, name in enumerate(keys)))
+    same = [column_named(name).eqNullSafe(F.col(f"_headrace_{number}")) for number, name in enumerate(keys)]
     return table.join(wanted_keys, reduce(lambda left, right: left & right, same), "left_semi")
 
 
@@ -251,7 +252,3 @@ def _reason_not_repairable(entry: LedgerRow, query_id: str | None) -> str | None
     if entry["window_end"] is None or entry["operator"] not in ("window", None):
         return f"They were dropped by a {entry['operator']}. Only windows of a fixed length are repaired."
     return None
-
-
-def _timestamp_literal(time: datetime) -> str:
-    return f"TIMESTAMP '{time.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"

@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import first_timestamps
+from headrace.clients.spark.delta_log import is_table
+from headrace.clients.sql import column_named
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -91,12 +93,12 @@ class ReplayableRows:
             columns = input_.columns.names
         else:
             # A row of such a source has no offset: the quarantine has the full row as JSON.
-            row_json = F.to_json(F.struct(*(F.col(f"`{column}`") for column in columns))).cast("binary")
+            row_json = F.to_json(F.struct(*(column_named(column) for column in columns))).cast("binary")
             rows = self._not_quarantined(rows, name, ("value",), [row_json])
             rows = drop_invalid(validate_by_clock(rows, input_, F.current_timestamp()), input_)
         if input_.watermark is not None:
             # A window contains the rows from its start to before its end, and nothing else here is stateful.
-            event_time = F.col(f"`{input_.watermark.column}`")
+            event_time = column_named(input_.watermark.column)
             rows = rows.where((event_time >= F.lit(first)) & (event_time < F.lit(end)))
         return mark_input(rows, name, input_, columns)
 
@@ -108,7 +110,7 @@ class ReplayableRows:
         `identity` are columns of the quarantine, and `values` the matching columns of the rows.
         """
         table = quarantine_table(self._target, self._flow.name)
-        if not self._checkpoint.files.names(f"{table}/_delta_log"):
+        if not is_table(table, self._session):
             return rows
         invalid = self._session.read.format("delta").load(table)
         invalid = invalid.where((F.col("query_id") == self._checkpoint.query_id()) & (F.col("input") == name))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.audit.throughput import processed_per_second
+from headrace.clients.spark.jvm import jvm_of
 from headrace.flow.checks.backpressure import MIN_RECORDS, AvailableResources, BatchSize, choose_batch_size
 from headrace.flow.flow import Flow
 from headrace.flow.source import HasAutoBatchSize
@@ -57,9 +58,7 @@ def _with_batch_sizes(flow: Flow, sizes: dict[tuple[str, str], BatchSize]) -> Fl
 
 def _memory_for_data(spark: SparkSession) -> float:
     """Return the storage memory of the executors in bytes, or that of the driver in local mode."""
-    jvm = spark._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    managers = jvm.org.apache.spark.SparkEnv.get().blockManager().master().getMemoryStatus()
+    managers = jvm_of(spark).org.apache.spark.SparkEnv.get().blockManager().master().getMemoryStatus()
     iterator = managers.iterator()
     driver = executors = 0.0
     while iterator.hasNext():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,12 +12,9 @@ from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.continuous import count_tasks, is_continuous
-from headrace.runtime.session import flow_session, planning_session
+from headrace.runtime.session import flow_session, local_cores, planning_session
 from headrace.spark_plan.planning import plan_flow
 from headrace.stack.jars import JarCache
-
-# A master on one machine, with a number of cores or a star for all of them.
-_LOCAL = re.compile(r"local(?:\[(\d+|\*)[^\]]*\])?")
 
 
 def plan_flows(
@@ -44,7 +39,7 @@ def slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Find
 
     Asks the target's broker for the topics; if it does not answer, the start of the flow asks again.
     """
-    slots = _slots(target.master) if target is not None else None
+    slots = local_cores(target.master) if target is not None else None
     if target is None or slots is None:
         return
     slots_needed: dict[str, int] = {}
@@ -59,11 +54,3 @@ def slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Find
             yield from compatibility.check_task_slots(
                 flow, slots_needed[flow.name], max(0, slots - 1 - slots_of_others)
             )
-
-
-def _slots(master: str) -> int | None:
-    """Return the task slots of a local master; None for a cluster, which is checked when it runs."""
-    match = _LOCAL.fullmatch(master)
-    if match is None:
-        return None
-    return 1 if match[1] is None else (os.cpu_count() or 1) if match[1] == "*" else int(match[1])

@@ -31,6 +31,8 @@ from pyspark.sql import functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import require_topics
+from headrace.clients.spark.delta_log import is_table
+from headrace.clients.sql import column_named
 from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
@@ -43,6 +45,7 @@ from headrace.operate.quarantine.listing import IDENTITY, redriven_table
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_folder
 from headrace.runtime.session import flow_session
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.kafka.ledger import create_ledger
 from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, TransactionSlot, publish
 
@@ -137,7 +140,7 @@ class Redrive:
                 topics[to or row["topic"]] += row["count"]
             watermark = self._watermark()
             if input_.watermark is not None and watermark is not None:
-                late += valid_rows(redrivable, input_).where(F.col(f"`{input_.watermark.column}`") <= watermark).count()
+                late += valid_rows(redrivable, input_).where(column_named(input_.watermark.column) <= watermark).count()
         if topics:
             require_topics(self._target, sorted(topics))
         return RedrivePlan(
@@ -256,11 +259,10 @@ class Redrive:
         return -1 if newest is None or newest[0] is None else int(newest[0])
 
     def _table(self, location: str) -> DataFrame | None:
-        exists = file_store(location, self._session).names(f"{location}/_delta_log")
-        return self._session.read.format("delta").load(location) if exists else None
+        return self._session.read.format("delta").load(location) if is_table(location, self._session) else None
 
     def _append(self, rows: DataFrame, location: str, number: int) -> None:
-        identity = {"txnAppId": f"{_IDENTITY}:{self._flow.name}", "txnVersion": str(number)}
+        identity = idempotent_options(f"{_IDENTITY}:{self._flow.name}", number)
         rows.write.format("delta").mode("append").options(**identity).save(location)
 
 

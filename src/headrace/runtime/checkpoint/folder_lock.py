@@ -11,7 +11,6 @@ see docs/operate/leases.md.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
+from headrace.clients.file_lock import lock_file
 from headrace.clients.storage import is_local, local_path
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
@@ -60,22 +60,16 @@ def _lock(folder: Path) -> None:
         file, holders = _locked.get(folder, (None, 0))
         if file is None:
             path = folder.parent / "_headrace_locks" / folder.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                holder = file.read().strip()
-                file.close()
+            file = lock_file(path)
+            if file is None:
                 raise RecoveryError(
                     f"{folder} is written by another process.",
-                    why=f"Process {holder or 'unknown'} writes it. On a local disk two processes can overwrite each "
-                    "other's commits.",
+                    why=f"Process {path.read_text().strip() or 'unknown'} writes it. On a local disk two processes can "
+                    "overwrite each other's commits.",
                     state="Nothing was started and nothing was written.",
                     remedy="Stop the other process, or run all flows that write this folder with one `headrace run`.",
                     code="HR-337",
-                ) from error
+                )
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()

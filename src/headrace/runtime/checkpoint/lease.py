@@ -22,7 +22,6 @@ Writes in between must be refused by the sink; docs/operate/leases.md says how e
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -35,6 +34,7 @@ from datetime import UTC, datetime
 
 from py4j.protocol import Py4JError
 
+from headrace.clients.file_lock import lock_file
 from headrace.clients.storage import is_local, local_path
 from headrace.errors import ConfigError, HeadraceError, PartUnavailable, RecoveryError
 from headrace.flow.target import Lease
@@ -181,13 +181,10 @@ def raise_lease_number(checkpoint: Checkpoint, number: int) -> None:
 
 @contextmanager
 def _locked(checkpoint: Checkpoint) -> Iterator[None]:
-    path = local_path(checkpoint.metadata_dir) / "lease"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _already_running(checkpoint) from error
+    file = lock_file(local_path(checkpoint.metadata_dir) / "lease")
+    if file is None:
+        raise _already_running(checkpoint)
+    with file:
         yield
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.storagelevel import StorageLevel
 
+from headrace.clients.spark.jvm import java_dataset
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -40,4 +42,4 @@ def locally_checkpointed(rows: DataFrame) -> Iterator[DataFrame]:
     try:
         yield checkpointed
     finally:
-        checkpointed._jdf.queryExecution().logical().rdd().unpersist(False)
+        java_dataset(checkpointed).queryExecution().logical().rdd().unpersist(False)

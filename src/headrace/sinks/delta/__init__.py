@@ -1,1 +1,1 @@
-"""Sinks that end in a Delta table, its maintenance, and the one reader of Delta's log."""
+"""Sinks that write a Delta table, and its maintenance."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class DeltaAppend(DeltaTableSink):
         (
             rows.write.format("delta")
             .mode("append")
-            .option("txnAppId", batch.app_id)
-            .option("txnVersion", str(batch.id))
+            .options(**idempotent_options(batch.app_id, batch.id))
             .options(**self.properties)
             .partitionBy(*self.partition_by)
             .save(batch.target.table(self.path))
@@ -43,8 +43,7 @@ class DeltaAppend(DeltaTableSink):
             rows.write.format("delta")
             .mode("overwrite")
             .option("replaceWhere", where)
-            .option("txnAppId", batch.app_id)
-            .option("txnVersion", str(batch.id))
+            .options(**idempotent_options(batch.app_id, batch.id))
             .partitionBy(*self.partition_by)
             .save(batch.target.table(self.path))
         )

@@ -17,12 +17,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
-from headrace.clients.storage import is_local, local_path
+from headrace.clients.spark.delta_log import is_table, snapshot
+from headrace.clients.sql import column_named
+from headrace.clients.storage import is_local
 from headrace.errors import DataError
 from headrace.flow.duration import Duration
 from headrace.flow.size import Size, format_bytes
 from headrace.flow.target import Target
-from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.table import DELETED
 
 if TYPE_CHECKING:
@@ -164,14 +165,14 @@ class DimensionCache:
 def require_table_exists(dimension: Dimension, target: Target) -> None:
     """Raise if a required local table does not exist. Other filesystems are not checked; Spark reports them."""
     location = target.table(dimension.path)
-    if dimension.required and is_local(location) and not (local_path(location) / "_delta_log").is_dir():
+    if dimension.required and is_local(location) and not is_table(location):
         raise _missing(dimension, location)
 
 
 def _newest(session: SparkSession, location: str) -> tuple[str, int]:
     current = snapshot(session, location)
-    version = int(current.version())
-    return ("", ABSENT) if version < 0 else (str(current.metadata().id()), version)
+    version = current.version
+    return ("", ABSENT) if version < 0 else (current.table_id, version)
 
 
 def _load(dimension: Dimension, session: SparkSession, location: str, identity: str, version: int) -> LoadedDimension:
@@ -184,12 +185,12 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
         )
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
-    condition = _column(dimension.key).isNotNull()
+    condition = column_named(dimension.key).isNotNull()
     if DELETED in table.columns:
-        condition &= ~F.coalesce(_column(DELETED), F.lit(False))
-    rows = table.where(condition).select(*map(_column, _read(dimension)))
-    files = snapshot(session, location).sizeInBytesIfKnown()
-    if files.isDefined() and int(files.get()) > Size.parse(dimension.broadcast_limit).bytes:
+        condition &= ~F.coalesce(column_named(DELETED), F.lit(False))
+    rows = table.where(condition).select(*map(column_named, _read(dimension)))
+    known_bytes = snapshot(session, location).known_bytes
+    if known_bytes is not None and known_bytes > Size.parse(dimension.broadcast_limit).bytes:
         # Unused columns may cause the size. Measure the used ones before persisting them.
         _measured(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
@@ -233,9 +234,9 @@ def _typed(dimension: Dimension, key: T.DataType) -> T.StructType:
 def _bytes(schema: T.StructType) -> Column:
     """Return the size of a row in Spark's hash table: eight bytes per column plus variable-length values."""
     sizes = [
-        F.octet_length(_column(field.name))
+        F.octet_length(column_named(field.name))
         if isinstance(field.dataType, T.StringType | T.BinaryType)
-        else F.octet_length(F.to_json(F.struct(_column(field.name))))
+        else F.octet_length(F.to_json(F.struct(column_named(field.name))))
         for field in schema
         if isinstance(field.dataType, T.StringType | T.BinaryType | T.ArrayType | T.MapType | T.StructType)
     ]
@@ -246,10 +247,10 @@ def _bytes(schema: T.StructType) -> Column:
 
 def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
     """Return the keys that match more than one row: duplicate keys, or overlapping validity."""
-    key = _column(dimension.key)
+    key = column_named(dimension.key)
     if dimension.as_of is None:
         return rows.groupBy(key).count().where("count > 1").select(key)
-    since, until = _column(dimension.as_of.valid_from), _column(dimension.as_of.valid_to)
+    since, until = column_named(dimension.as_of.valid_from), column_named(dimension.as_of.valid_to)
     # A version that ends when it begins is never valid.
     valid = rows.where(until.isNull() | since.isNull() | (until > since))
     by_time = Window.partitionBy(key).orderBy(since.asc_nulls_first())
@@ -308,7 +309,3 @@ def _more_than_one(dimension: Dimension, version: int, keys: list[str]) -> DataE
         + (" For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""),
         code="HR-562",
     )
-
-
-def _column(name: str) -> Column:
-    return F.col(f"`{name}`")

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.delta_log import version
+from headrace.clients.sql import column_named, quote_name
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, HasPendingRows
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
-from headrace.sinks.delta.log import version
-from headrace.sinks.delta.sql import session_settings
+from headrace.sinks.delta.sql import idempotent_options, session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ENRICHED, VERSION = "enriched", "dimension_version"
 # A replaceWhere write replaces the waiting rows, and may also add rows outside of its condition.
@@ -88,13 +89,12 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
         retry_waiting = loaded_version != self._lookup_state.identity and version(session, location) >= 0
         if retry_waiting:
             waiting = session.read.format("delta").load(location).where(~F.col(ENRICHED))
-            rows = rows.unionByName(waiting.select(*(_quoted(name) for name in rows.columns)))
+            rows = rows.unionByName(waiting.select(*(column_named(name) for name in rows.columns)))
         metadata = {"batch": batch.id, "query_id": batch.query_id, VERSION: loaded.version}
         writer = (
             self._joined(rows, loaded)
             .write.format("delta")
-            .option("txnAppId", batch.app_id)
-            .option("txnVersion", str(batch.id))
+            .options(**idempotent_options(batch.app_id, batch.id))
             .option("userMetadata", json.dumps(metadata))
             .options(**self.properties)
             .partitionBy(ENRICHED)
@@ -118,15 +118,15 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
 
     def _joined(self, rows: DataFrame, loaded: LoadedDimension) -> DataFrame:
         dimension = self.dimension
-        dimension_columns = {name: F.col(f"_dimension.`{name}`") for name in loaded.rows.columns}
+        dimension_columns = {name: F.col(f"_dimension.{quote_name(name)}") for name in loaded.rows.columns}
         broadcast = F.broadcast(loaded.rows.select(F.struct("*").alias("_dimension")))
-        condition = _quoted(self.key) == dimension_columns[dimension.key]
+        condition = column_named(self.key) == dimension_columns[dimension.key]
         if dimension.as_of is not None:
-            event_time, since = _quoted(dimension.as_of.time), dimension_columns[dimension.as_of.valid_from]
+            event_time, since = column_named(dimension.as_of.time), dimension_columns[dimension.as_of.valid_from]
             until = dimension_columns[dimension.as_of.valid_to]
             condition &= (since.isNull() | (event_time >= since)) & (until.isNull() | (event_time < until))
         return rows.join(broadcast, condition, "left").select(
-            *(_quoted(name) for name in rows.columns),
+            *(column_named(name) for name in rows.columns),
             *(dimension_columns[name].alias(name) for name in dimension.names),
             F.col("_dimension").isNotNull().alias(ENRICHED),
             F.lit(loaded.version).cast("long").alias(VERSION),
@@ -142,7 +142,3 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
                 remedy="Rename them in the transform, or leave them out of the dimension's columns.",
                 code="HR-564",
             )
-
-
-def _quoted(name: str) -> Column:
-    return F.col(f"`{name}`")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
+from headrace.clients.spark.delta_log import size, snapshot
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.sinks.delta.log import size, snapshot
-from headrace.sinks.delta.sql import quote_name, session_settings
+from headrace.sinks.delta.sql import session_settings, set_table_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,15 +96,12 @@ class Maintenance:
 
     def set_retention_property(self, session: SparkSession, location: str) -> None:
         """Set `delta.deletedFileRetentionDuration` of an existing table."""
-        configuration = snapshot(session, location).metadata().configuration()
-        current = {
-            name: configuration.apply(name)
-            for name in (_FILE_RETENTION, _LOG_RETENTION)
-            if configuration.contains(name)
-        }
+        table = snapshot(session, location)
+        properties = {name: table.table_property(name) for name in (_FILE_RETENTION, _LOG_RETENTION)}
+        current = {name: value for name, value in properties.items() if value is not None}
         for name, value in self.retention_property(current).items():
             if current.get(name, _DEFAULT_FILE_RETENTION) != value:
-                session.sql(f"ALTER TABLE delta.{quote_name(location)} SET TBLPROPERTIES ('{name}' = '{value}')")
+                set_table_properties(session, location, {name: value})
 
     def vacuum(self, session: SparkSession, locations: Iterable[str]) -> None:
         """Vacuum tables: remove files that no retained version needs."""

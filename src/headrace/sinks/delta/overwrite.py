@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ class DeltaOverwrite(DeltaTableSink):
         (
             rows.write.format("delta")
             .mode("overwrite")
-            .option("txnAppId", batch.app_id)
-            .option("txnVersion", str(batch.id))
+            .options(**idempotent_options(batch.app_id, batch.id))
             .options(**self.properties)
             .save(batch.target.table(self.path))
         )

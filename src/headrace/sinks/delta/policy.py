@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from delta.tables import DeltaTable
-
+from headrace.clients.spark.delta_log import snapshot
 from headrace.clients.storage import file_store
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.maintenance import Maintenance
+from headrace.sinks.delta.sql import set_table_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,14 +73,12 @@ class TablePolicy:
 
     def apply(self, session: SparkSession, location: str) -> None:
         """Set the properties of an existing table. Called once per start of a flow, before its query."""
-        if not DeltaTable.isDeltaTable(session, location):
+        table = snapshot(session, location)
+        if table.version < 0:
             return
-        (detail,) = DeltaTable.forPath(session, location).detail().collect()
-        current, declared = detail["properties"], self.table_properties
-        changed = {name: value for name, value in declared.items() if current.get(name) != value}
+        changed = {name: value for name, value in self.table_properties.items() if table.table_property(name) != value}
         if changed:
-            listed = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
-            session.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ({listed})")
+            set_table_properties(session, location, changed)
 
     def run_maintenance(self, session: SparkSession, location: str, now: dt.datetime | None = None) -> None:
         """Compact small files, and vacuum old ones if it is time. Called by the sink after each batch."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.flow.sink import Batch
@@ -20,7 +21,7 @@ from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.upsert import DeltaUpsert
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.group import GroupedData
 
 GRAIN, START, END = "grain", "window_start", "window_end"
@@ -99,8 +100,8 @@ class DeltaRollUps(DeltaUpsert):
 
         A new row replaces the row of its window in the table. Needs one shuffle and no join.
         """
-        length, columns = Duration.parse(grain), [_quoted(name) for name in rows.columns]
-        others = [_quoted(name) for name in self.key if name not in (GRAIN, START)]
+        length, columns = Duration.parse(grain), [column_named(name) for name in rows.columns]
+        others = [column_named(name) for name in self.key if name not in (GRAIN, START)]
         candidates = present.select(*columns, F.lit(False).alias(_IS_NEW)).unionByName(
             rows.withColumn(_IS_NEW, F.lit(True))
         )
@@ -124,12 +125,9 @@ def _within(grain: str, first: datetime | None, last: datetime | None) -> str:
     length = Duration.parse(grain).ms
     # Spark returns naive datetimes in the local time zone, which `timestamp` expects.
     start, end = (int(time.timestamp() * 1000) // length * length for time in (first, last))
-    return f"old.`{START}` >= {_literal(start)} AND old.`{START}` < {_literal(end + length)}"
-
-
-def _quoted(name: str) -> Column:
-    return F.col(f"`{name}`")
+    old = f"old.{quote_name(START)}"
+    return f"{old} >= {_literal(start)} AND {old} < {_literal(end + length)}"
 
 
 def _literal(ms: int) -> str:
-    return f"TIMESTAMP '{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
+    return timestamp_literal(datetime.fromtimestamp(ms / 1000, UTC))

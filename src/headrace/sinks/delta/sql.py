@@ -1,4 +1,4 @@
-"""Session settings for Delta writes, idempotent writes (txnAppId and txnVersion), and SQL quoting."""
+"""Session settings for Delta writes, idempotent writes (txnAppId and txnVersion), and table properties."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
-_IDENTITY = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+from headrace.clients.spark.jvm import analyzed_plan, clone_session, to_dataframe
+from headrace.clients.sql import quote_name, string_literal
+
+_SETTING = "spark.databricks.delta.write."
+
+
+def idempotent_options(app_id: str, batch_id: int) -> dict[str, str]:
+    """Return the options of a writer that make its write idempotent for this batch."""
+    return {"txnAppId": app_id, "txnVersion": str(batch_id)}
 
 
 def idempotent_write(app_id: str, batch_id: int) -> dict[str, str]:
-    """Return the session settings that make the next Delta write idempotent for this batch."""
-    return dict(zip(_IDENTITY, (app_id, str(batch_id)), strict=True))
+    """Return the session settings that make the next Delta write idempotent for this batch.
+
+    MERGE, DELETE and UPDATE take them from the session only.
+    """
+    return {f"{_SETTING}{name}": value for name, value in idempotent_options(app_id, batch_id).items()}
 
 
 def without_idempotent_write(rows: DataFrame) -> DataFrame:
@@ -20,13 +31,10 @@ def without_idempotent_write(rows: DataFrame) -> DataFrame:
 
     For an idempotent write Delta reads the whole log. That is unnecessary if writing the same rows again has no effect.
     """
-    jvm, cloned = rows.sparkSession._jvm, rows.sparkSession._jsparkSession.cloneSession()
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
-    cloned_session = SparkSession(rows.sparkSession.sparkContext, cloned)
-    for name in _IDENTITY:
-        cloned_session.conf.unset(name)
-    dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows(cloned, rows._jdf.queryExecution().analyzed())
-    return DataFrame(dataset, cloned_session)
+    session = clone_session(rows.sparkSession)
+    for name in idempotent_write("", 0):
+        session.conf.unset(name)
+    return to_dataframe(session, analyzed_plan(rows))
 
 
 @contextmanager
@@ -45,11 +53,7 @@ def session_settings(session: SparkSession, values: Mapping[str, str]) -> Iterat
                 session.conf.set(key, old)
 
 
-def quote_name(name: str) -> str:
-    """Return a name quoted with backticks."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def string_literal(value: str) -> str:
-    """Return a string as a SQL literal."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def set_table_properties(session: SparkSession, location: str, properties: Mapping[str, str]) -> None:
+    """Set properties of an existing table, in a commit of its own."""
+    listed = ", ".join(f"{string_literal(name)} = {string_literal(value)}" for name, value in properties.items())
+    session.sql(f"ALTER TABLE delta.{quote_name(location)} SET TBLPROPERTIES ({listed})")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from headrace.clients.spark.delta_log import snapshot
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
-from headrace.sinks.delta.log import snapshot
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.local_folder import require_writable
 
@@ -49,16 +49,15 @@ class DeltaTableSink(WritesFolder, TracksBatches):
     def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the table id and the batches that the Delta log records."""
         place, current = f"the Delta table {self.folder(target)}", snapshot(spark, self.folder(target))
-        if current.version() < 0:
+        if current.version < 0:
             return CommittedBatches(place, None, {})
-        records, end = current.setTransactions(), f":{flow}:{step}"
-        transactions = [records.apply(number) for number in range(records.size())]
+        end = f":{flow}:{step}"
         last = {
-            transaction.appId().removesuffix(end): int(transaction.version())
-            for transaction in transactions
-            if transaction.appId().endswith(end)
+            app_id.removesuffix(end): batch
+            for app_id, batch in current.recorded_batches.items()
+            if app_id.endswith(end)
         }
-        return CommittedBatches(place, str(current.metadata().id()), last)
+        return CommittedBatches(place, current.table_id, last)
 
     def preflight(self, target: Target) -> None:
         """Check that a local folder is writable."""

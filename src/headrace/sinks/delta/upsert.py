@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DateType, IntegralType, TimestampNTZType, TimestampType
 
+from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
+from headrace.sinks.delta.sql import idempotent_write, session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-# MERGE reads txnAppId and txnVersion only from these session settings, not from options.
-_APP_ID = "spark.databricks.delta.write.txnAppId"
-_VERSION = "spark.databricks.delta.write.txnVersion"
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,13 @@ class DeltaUpsert(DeltaTableSink):
     def merge(self, rows: DataFrame, batch: Batch, *, within: str = "") -> None:
         """Merge the rows. `within` is a condition that every matching row of the table meets."""
         location, session = batch.target.table(self.path), rows.sparkSession
-        newer = None if self.sequence is None else f"new.`{self.sequence}` >= old.`{self.sequence}`"
-        conditions = [f"old.`{name}` <=> new.`{name}`" for name in self.key]
+        newer = None if self.sequence is None else f"new.{quote_name(self.sequence)} >= old.{quote_name(self.sequence)}"
+        conditions = [f"old.{quote_name(name)} <=> new.{quote_name(name)}" for name in self.key]
         # MERGE reads its source twice, but a batch must be computed only once.
-        with persisted(self.newest(rows)) as cached, _identity(session, batch):
+        with (
+            persisted(self.newest(rows)) as cached,
+            session_settings(session, idempotent_write(batch.app_id, batch.id)),
+        ):
             bounds = within or self._bounds(cached)
             if bounds:
                 conditions.append(bounds)
@@ -94,9 +93,9 @@ class DeltaUpsert(DeltaTableSink):
         """Return the condition on `prune_by` that every matching row of the table meets; empty without `prune_by`."""
         if self.prune_by is None:
             return ""
-        column, data_type = F.col(f"`{self.prune_by}`"), rows.schema[self.prune_by].dataType
+        column, data_type = column_named(self.prune_by), rows.schema[self.prune_by].dataType
         lowest, highest, null = rows.agg(F.min(column), F.max(column), F.bool_or(column.isNull())).collect()[0]
-        old, bounds = f"old.`{self.prune_by}`", []
+        old, bounds = f"old.{quote_name(self.prune_by)}", []
         if lowest is not None:
             first, last = sql_literal(lowest, data_type), sql_literal(highest, data_type)
             if first is None or last is None:
@@ -121,11 +120,11 @@ class DeltaUpsert(DeltaTableSink):
         """Return the rows to merge: with a sequence only the newest of each key. Also used by repairs."""
         if self.sequence is None:
             return rows
-        sequence = F.col(f"`{self.sequence}`")
+        sequence = column_named(self.sequence)
         # max_by ignores rows whose order is null. This order is never null; a row without a sequence is the oldest.
         order = F.struct(sequence.isNotNull(), sequence)
-        newest_row = F.max_by(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), order).alias("_headrace_row")
-        return rows.groupBy(*(F.col(f"`{name}`") for name in self.key)).agg(newest_row).select("_headrace_row.*")
+        newest_row = F.max_by(F.struct(*(column_named(name) for name in rows.columns)), order).alias("_headrace_row")
+        return rows.groupBy(*(column_named(name) for name in self.key)).agg(newest_row).select("_headrace_row.*")
 
 
 def sql_literal(value: Any, data_type: DataType) -> str | None:
@@ -135,8 +134,7 @@ def sql_literal(value: Any, data_type: DataType) -> str | None:
     """
     match data_type:
         case TimestampType():
-            # Spark returns naive datetimes in the local time zone, which `astimezone` expects.
-            return f"TIMESTAMP '{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
+            return timestamp_literal(value)
         case TimestampNTZType():
             return f"TIMESTAMP_NTZ '{value:%Y-%m-%d %H:%M:%S.%f}'"
         case DateType():
@@ -145,15 +143,3 @@ def sql_literal(value: Any, data_type: DataType) -> str | None:
             return str(value)
         case _:
             return None
-
-
-@contextmanager
-def _identity(session: SparkSession, batch: Batch) -> Iterator[None]:
-    """Set txnAppId and txnVersion for the block, then unset them: other sinks use the same session."""
-    session.conf.set(_APP_ID, batch.app_id)
-    session.conf.set(_VERSION, str(batch.id))
-    try:
-        yield
-    finally:
-        session.conf.unset(_APP_ID)
-        session.conf.unset(_VERSION)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from headrace.clients.sql import column_named
 from headrace.errors import FlowError
 from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, JdbcColumn
 
@@ -98,7 +99,7 @@ def to_staged_rows(rows: DataFrame, task: str) -> DataFrame:
     """Return the rows in staged form: columns `c0`, `c1` and so on, and in `task` the task that computed a row."""
     staged = []
     for number, field in enumerate(rows.schema.fields):
-        staged_value = _mapping(field).write(F.col("`" + field.name.replace("`", "``") + "`"))
+        staged_value = _mapping(field).write(column_named(field.name))
         if isinstance(field.dataType, T.StringType):
             # Postgres would reject such a string too, without naming the column.
             nul_error = F.raise_error(F.lit(f"{NUL}<{field.name}>"))

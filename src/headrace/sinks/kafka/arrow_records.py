@@ -9,6 +9,8 @@ import pyarrow as pa
 from pyspark import RDD
 from pyspark.serializers import NoOpSerializer
 
+from headrace.clients.spark.jvm import java_dataset
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -39,4 +41,4 @@ def decode_pieces(pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
 
 def _pieces(records: DataFrame):  # type: ignore[no-untyped-def]  # an object of the JVM
     both = records.selectExpr("cast(key as binary) as key", "cast(value as binary) as value")
-    return both._jdf.toArrowBatchRdd(_RECORDS_PER_PIECE, "UTC", True, False).toJavaRDD()
+    return java_dataset(both).toArrowBatchRdd(_RECORDS_PER_PIECE, "UTC", True, False).toJavaRDD()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from headrace.clients.sql import column_named
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import HeadraceError, Terminal
 from headrace.flow.guarantee import Guarantee
@@ -119,7 +120,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
         """Return the rows as records, with the sort columns as a struct `order`."""
         if not self.order:
             return as_records(rows, self.key)
-        return as_records(rows, self.key, F.struct(*(F.col(f"`{name}`") for name in self.order)).alias("order"))
+        return as_records(rows, self.key, F.struct(*(column_named(name) for name in self.order)).alias("order"))
 
     def _ledger(self, flow: str) -> str:
         return self.ledger or f"headrace-ledger-{flow}"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.clients.spark.jvm import hadoop_path
 from headrace.clients.storage import FileStore, file_store
 from headrace.flow.sink import Batch
 from headrace.sinks.kafka import errors
@@ -117,9 +118,8 @@ class Outbox:
 
 
 def _delete_folder(session: SparkSession, folder: str) -> None:
-    assert session._jvm is not None  # noqa: S101 - a classic session always has its JVM
-    path = session._jvm.org.apache.hadoop.fs.Path(folder)
-    path.getFileSystem(session._jsc.hadoopConfiguration()).delete(path, True)
+    path, filesystem = hadoop_path(session, folder)
+    filesystem.delete(path, True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pyspark.sql import functions as F
 
 from headrace.clients.kafka import connector_options, require_topics
+from headrace.clients.sql import column_named
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, NativeWrite, SupportsNativeWrite, WritesTopic
@@ -73,5 +74,5 @@ def as_records(rows: DataFrame, key: str | None, *extra: Column) -> DataFrame:
     `extra` columns are returned too, but are not part of the record.
     """
     record_key = F.col(key).cast("string") if key else F.lit(None).cast("string")
-    value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), _JSON)
+    value = F.to_json(F.struct(*(column_named(name) for name in rows.columns)), _JSON)
     return rows.select(record_key.alias("key"), value.alias("value"), *extra)

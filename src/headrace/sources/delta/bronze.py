@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.clients.storage import file_store
+from headrace.clients.spark.delta_log import is_table
 from headrace.flow.target import Target
 from headrace.sources.delta.source import DeltaSource
 
@@ -69,7 +69,7 @@ class BronzeSource(DeltaSource):
     def _as_records(self, rows: DataFrame, target: Target) -> DataFrame:
         records = rows.select(*(F.col(ours).alias(name) for ours, name in _RECORD.items()))
         location = None if self.redriven is None else target.table(self.redriven)
-        if location is None or not file_store(location, rows.sparkSession).names(f"{location}/_delta_log"):
+        if location is None or not is_table(location, rows.sparkSession):
             return records
         redriven = rows.sparkSession.read.format("delta").load(location).select(*_IDENTITY.values())
         redriven = redriven.toDF(*(f"_sent_{name}" for name in _IDENTITY))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.flow.target import Target
-from headrace.sources.delta.log import DeltaOffset, parse_offsets, version_files
+from headrace.sources.delta.offsets import DeltaOffset, files_of_version, parse_offsets
 from headrace.sources.delta.table import DeltaTableSource
 from headrace.sources.errors import source_not_replayable
 from headrace.sources.validation import require_bounds, require_version
@@ -72,7 +72,7 @@ class DeltaChangesSource(DeltaTableSource):
         """Return the first version that is completely unread at an offset."""
         if offset.index < 0:
             return offset.version
-        logged = version_files(spark, self.name, table, offset.version)
+        logged = files_of_version(spark, self.name, table, offset.version)
         # If a version wrote change data files, the stream reads and counts only those.
         files = logged.changes or logged.added + logged.removed
         if offset.index + 1 < len(files):

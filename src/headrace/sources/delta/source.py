@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from headrace.clients.storage import file_store
+from headrace.clients.spark.delta_log import is_table
 from headrace.errors import PartUnavailable
 from headrace.flow.source import HasStartOffset
 from headrace.flow.target import Target
-from headrace.sources.delta.log import parse_offsets, version_files
+from headrace.sources.delta.offsets import files_of_version, parse_offsets
 from headrace.sources.delta.table import DeltaTableSource
 from headrace.sources.validation import require_bounds, require_version
 
@@ -92,7 +92,7 @@ class DeltaSource(DeltaTableSource, HasStartOffset):
         # At an index of -1 nothing of the last version is read, and it may not exist yet.
         for number in range(first.version, last.version + (last.index >= 0)):
             after = first.index if number == first.version else -1
-            added = version_files(spark, self.name, table, number).added
+            added = files_of_version(spark, self.name, table, number).added
             files = added[after + 1 : last.index + 1] if number == last.version else added[after + 1 :]
             if files:
                 # Read at its own version: a later OPTIMIZE removes files from the table.
@@ -104,7 +104,7 @@ class DeltaSource(DeltaTableSource, HasStartOffset):
 
     def _require_table_exists(self, spark: SparkSession, target: Target) -> None:
         table = target.table(self.path)
-        if any(name.endswith(".json") for name in file_store(table, spark).names(f"{table}/_delta_log")):
+        if is_table(table, spark):
             return
         raise PartUnavailable(
             f"The Delta table {table} is not there yet.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.clients.spark.delta_log import LOG_FOLDER
 from headrace.flow.source import Bound, Bounded, ReadsFolder
 from headrace.flow.target import Target
 from headrace.sources.arrival_rates import table_arrival_rates
@@ -45,7 +46,7 @@ class DeltaTableSource(Bounded, ReadsFolder):
 
     def preflight(self, target: Target) -> None:
         """Check that a local table exists."""
-        require_readable(target.table(self.path), within="_delta_log")
+        require_readable(target.table(self.path), within=LOG_FOLDER)
 
     def _reader(self, spark: SparkSession) -> DataStreamReader:
         """Return a stream reader with the bounds set."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.clients.spark.jvm import jvm_of
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -48,8 +50,7 @@ _DOTTED_NAMES = (
 
 def cache_class_names(spark: SparkSession) -> None:
     """Resolve and cache the names. Called once per session of an application, before any flow starts."""
-    jvm = spark._jvm
-    assert jvm is not None  # noqa: S101 - a classic session always has its JVM
+    jvm = jvm_of(spark)
     for name in _FULL_NAMES:
         setattr(jvm, name, getattr(jvm, name))
     for name in _DOTTED_NAMES:
