@@ -173,7 +173,6 @@ def test_no_code_has_two_meanings():
 SAME_MEANING = {
     "HR-103": "a secret is not there",
     "HR-111": "a folder is not writable",
-    "HR-120": "the url of a database is not valid",
     "HR-122": "a pattern generates no records",
     "HR-201": "a text is not a duration",
     "HR-220": "a step of a test is not valid",
