@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 
 def test_every_row_equals_the_model_and_a_device_that_was_offline_for_hours_is_repaired_into_gold(
-    broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, spark: SparkSession, tmp_path: Path
 ):
     # 1.5 hours at 1.2 readings a second, in batches of about 20 minutes: windows close, and late rows come after them.
     settings = settings_for("iot-whole")
@@ -66,7 +66,7 @@ def test_every_row_equals_the_model_and_a_device_that_was_offline_for_hours_is_r
     late = spark.read.format("delta").load(late_table(target, "device_metrics"))
     ledger_rows = late.where("row like '%dev-back%'").count()
     assert ledger_rows > 90
-    plan = repaired(tmp_path / "project", target, spark, monkeypatch)
+    plan = repaired(tmp_path / "project", target)
     assert (plan["ok"], plan["left"]) == (True, [])
     assert sum(window["rows"] for window in plan["windows"]) == figures["device_metrics"].late
     complete = recompute(read_records(target, settings.topic), DEVICE_METRICS)

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 
 def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_too_late_is_in(
-    broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, spark: SparkSession, tmp_path: Path
 ):
     settings, target = settings_of("joined"), target_for(tmp_path, broker.bootstrap)
     sent = filled(target, settings, hours=4, rate=0.4)
@@ -70,7 +70,7 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
     assert hit_rates(spark, target, replace(settings, joins=("inner", "right"))) == []
 
     # The night after: what came too late is put in, what was sent twice is there once.
-    command = command_line("joined", tmp_path / "project", target, spark, monkeypatch)
+    command = command_line("joined", tmp_path / "project", target)
     for how in ("inner", "full"):
         reconciled(command, spark, target, settings, how)
 

@@ -22,7 +22,6 @@ from headrace.cdc.apply import table as cdc_table
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.cli.main import app
-from headrace.cli.operations import erase as cli
 from headrace.clients.spark.delta_log import version
 from headrace.clients.storage import LocalFileStore
 from headrace.errors import DataError, RecoveryError
@@ -255,8 +254,6 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patched:
         # Every MERGE marks rows in deletion vectors, as in tables that are large enough.
         patched.setattr(cdc_table, "_WORTH_VECTORS", -1)
-        # The command's own session would stop that of all tests.
-        patched.setattr(cli, "start_session", lambda *_, **__: spark)
         patched.syspath_prepend(str(folder))
         yield Lake(spark, folder)
         sys.modules.pop("flows", None)

@@ -82,11 +82,10 @@ def unequal(spark: SparkSession, target: Target, where: Database) -> dict[str, o
 class CommandLine:
     """`headrace reconcile cdc` in a project with the tables, on the Spark of this run."""
 
-    def __init__(self, folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         source = target.databases["shop"]
         assert source.password is not None
         monkeypatch.setenv("MIRRORED_PASSWORD", source.password.reveal())
-        monkeypatch.setattr("headrace.cli.operations.reconcile.start_session", lambda *_words, **_named: spark)
         database = {"url": source.url, "user": source.user, "password": "${env:MIRRORED_PASSWORD}"}
         places = {"lake": target.lake, "checkpoints": target.checkpoints, "databases": {"shop": database}}
         (folder / "headrace.yml").write_text(json.dumps({"name": "mirrored", "flows": [], "targets": {"dev": places}}))
@@ -137,7 +136,7 @@ def test_mirrors_equal_their_tables_after_changes_of_rows_keys_columns_and_table
         assert figures.bad == {"malformed_json": 1}
         assert unequal(spark, target, postgres) == {}
 
-    reconcile = CommandLine(tmp_path, target, spark, monkeypatch)
+    reconcile = CommandLine(tmp_path, target, monkeypatch)
     code, message = reconcile()
     assert (code, message["equal"], len(message["tables"])) == (0, True, 4)
 

@@ -125,21 +125,25 @@ class Run:
 
     def __init__(self, spark: SparkSession, place: Target, created: Flow) -> None:
         self._application = Application(spark, place, [created], backoff=Backoff(attempts=0))
-        self._committed = threading.Event()
+        self._rows, self._committed = 0, threading.Condition()
         self._application.bus.subscribe(self._on_event)
         self._figures: dict[str, FlowFigures] = {}
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, BatchCommitted) and event.rows_in:
-            self._committed.set()
+        if isinstance(event, BatchCommitted):
+            with self._committed:
+                self._rows += event.rows_in
+                self._committed.notify_all()
 
     def _run(self) -> None:
         self._figures.update(self._application.run())
 
-    def await_commit(self) -> None:
-        assert self._committed.wait(PATIENCE_SECONDS)
+    def await_committed(self, rows: int) -> None:
+        """Return when so many rows are committed: by several epochs, and later than they arrive."""
+        with self._committed:
+            assert self._committed.wait_for(lambda: self._rows >= rows, PATIENCE_SECONDS)
 
     def drained(self) -> FlowFigures:
         self._application.drain()
@@ -172,7 +176,7 @@ def test_valid_rows_arrive_invalid_ones_are_quarantined_and_a_restart_loses_none
 
     first = Run(spark, place, created)
     await_ids(place, f"{name}-out", evens(range(10)))
-    first.await_commit()
+    first.await_committed(12)
     figures = first.drained()
     assert (figures.error, figures.rows_in) == (None, 12)
     assert figures.bad == {"malformed_json": 1, "missing:id": 1}

@@ -102,7 +102,7 @@ def test_rides(killed: Killed, spark: SparkSession):
     assert late.where("window_end > watermark").count() == 0
 
 
-def test_orders_and_payments(killed: Killed, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_orders_and_payments(killed: Killed, spark: SparkSession, tmp_path: Path):
     settings, target = orders.settings_of(orders.KILLED), killed.target("orders")
 
     run(spark, target, orders_flows(settings))
@@ -114,7 +114,7 @@ def test_orders_and_payments(killed: Killed, spark: SparkSession, tmp_path: Path
         assert orders.replayed(spark, target, settings, how, recorded).restarts <= 1
 
     # Reconciliation adds what came too late, and removes what was sent twice.
-    command = orders.command_line(orders.KILLED, tmp_path / "project", target, spark, monkeypatch)
+    command = orders.command_line(orders.KILLED, tmp_path / "project", target)
     orders.reconciled(command, spark, target, settings, "full")
 
     # A day whose records the broker has deleted is not computed from what is left.

@@ -108,9 +108,8 @@ def the_bound_holds(spark: SparkSession, target: Target, settings: IotSettings, 
     assert skew["busiest_share"] == pytest.approx(0.2, abs=0.02)
 
 
-def repaired(folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def repaired(folder: Path, target: Target) -> dict[str, Any]:
     """Return what `headrace late device_metrics --repair` of a project with these flows says."""
-    monkeypatch.setattr("headrace.cli.session.start_session", lambda *_words, **_named: spark)
     folder.mkdir()
     (folder / "plant_flows.py").write_text("from systems.iot import flows_of\n\nplant = flows_of('iot-whole')\n")
     places = {"lake": target.lake, "checkpoints": target.checkpoints, "kafka": dict(target.kafka)}

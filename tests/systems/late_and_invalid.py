@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -23,7 +22,6 @@ from confluent_kafka import Message, Producer, TopicPartition
 from typer.testing import CliRunner
 
 from headrace import HeadraceError
-from headrace.cli import session as cli_session
 from headrace.cli.main import app
 from headrace.cli.project import load_project
 from headrace.clients.kafka import admin_client, read_stable, read_topic
@@ -159,7 +157,7 @@ def create_project(folder: Path, topic: str, bootstrap: str, nullable: bool) -> 
 
 
 @pytest.fixture
-def place(spark: SparkSession, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(spark: SparkSession, broker: Broker, tmp_path: Path) -> Place:
     """The flow after it has read everything."""
     topic = f"orders-{tmp_path.name.replace('_', '-')}"
     create_topics({"bootstrap.servers": broker.bootstrap}, {topic: 1})
@@ -171,11 +169,6 @@ def place(spark: SparkSession, broker: Broker, tmp_path: Path, monkeypatch: pyte
         create_project(tmp_path / name, topic, broker.bootstrap, nullable)
     _, target, flows = load_project(tmp_path / "first", None, ["totals"])
     assert Application(spark, target, flows).run()["totals"].error is None
-
-    def shared(_part: str, _project: object, _target: object, _stack: ExitStack, *, json: bool) -> SparkSession:
-        return spark
-
-    monkeypatch.setattr(cli_session, "start_session", shared)
     return Place(spark, tmp_path, topic)
 
 

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
@@ -88,11 +87,8 @@ def replayed(
     return model.replay(*records, batch_ranges(spark, target, flow), model.JOINS[how], recorded)
 
 
-def command_line(
-    name: str, folder: Path, target: Target, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, dict[str, Any]]]:
+def command_line(name: str, folder: Path, target: Target) -> Callable[..., tuple[int, dict[str, Any]]]:
     """Return `headrace reconcile orders` of a project with these flows, on the Spark of this run."""
-    monkeypatch.setattr("headrace.cli.operations.reconcile.start_session", lambda *_words, **_named: spark)
     folder.mkdir()
     (folder / f"{name}_flows.py").write_text(f"from systems.orders import flows_of\n\njoins = flows_of({name!r})\n")
     places = {"lake": target.lake, "checkpoints": target.checkpoints, "kafka": dict(target.kafka)}

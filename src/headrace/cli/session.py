@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.cli.progress import progress_reporter
 from headrace.flow.target import Target
 from headrace.project.project import Project
 from headrace.runtime.session import open_session
 from headrace.stack.jars import JarCache
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class LazySession:
@@ -30,7 +28,13 @@ class LazySession:
 
 
 def start_session(part: str, project: Project, target: Target, stack: ExitStack, *, json: bool) -> SparkSession:
-    """Start Spark, and stop it when the stack is closed. `part` is the label of the progress line."""
+    """Start Spark, and stop it when the stack is closed. `part` is the label of the progress line.
+
+    In a process that runs Spark already the command gets a new session there, and Spark is not stopped.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active.newSession()
     jars = JarCache()
     with progress_reporter(json=json) as reporter:
         jars.sync(("spark",), reporter.jar)
