@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from delta.tables import DeltaTable
 from harness import Run, machine, measured, session, write_json
 from order_changes import ORDERS, Orders
-from pyspark.sql import Window
-from pyspark.sql import functions as F
+from pyspark.sql import Window, functions as F
 
 from headrace.cdc.apply import table
 from headrace.cdc.apply.table import POSITION, create_table

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.patterns.sales.flows import SalesSettings, category_sales, rolled_up
 from headrace.testing.session import local_session

@@ -1,7 +1,6 @@
 """Revenue per day and region: one function, which a stream runs all day and a batch at night."""
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
 from headrace import AvailableNow, DeltaUpsert, FileSource, Flow, Input, Watermark, exact_distinct, tumbling
@@ -36,10 +35,7 @@ def daily_revenue(sales: DataFrame) -> DataFrame:
 revenue = Flow(
     name="daily_revenue",
     # A sale that is reported more than two days late is not in the stream's answer. It is in the batch's.
-    inputs=Input(
-        FileSource(SALES, "json", SALE, max_files_per_trigger=1),
-        watermark=Watermark("sold_at", "2 days"),
-    ),
+    inputs=Input(FileSource(SALES, "json", SALE, max_files_per_trigger=1), watermark=Watermark("sold_at", "2 days")),
     transform=daily_revenue,
     sink=DeltaUpsert(TABLE, key=KEY),
     output_mode="update",

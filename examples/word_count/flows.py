@@ -1,7 +1,6 @@
 """How often each word has come over a socket."""
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 
 from headrace import Console, Flow, Input, SocketSource
 

@@ -126,10 +126,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
     foreign: list[str] = []
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "request",
-        lambda r: foreign.append(r.url) if urlsplit(r.url).hostname not in ("127.0.0.1", None) else None,
-    )
+    page.on("request", lambda r: foreign.append(r.url) if urlsplit(r.url).hostname not in ("127.0.0.1", None) else None)
     yield page
     # A server that a test stops on purpose is reported by the browser itself.
     assert [text for text in complaints if "ERR_CONNECTION" not in text and "ERR_INCOMPLETE" not in text] == []

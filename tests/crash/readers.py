@@ -18,8 +18,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from crash.cases import CarelessAppend, Case, Row, canonical
-from crash.sqlite_store import place as sqlite_file
-from crash.sqlite_store import stored_rows
+from crash.sqlite_store import place as sqlite_file, stored_rows
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.sink import PUBLISHED, DeltaCdc
 from headrace.clients.kafka import await_stable

@@ -46,11 +46,7 @@ PROOFS = {
     ],
     "C10": [*COMPLETE_SYSTEMS, "tests/certify/test_system_enrichment.py"],
     "C11": ["tests/stack/test_captures.py", "tests/certify/test_captures_faults.py", "tests/stack/test_cdc.py"],
-    "C12": [
-        "tests/stack/test_captures.py",
-        "tests/stack/test_cdc_mariadb.py",
-        "tests/certify/test_captures_faults.py",
-    ],
+    "C12": ["tests/stack/test_captures.py", "tests/stack/test_cdc_mariadb.py", "tests/certify/test_captures_faults.py"],
     "C13": ["tests/certify/test_slot_pressure.py"],
     "C14": [
         "tests/stack/test_cli.py::test_the_demo_prints_one_object_with_its_comparison",

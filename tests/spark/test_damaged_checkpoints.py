@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from headrace.clients.storage import HadoopFileStore, LocalFileStore
@@ -31,12 +30,7 @@ from headrace.sources.files import FileSource
 
 pytestmark = pytest.mark.spark
 
-ORDER = StructType(
-    [
-        StructField("id", IntegerType()),
-        StructField("city", StringType()),
-    ]
-)
+ORDER = StructType([StructField("id", IntegerType()), StructField("city", StringType())])
 
 
 def orders_per_city(orders: DataFrame) -> DataFrame:

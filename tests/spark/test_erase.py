@@ -30,8 +30,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
 from headrace.flow.sink import Batch
 from headrace.flow.target import Database, Target
-from headrace.operate.erase import external
-from headrace.operate.erase import table as erase_table
+from headrace.operate.erase import external, table as erase_table
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import acquire_lease

@@ -84,8 +84,7 @@ def test_a_batch_that_fails_half_way_is_not_seen_and_is_written_when_it_is_run_a
 def test_files_are_parquet_that_other_readers_understand(spark: SparkSession, target: Target) -> None:
     moment = datetime(2024, 5, 6, 12, 0, 0, 250_000, tzinfo=UTC)
     created = spark.createDataFrame(
-        [(moment, Decimal("12.345678"), "Zürich", None)],
-        "at timestamp, fare decimal(14,6), city string, riders long",
+        [(moment, Decimal("12.345678"), "Zürich", None)], "at timestamp, fare decimal(14,6), city string, riders long"
     )
     SINK.write(created.coalesce(1), batch(target, 0))
     (file,) = Path(target.table(SINK.path)).glob("*.parquet")

@@ -11,17 +11,7 @@ from live_run import NOON, PATIENCE, Brittle, Folder, Hands, live, run
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
-from headrace import (
-    AsFastAsPossible,
-    AvailableNow,
-    Flow,
-    Input,
-    KafkaSink,
-    KafkaSource,
-    RocksDB,
-    Target,
-    Watermark,
-)
+from headrace import AsFastAsPossible, AvailableNow, Flow, Input, KafkaSink, KafkaSource, RocksDB, Target, Watermark
 from headrace.runtime.events import BatchCommitted, FlowStarted
 from headrace.testing import Arrive, rehearse
 

@@ -16,17 +16,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headrace import (
-    DeltaAppend,
-    Flow,
-    InMemory,
-    Input,
-    KafkaSource,
-    Noop,
-    OutputMode,
-    RocksDB,
-    Target,
-)
+from headrace import DeltaAppend, Flow, InMemory, Input, KafkaSource, Noop, OutputMode, RocksDB, Target
 from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Compatibility
 from headrace.flow.checks.operators import OperatorKind

@@ -9,8 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from headrace.flow.inputs import Input
@@ -258,11 +257,7 @@ def test_a_schema_of_numbers_and_lists_is_validated_by_the_same_rules(spark: Spa
 # Any field missing, null, of another type or cut: the two readers, written apart, must agree on what is a ride.
 changed = st.dictionaries(
     st.sampled_from([*EVENT, "dropoff_lat", "fare_amount"]),
-    st.one_of(
-        st.just("null"),
-        st.text(max_size=5).map(json.dumps),
-        st.floats(-1e9, 1e9).map(json.dumps),
-    ),
+    st.one_of(st.just("null"), st.text(max_size=5).map(json.dumps), st.floats(-1e9, 1e9).map(json.dumps)),
     max_size=3,
 ).filter(lambda fields: all(value[0] == '"' or value == "null" for name, value in fields.items() if name in TEXTS))
 TEXTS = ("ride_id", "driver_id", "rider_id", "city", "status")

@@ -104,10 +104,7 @@ def test_a_city_shows_the_newest_figures_and_invalid_records_are_quarantined(spa
     )
     assert shown(
         actual.newest("window_start", "city"), "ride_count", "completed_rides", "avg_fare", "completion_rate"
-    ) == [
-        ("10:00", 3, 2, Decimal("15.000000"), 0.6667),
-        ("10:05", 1, 0, None, 0.0),
-    ]
+    ) == [("10:00", 3, 2, Decimal("15.000000"), 0.6667), ("10:05", 1, 0, None, 0.0)]
     assert sorted(row.reason for row in actual.quarantine) == ["event_time_in_future", "malformed_json", "null_key"]
 
 

@@ -11,17 +11,7 @@ import pytest
 from live_run import Brittle, Folder, Hands, run
 from pyspark.sql import functions as F
 
-from headrace import (
-    AvailableNow,
-    DeltaSource,
-    Flow,
-    InMemory,
-    Input,
-    RocksDB,
-    StateBudget,
-    Target,
-    Watermark,
-)
+from headrace import AvailableNow, DeltaSource, Flow, InMemory, Input, RocksDB, StateBudget, Target, Watermark
 from headrace.audit.flow_audit import quarantine_table
 from headrace.flow.levers import State
 from headrace.runtime.events import BatchCommitted, SettingPinned, StateNearBudget

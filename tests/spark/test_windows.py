@@ -139,10 +139,7 @@ def test_a_row_that_is_delivered_again_is_returned_once_in_a_batch_and_in_a_stre
 def test_dedup_refuses_a_stream_under_another_watermark_or_none(spark: SparkSession) -> None:
     bare = spark.readStream.format("rate").load()
     rows = bare.select(F.col("value").alias("id"), F.lit("ann").alias("who"), F.col("timestamp").alias("at"))
-    for declared, phrase in (
-        (rows, "no watermark on 'at'"),
-        (rows.withWatermark("at", "5 minutes"), "300 seconds"),
-    ):
+    for declared, phrase in ((rows, "no watermark on 'at'"), (rows.withWatermark("at", "5 minutes"), "300 seconds")):
         with pytest.raises(FlowError, match=phrase) as caught:
             deduplicate(declared, "id", within=TEN_MINUTES)
         assert caught.value.code == "HR-231"

@@ -89,11 +89,7 @@ def test_mirrors_of_mariadb_equal_their_tables_after_changes_of_rows_keys_column
         return {name: (item.rows, item.equal or item.as_dict()) for name, item in actual.items()}
 
     try:
-        assert mirrored(*OPENED) == {
-            "till_customers": (2, True),
-            "till_emptied": (2, True),
-            "till_orders": (2, True),
-        }
+        assert mirrored(*OPENED) == {"till_customers": (2, True), "till_emptied": (2, True), "till_orders": (2, True)}
         assert mirrored(*CHANGED) == {
             "till_customers": (2, True),
             "till_emptied": (2, True),

@@ -70,10 +70,7 @@ def test_the_last_window_of_an_idle_topic_closes(broker: Broker, spark: SparkSes
     )
     send(1, 2, 6)
     application = Application(
-        spark,
-        target,
-        [rides],
-        clock=lambda: round((NOON + timedelta(minutes=clock["minute"])).timestamp() * 1000),
+        spark, target, [rides], clock=lambda: round((NOON + timedelta(minutes=clock["minute"])).timestamp() * 1000)
     )
     application.bus.subscribe(on_event)
     figures = {}

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from psycopg import sql
 from pyspark.sql import types as T
 

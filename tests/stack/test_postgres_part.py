@@ -20,8 +20,7 @@ from headrace.clients.postgres import connect
 from headrace.errors import ConfigError, PartUnavailable, StackError
 from headrace.flow.secret import Secret
 from headrace.flow.target import Database
-from headrace.stack import ports, unprivileged
-from headrace.stack import postgres as part
+from headrace.stack import ports, postgres as part, unprivileged
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
 

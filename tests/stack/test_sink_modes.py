@@ -202,10 +202,7 @@ TAKEN = {
     "JdbcUpsert": Case(table("by_key"), BY_KEY),
     "DeltaRollUps": Case(
         rolled_up,
-        {
-            APPEND: "12:00=11 12:05=20 12:10=31 hour=62",
-            UPDATE: "12:00=21 12:05=20 12:10=61 hour=102",
-        },
+        {APPEND: "12:00=11 12:05=20 12:10=31 hour=62", UPDATE: "12:00=21 12:05=20 12:10=61 hour=102"},
         windows,
         window,
     ),
@@ -232,10 +229,7 @@ REFUSED = {
     # The first a is no row of the result any more, and b is only one.
     "DeltaEnriched": Case(
         enriched,
-        {
-            UPDATE: "a=10:Ann a=21:Ann b=20:- c=30:- c=61:-",
-            COMPLETE: "a=10:Ann a=21:Ann b=20:- b=20:- c=30:-",
-        },
+        {UPDATE: "a=10:Ann a=21:Ann b=20:- c=30:- c=61:-", COMPLETE: "a=10:Ann a=21:Ann b=20:- b=20:- c=30:-"},
         text=pair_and_name,
     ),
     # A change that replaces an earlier one is one change more.

@@ -15,11 +15,13 @@ from confluent_kafka import TopicPartition
 
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.kafka import admin_client
-from headrace.demos import enrichment as enrichment_demo
-from headrace.demos import iot as iot_demo
-from headrace.demos import medallion as medallion_demo
-from headrace.demos import rides as rides_demo
-from headrace.demos import sales as sales_demo
+from headrace.demos import (
+    enrichment as enrichment_demo,
+    iot as iot_demo,
+    medallion as medallion_demo,
+    rides as rides_demo,
+    sales as sales_demo,
+)
 from headrace.demos.compare import Comparison, topic_rows
 from headrace.demos.orders import demo as orders_demo
 from headrace.errors import RecoveryError
@@ -28,8 +30,7 @@ from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import flows as enrichment_flows
 from headrace.patterns.iot.flows import flows as iot_flows
 from headrace.patterns.medallion.flows import flows as medallion_flows
-from headrace.patterns.orders.flows import NAMES
-from headrace.patterns.orders.flows import flows as orders_flows
+from headrace.patterns.orders.flows import NAMES, flows as orders_flows
 from headrace.patterns.rides.flows import flows as rides_flows
 from headrace.patterns.sales.flows import flows as sales_flows
 from systems import enrichment, iot, medallion, orders, rides, sales

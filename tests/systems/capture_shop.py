@@ -33,8 +33,7 @@ from headrace.cdc.reconcile.compare import compare
 from headrace.cli.main import app
 from headrace.clients.kafka import read_topic
 from headrace.clients.kafka_connect import ConnectClient
-from headrace.clients.postgres import address
-from headrace.clients.postgres import connect as open_postgres
+from headrace.clients.postgres import address, connect as open_postgres
 from headrace.errors import DataError, HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Trigger
@@ -259,9 +258,7 @@ class Shop:
         (folder / "headrace.yml").write_text(json.dumps({"name": "sold", "targets": {"dev": places}}))
         (folder / "flows.py").write_text(FLOWS)
         done = CliRunner().invoke(
-            app,
-            ["capture", *words, "--project", str(folder), "--json"],
-            env={"SOLD": self.source.password.reveal()},
+            app, ["capture", *words, "--project", str(folder), "--json"], env={"SOLD": self.source.password.reveal()}
         )
         assert done.exit_code == 0, (done.output, done.exception)
         return json.loads(done.stdout)

@@ -20,16 +20,7 @@ sys.path.insert(0, str(CERTIFY))
 
 from proofs import CASES, Case, select_cases  # noqa: E402
 from report import BEGIN, END, duration, markdown_table, replace_block, table_rows  # noqa: E402
-from results import (  # noqa: E402
-    Report,
-    Result,
-    code_digest,
-    load_results,
-    needs_run,
-    outcome_of,
-    save_results,
-    wall_seconds,
-)
+from results import Report, Result, code_digest, load_results, needs_run, outcome_of, save_results, wall_seconds  # noqa: E402
 from runner import main  # noqa: E402
 
 PATIENCE = 60
@@ -246,10 +237,7 @@ def server() -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize(
     ("stop", "first", "tears_down"),
-    [
-        (signal.SIGINT, "pass", True),
-        (signal.SIGTERM, "signal.signal(signal.SIGINT, signal.SIG_IGN)", False),
-    ],
+    [(signal.SIGINT, "pass", True), (signal.SIGTERM, "signal.signal(signal.SIGINT, signal.SIG_IGN)", False)],
     ids=["ctrl-c", "sigterm-and-a-test-that-ignores-signals"],
 )
 def test_an_interrupted_run_retains_finished_results_and_leaves_no_process(

@@ -6,8 +6,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from headrace.serve.cities.board import BoardRow, BoardSnapshot, CityBoard, RideMetrics, SurgeReading
@@ -227,10 +226,7 @@ def test_an_invalid_row_is_rejected(wrong: dict[str, object]) -> None:
 row_lists = st.lists(
     st.builds(rides, city=st.sampled_from("ABC"), window=st.integers(0, 6), count=st.integers(0, 50))
     | st.builds(
-        surge,
-        city=st.sampled_from("ABC"),
-        window=st.integers(0, 6),
-        multiplier=st.sampled_from([1.0, 1.5, 2.0]),
+        surge, city=st.sampled_from("ABC"), window=st.integers(0, 6), multiplier=st.sampled_from([1.0, 1.5, 2.0])
     ),
     max_size=40,
 )

@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pyspark.sql.types import TimestampType
 
 from headrace.demos.compare import Comparison, Row, Tolerance

@@ -299,10 +299,7 @@ def test_databases_warn_if_root_privileges_cannot_be_dropped(machine: Machine) -
     machine.monkeypatch.setenv("PATH", str(machine.folder / "bin"))
     machine.monkeypatch.setattr(os, "geteuid", lambda: 0)
     findings = machine.findings()
-    assert findings["postgres"][:2] == (
-        "warn",
-        "Its server refuses to run as root. There is no program `setpriv`.",
-    )
+    assert findings["postgres"][:2] == ("warn", "Its server refuses to run as root. There is no program `setpriv`.")
     assert findings["mariadb"][:2] == ("warn", "A database cannot be started by root.")
 
 

@@ -94,8 +94,7 @@ def test_what_is_no_share_is_refused_with_an_example(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("90s", timedelta(seconds=90)), ("5 minutes", timedelta(minutes=5)), ("3h", timedelta(hours=3))],
+    ("text", "value"), [("90s", timedelta(seconds=90)), ("5 minutes", timedelta(minutes=5)), ("3h", timedelta(hours=3))]
 )
 def test_a_length_is_a_number_and_a_unit(text: str, value: timedelta) -> None:
     assert parse_duration("--for", text) == value

@@ -64,12 +64,7 @@ def test_certificates_and_keys_reach_java_by_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("password", "written"),
-    [
-        ('a"b', r'"a\"b"'),
-        ("a\\b", r'"a\\b"'),
-        ('\\"; //', r'"\\\"; //"'),
-        ("it's ü", '"it\'s ü"'),
-    ],
+    [('a"b', r'"a\"b"'), ("a\\b", r'"a\\b"'), ('\\"; //', r'"\\\"; //"'), ("it's ü", '"it\'s ü"')],
 )
 def test_a_password_of_any_letters_is_one_value_of_the_jaas_line(password: str, written: str) -> None:
     created = java_settings({**LOGIN, "sasl.password": Secret("${env:P}", password)})

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.types import (
@@ -231,10 +230,7 @@ def test_the_example_of_the_documentation_returns_the_documented_visits() -> Non
     exec(text, names)  # noqa: S102 - what is documented has to run
     drive = KeyedStateTester(names["Visits"](), "user_id")
     rows = [{"user_id": "ann", "page": page, "ts": at(minute)} for page, minute in (("a", 0), ("b", 40), ("bye", 50))]
-    assert [(visit.began, visit.pages) for visit in drive.arrive(*rows)] == [
-        (at(0), ["a"]),
-        (at(40), ["b", "bye"]),
-    ]
+    assert [(visit.began, visit.pages) for visit in drive.arrive(*rows)] == [(at(0), ["a"]), (at(40), ["b", "bye"])]
     assert drive.arrive({"user_id": "ann", "page": "c", "ts": at(60)}) == []
     assert [visit.pages for visit in drive.advance_to(at(90))] == [["c"]]
 

@@ -61,11 +61,7 @@ def test_the_model_knows_the_rules_of_the_flow_and_their_actions() -> None:
 def test_an_order_counts_once_within_an_hour_of_its_arrival_whatever_its_event_time() -> None:
     again = {"order_id": "o"}
     actual = model.silver(
-        [
-            arrived(0, 0, **again, ordered_at="2020-01-01T00:00:00Z"),
-            arrived(1, 60, **again),
-            arrived(2, 60.1, **again),
-        ]
+        [arrived(0, 0, **again, ordered_at="2020-01-01T00:00:00Z"), arrived(1, 60, **again), arrived(2, 60.1, **again)]
     )
     assert [order.order_date for order in actual.orders] == [date(2020, 1, 1), date(2024, 5, 6)]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import date, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.cdc.capture.source_table import Family, SourceColumn
 from headrace.cdc.reconcile.texts import source_text

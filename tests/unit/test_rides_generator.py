@@ -10,8 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from headrace.errors import ConfigError
 from headrace.patterns.records import ConsumedRecord

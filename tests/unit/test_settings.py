@@ -74,11 +74,7 @@ targets:
         "checkpoints": "s3a://shop/checkpoints",
         "kafka": {"bootstrap.servers": "${env:KAFKA}", "sasl.password": "${file:/run/secrets/kafka}"},
         "databases": {"shop": {"url": "jdbc:postgresql://db/shop", "user": "u", "password": "${env:SHOP}"}},
-        "connect": {
-            "url": "http://connect:8083",
-            "bootstrap": "kafka:9092",
-            "passwords": {"shop": "${vault:shop}"},
-        },
+        "connect": {"url": "http://connect:8083", "bootstrap": "kafka:9092", "passwords": {"shop": "${vault:shop}"}},
         "spark": {"spark.executor.memory": "4g"},
         "services": {
             "crm": {

@@ -16,8 +16,6 @@ done. If a driver dies after a commit and before the audit of that batch, the ne
 An auditor that has fallen behind takes all pending batches in one pass to catch up.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -35,10 +33,7 @@ class Auditor:
     """
 
     def __init__(
-        self,
-        audits: Mapping[str, FlowAudit],
-        bus: EventBus,
-        map_error: Callable[[str, Exception], HeadraceError],
+        self, audits: Mapping[str, FlowAudit], bus: EventBus, map_error: Callable[[str, Exception], HeadraceError]
     ) -> None:
         self._audits, self._bus, self._map_error = audits, bus, map_error
         self._events: queue.Queue[FlowStarted | BatchCommitted | None] = queue.Queue()

@@ -1,15 +1,11 @@
 """The audit of one flow: which batches to read again, which rows to record, and which batch was audited last."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.audit.future import rejected_rows
 from headrace.audit.late import LateAudit, UnexplainedDrop
@@ -25,9 +21,6 @@ from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, Lost
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.sinks.delta.sql import idempotent_options
 from headrace.sources.errors import source_not_replayable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The most batches of one pass. Each adds a scan to one plan, and Spark plans a few dozen of them in a second.
 _MAX_BATCHES_PER_PASS = 16

@@ -1,20 +1,14 @@
 """Read again, for the quarantine, the rows without a payload schema that a rule or the clock rejected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 
 from headrace.clients.sql import column_named
 from headrace.errors import DataError
 from headrace.flow.inputs import Input
 from headrace.ingest.future_events import invalid_rows, validate_by_clock
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # The error of a source that cannot read the same rows a second time.
 _SOURCE_NOT_REPLAYABLE = "HR-511"

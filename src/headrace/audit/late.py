@@ -8,15 +8,12 @@ is at most the number of rows, so a ledger with fewer rows than that is incomple
 unexplained, with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
+from pyspark.sql.types import StructType
 
 from headrace.errors import DataError
 from headrace.flow.flow import Flow
@@ -33,10 +30,6 @@ from headrace.spark_plan.late_filters import (
     mark_input,
     record_position,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 # The error of a source whose rows cannot be read again. They are reported as unexplained: no later attempt helps.
 _SOURCE_NOT_REPLAYABLE = "HR-511"

@@ -6,21 +6,17 @@ The number is smoothed over large batches only: in a small one the fixed cost of
 written every 30 seconds and at the end of a run, which costs next to nothing.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The weight of the newest batch: after ten large batches little of the earlier rate is left.
 _NEWEST = 0.2

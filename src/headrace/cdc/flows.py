@@ -1,11 +1,10 @@
 """The tables of a captured database as mirrors in the lake: one declaration, one flow, a mirror per table."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.apply.maintenance import CdcMaintenance
@@ -25,9 +24,6 @@ from headrace.flow.levers import Every, Trigger
 from headrace.flow.target import Target
 from headrace.sources.kafka.source import KafkaSource
 from headrace.sources.kafka.topics import TopicPattern
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _RECORD_COLUMNS = ("topic", "partition", "offset", "key")
 # Larger than any record; the broker has its own limit. A change in quarantine would leave its mirror different from the

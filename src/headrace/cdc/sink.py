@@ -1,15 +1,13 @@
 """Sink that applies Debezium changes of a whole database to Delta tables."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.cdc.apply import replace_where, tombstones
 from headrace.cdc.apply.change_log import ChangeLog
@@ -35,9 +33,6 @@ from headrace.sinks.batch.persist import persisted
 from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 from headrace.sinks.local_folder import require_writable
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 PUBLISHED = "_published"
 StoredAs = Mirror | History | ChangeLog

@@ -1,7 +1,5 @@
 """`headrace check`: find problems in flows before they run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Print events of running flows as text, always on standard error: standard output is for results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from rich.table import Table

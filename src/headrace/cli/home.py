@@ -1,7 +1,5 @@
 """The `--home` option of every command that reads or changes local state."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +12,7 @@ from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 
 HomeOption = Annotated[
-    Path,
-    typer.Option("--home", envvar="HEADRACE_HOME", help="The folder of local state: parts and checkpoints."),
+    Path, typer.Option("--home", envvar="HEADRACE_HOME", help="The folder of local state: parts and checkpoints.")
 ]
 
 DEFAULT_HOME = Path(".headrace")

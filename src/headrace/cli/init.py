@@ -1,7 +1,5 @@
 """`headrace init` and `headrace schema`: create a small working project, and print the schema of its headrace.yml."""
 
-from __future__ import annotations
-
 import json as jsonlib
 from pathlib import Path
 from typing import Annotated

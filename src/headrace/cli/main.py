@@ -1,7 +1,5 @@
 """The `headrace` command: every subcommand is a module of this package and is registered here."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 from typing import Annotated

@@ -10,8 +10,6 @@
 | 130  | interrupted                                                                    |
 """
 
-from __future__ import annotations
-
 import json as jsonlib
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Progress of long steps: a progress bar in a terminal, a few plain lines elsewhere, nothing with `--json`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The options that select a project, a target and flows, and `load_project`, which resolves them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

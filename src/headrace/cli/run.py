@@ -1,7 +1,5 @@
 """`headrace run`: run the flows of a project."""
 
-from __future__ import annotations
-
 import threading
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Spark sessions of commands: started on first use, stopped when the command ends."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from pyspark.sql import SparkSession

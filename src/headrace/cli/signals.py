@@ -1,7 +1,5 @@
 """Graceful shutdown on Ctrl-C and SIGTERM."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`headrace topics`: create and list the topics of a target's broker."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -3,8 +3,6 @@
 It ends with the process that has it, however that process ends, so a crash never leaves a stale lock.
 """
 
-from __future__ import annotations
-
 import fcntl
 import time
 from collections.abc import Callable

@@ -9,21 +9,18 @@ Spark's file sink writes the files of a batch first, and then atomically adds th
 A file that the log does not list belongs to an attempt that never committed. This module writes no data files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.storage import FileStore, file_store, is_local, local_path
 from headrace.errors import DataError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 FileFormat = Literal["csv", "json", "parquet", "orc"]
 

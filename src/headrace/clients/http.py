@@ -4,8 +4,6 @@ The host name is resolved once per batch, every address is checked, and the conn
 that a DNS change in between has no effect. Redirects are not followed, and proxies of the environment are not used.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import random
 import socket

@@ -1,7 +1,5 @@
 """The Kafka client: connections, topics, and reading committed records. Does not use Spark."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

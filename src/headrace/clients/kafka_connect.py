@@ -1,7 +1,5 @@
 """The client of Kafka Connect's REST API: create, inspect, restart and delete connectors."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -17,8 +17,6 @@ callback handlers) and connects to URLs that it names (tokens), so any other set
 are read on the driver and passed by value: executors need no files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

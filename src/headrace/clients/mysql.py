@@ -1,7 +1,5 @@
 """The MariaDB and MySQL client: connections, and the mapping of their errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote, urlsplit

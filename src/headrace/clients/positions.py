@@ -1,7 +1,5 @@
 """Current offsets of partitions: the first, the end, and the first at or after a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition

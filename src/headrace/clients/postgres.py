@@ -1,7 +1,5 @@
 """The Postgres client: connections, and the mapping of their errors. Does not use Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

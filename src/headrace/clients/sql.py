@@ -1,11 +1,8 @@
 """Names and values in the text of SQL: the only module that quotes them. Spark, MySQL and MariaDB quote names alike."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+from pyspark.sql import Column, functions as F
 
 
 def quote_name(name: str) -> str:

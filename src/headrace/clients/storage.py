@@ -3,22 +3,18 @@
 Used for checkpoints and their metadata. Never for tables.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
 
 from headrace.clients.spark.jvm import hadoop_path, jvm_of
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
-    from pyspark.sql import SparkSession
 
 # Requests a conditional write from S3A. Other filesystems ignore the option.
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
@@ -29,31 +25,24 @@ class FileStore(Protocol):
 
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None when it is not there."""
-        ...
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return the bytes of a file, or None if it does not exist: for checksums and possibly damaged files."""
-        ...
 
     def write(self, path: str, text: str) -> None:
         """Replace a file atomically: a reader sees the old text or the new one, never a part."""
-        ...
 
     def create(self, path: str, text: str) -> bool:
         """Create a file exclusively; False if it exists. Of concurrent callers on any machines one gets True."""
-        ...
 
     def delete(self, path: str) -> None:
         """Delete a file, if it is there."""
-        ...
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, or none when it is not there."""
-        ...
 
     def sizes(self, path: str) -> dict[str, int]:
         """Return the size of every file below a folder by relative path. Ignores files that are being deleted."""
-        ...
 
 
 class LocalFileStore:

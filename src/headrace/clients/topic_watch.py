@@ -3,8 +3,6 @@
 The client stays connected, so that a request costs one round trip: a few milliseconds before each batch of a flow.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,10 +38,7 @@ class TopicWatch:
     """Watches the topics of one source, by names or by a predicate on names."""
 
     def __init__(
-        self,
-        target: Target,
-        topics: Sequence[str] | Callable[[str], bool],
-        patience: float = ANSWER_WITHIN_SECONDS,
+        self, target: Target, topics: Sequence[str] | Callable[[str], bool], patience: float = ANSWER_WITHIN_SECONDS
     ) -> None:
         self._topics, self._patience = topics, patience
         self._known_topics: set[str] = set()

@@ -1,7 +1,5 @@
 """Create topics on a broker if they do not exist, and describe their retention. Never changes or deletes a topic."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 

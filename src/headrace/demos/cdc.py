@@ -1,14 +1,13 @@
 """The CDC demo: captures a shop in Postgres, mirrors it into Delta, and compares both."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from threading import Event
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
@@ -32,9 +31,6 @@ from headrace.patterns.cdc import shop
 from headrace.patterns.cdc.generator import KEYS, Shop
 from headrace.patterns.cdc.model import differences, replay
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The maximum number of differing rows to print per table; `--json` has all.
 _MAX_DIFFERENCES_SHOWN = 10

@@ -1,20 +1,16 @@
 """Compare the rows of a sink with the rows of a model, as multisets of plain values."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.kafka import read_topic
 from headrace.flow.target import Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Row = Mapping[str, object]
 _Key = tuple[tuple[str, object], ...]

@@ -1,12 +1,11 @@
 """The enrichment demo: purchases and products, every row compared with the model, version by version."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.sql import quote_name
 from headrace.clients.storage import file_store
@@ -25,16 +24,12 @@ from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
-from headrace.patterns.enrichment import flows as pattern
-from headrace.patterns.enrichment import model
+from headrace.patterns.enrichment import flows as pattern, model
 from headrace.patterns.enrichment.generator import EnrichmentGenerator, PurchaseTraffic
 from headrace.patterns.records import InvalidRecord
 from headrace.patterns.window_model import batch_records
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sinks.delta.table import DELETED
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

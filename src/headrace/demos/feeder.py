@@ -13,8 +13,6 @@ The steps of sending:
 4. The run is complete when every record is acknowledged.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import time

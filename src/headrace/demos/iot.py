@@ -1,39 +1,27 @@
 """The IoT demo: its topics, its flows, and the comparison of every sink with the model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
 from headrace.demos.feeder import Generator
-from headrace.demos.model_inputs import (
-    ExpectedLedgers,
-    ModelVerdict,
-    batch_ranges,
-    compare_ledgers,
-    read_records,
-)
+from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
 from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target
-from headrace.patterns.iot import flows as pattern
-from headrace.patterns.iot import model
+from headrace.patterns.iot import flows as pattern, model
 from headrace.patterns.iot.generator import generator
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, replay
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def compare(

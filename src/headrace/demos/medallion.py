@@ -1,11 +1,12 @@
 """The medallion demo: its topic, its flows, and the comparison of every layer with the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+from confluent_kafka import Message
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.kafka import read_topic
 from headrace.clients.positions import Partition
@@ -27,16 +28,11 @@ from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
-from headrace.patterns.medallion import flows as pattern
-from headrace.patterns.medallion import model
+from headrace.patterns.medallion import flows as pattern, model
 from headrace.patterns.medallion.generator import generator
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.sources.delta.source import DeltaSource
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-    from pyspark.sql import DataFrame, SparkSession
 
 _POSITION = ("topic", "partition", "offset", "kafka_ts")
 

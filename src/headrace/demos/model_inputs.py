@@ -1,12 +1,11 @@
 """The inputs of a model, and the results to compare it with: records, batch offsets, invalid and late rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.kafka import newest_timestamp, read_topic
@@ -20,9 +19,6 @@ from headrace.patterns.window_model import BatchOffsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 # The maximum number of differences to print.
 _MAX_DIFFERENCES_SHOWN = 20
 
@@ -31,11 +27,7 @@ def read_records(target: Target, topic: str) -> list[ConsumedRecord]:
     """Return every committed record of a topic."""
     return [
         ConsumedRecord(
-            message.partition() or 0,
-            message.offset() or 0,
-            message.timestamp()[1],
-            message.key(),
-            message.value(),
+            message.partition() or 0, message.offset() or 0, message.timestamp()[1], message.key(), message.value()
         )
         for message in read_topic(target, topic)
     ]

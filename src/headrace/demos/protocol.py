@@ -15,14 +15,14 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
+from pyspark.sql import SparkSession
+
 from headrace.clients.positions import Partition
 from headrace.demos.feeder import SendResult
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from headrace.operate.run import FlowFigures
 
 

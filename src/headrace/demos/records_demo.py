@@ -1,12 +1,12 @@
 """What the demos share whose source is generated records in Kafka."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.positions import Partition
 from headrace.clients.topics import create_topics
@@ -14,9 +14,6 @@ from headrace.demos.feeder import Generator, SendResult, generate
 from headrace.demos.model_inputs import ModelVerdict, history_to_send
 from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.flow.flow import Flow
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # One per core of a small machine.
 PARTITIONS = 2

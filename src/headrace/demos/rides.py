@@ -5,29 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
 
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
 from headrace.demos.feeder import Generator
-from headrace.demos.model_inputs import (
-    ExpectedLedgers,
-    ModelVerdict,
-    batch_ranges,
-    compare_ledgers,
-    read_records,
-)
+from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
 from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.demos.records_demo import RecordsDemo
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
-from headrace.patterns.rides import flows as pattern
-from headrace.patterns.rides import model
+from headrace.patterns.rides import flows as pattern, model
 from headrace.patterns.rides.generator import generator
 from headrace.patterns.window_model import WindowFlow, replay
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # approx_count_distinct has a standard error of 5 %. Four of them are exceeded once in 16,000 windows; below ten drivers
 # one collision in the sketch is more than that, hence the two.

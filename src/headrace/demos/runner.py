@@ -12,8 +12,6 @@ The steps of a demo, the same for every pattern:
 The data stays. The next run continues on the same checkpoints.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -27,7 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+from pyspark.sql import SparkSession
 
 from headrace import demos, patterns
 from headrace.demos.feeder import SendResult
@@ -42,9 +42,6 @@ from headrace.stack import mariadb, postgres
 from headrace.stack.connect import secrets_folder
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack, RunningParts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The interval of status lines: short enough to show progress, long enough to cost nothing.
 _STATUS_SECONDS = 10.0

@@ -1,41 +1,30 @@
 """The sales demo: its topic, its flows, the comparison with the model, and the error of the sketches."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from decimal import Decimal
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
 from headrace.demos.feeder import Generator
-from headrace.demos.model_inputs import (
-    ExpectedLedgers,
-    ModelVerdict,
-    batch_ranges,
-    compare_ledgers,
-    read_records,
-)
+from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
 from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.demos.records_demo import PARTITIONS, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
-from headrace.patterns.sales import flows as pattern
-from headrace.patterns.sales import model
+from headrace.patterns.sales import flows as pattern, model
 from headrace.patterns.sales.generator import generator
 from headrace.patterns.window_model import WindowFlow, WindowOutcome, replay
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from pyspark.sql import SparkSession
 
 # Twice the usual share: a demo of a minute has few batches in which a sale can be late.
 _LATE_SHARE = 0.04
@@ -93,12 +82,7 @@ def sales_model(flow: str, settings: pattern.SalesSettings) -> WindowFlow[model.
 
 
 def replay_model(
-    spark: SparkSession,
-    target: Target,
-    flow: Flow,
-    settings: pattern.SalesSettings,
-    *,
-    delay_ms: int | None = None,
+    spark: SparkSession, target: Target, flow: Flow, settings: pattern.SalesSettings, *, delay_ms: int | None = None
 ) -> WindowOutcome[Any]:
     """Run the model over the committed batches of a flow, optionally with another watermark delay."""
     window_flow = sales_model(flow.name, settings)

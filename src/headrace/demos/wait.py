@@ -1,11 +1,10 @@
 """Wait until running flows have committed certain offsets, or any batch."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.positions import Partition
 from headrace.clients.storage import file_store
@@ -13,9 +12,6 @@ from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # How soon a wait notices a stop event.
 _POLL_SECONDS = 0.5

@@ -1,19 +1,16 @@
 """The declaration of a flow: a frozen value. Creating or importing one has no side effects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from pyspark.sql import DataFrame
 
 from headrace.errors import FlowError, did_you_mean
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, OutputMode, RocksDB, State, Trigger
 from headrace.flow.sink import Sink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # The name of the input of a flow that declares a single one.
 SINGLE_INPUT = "rows"

@@ -1,7 +1,5 @@
 """Delivery guarantees: what a sink contains after a crash and the retry of the in-flight batch."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

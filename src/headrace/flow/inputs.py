@@ -1,17 +1,14 @@
 """The inputs of a flow: a source, the schema of its payload, and the checks that make a row invalid."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from pyspark.sql.types import StructType
 
 from headrace.flow.levers import Watermark
 from headrace.flow.rules import Rule, require_unique_names
 from headrace.flow.source import Source
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 # The metadata columns of a source of bytes, with their Spark types.
 _METADATA_TYPES = {

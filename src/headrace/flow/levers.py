@@ -10,8 +10,6 @@
 Durations are strings such as `10 minutes`. They are parsed when the value is created, so a typo fails at its own line.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum

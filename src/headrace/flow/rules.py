@@ -10,8 +10,6 @@ Input(
 )
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal, get_args

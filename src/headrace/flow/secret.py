@@ -1,7 +1,5 @@
 """Values that must never be printed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from pyspark.sql import DataFrame, SparkSession
+
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from headrace.errors import HeadraceError
     from headrace.flow.target import Target
 
@@ -89,7 +89,6 @@ class TracksBatches(ABC):
     @abstractmethod
     def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the committed batches of a flow. Read-only; called before a query starts, and by tools."""
-        ...
 
 
 class WritesTopic(ABC):
@@ -98,7 +97,6 @@ class WritesTopic(ABC):
     @abstractmethod
     def written_topic(self) -> str:
         """Return the name of the topic."""
-        ...
 
 
 class WritesFolder(ABC):
@@ -107,7 +105,6 @@ class WritesFolder(ABC):
     @abstractmethod
     def folder(self, target: Target) -> str:
         """Return the full location of the folder."""
-        ...
 
 
 class HasPendingRows(ABC):
@@ -120,7 +117,6 @@ class HasPendingRows(ABC):
         Read-only. Called between batches while an input with an `idle_timeout` is idle, on the thread of Spark's
         listener: a batch may be in flight. If it returns True, the runtime starts a batch without rows.
         """
-        ...
 
 
 class CaptureWatch(Protocol):
@@ -128,15 +124,12 @@ class CaptureWatch(Protocol):
 
     def begin(self) -> None:
         """Check once. Called before the query starts; raises if changes are lost."""
-        ...
 
     def start(self, on_loss: Callable[[HeadraceError], None]) -> None:
         """Check regularly on a separate thread, which calls `on_loss` once if changes are lost."""
-        ...
 
     def close(self) -> None:
         """Stop checking. Returns immediately; a check in progress has no effect."""
-        ...
 
 
 class WatchesCapture(ABC):
@@ -147,7 +140,6 @@ class WatchesCapture(ABC):
         self, flow: str, target: Target, on_problem: Callable[[str, HeadraceError], None]
     ) -> CaptureWatch:
         """Return the watch. It calls `on_problem` with the capture's name and each problem that loses no changes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -165,7 +157,6 @@ class SupportsNativeWrite(ABC):
     @abstractmethod
     def native_write(self, rows: DataFrame, target: Target) -> NativeWrite:
         """Return the arguments for Spark's writer. Called once per start of a flow; writes nothing."""
-        ...
 
 
 class Sink(Protocol):
@@ -179,29 +170,23 @@ class Sink(Protocol):
     @property
     def guarantee(self) -> Guarantee:
         """The delivery guarantee; a class attribute except for sinks that wrap other sinks."""
-        ...
 
     @property
     def output_modes(self) -> frozenset[OutputMode]:
         """The output modes that the sink supports."""
-        ...
 
     @property
     def name(self) -> str:
         """A short name for messages and metrics, such as `delta:gold/driver_metrics`."""
-        ...
 
     def preflight(self, target: Target) -> None:
         """Verify that the sink can be written. Called once, before Spark starts; raises a HeadraceError."""
-        ...
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
         """Create what the first write needs. Called once per start of a flow, before the query."""
-        ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write all rows of the batch. Returns only when they are durable."""
-        ...
 
 
 class WrapsSinks(ABC):
@@ -210,7 +195,6 @@ class WrapsSinks(ABC):
     @abstractmethod
     def wrapped_sinks(self, step: str) -> Iterable[tuple[str, Sink]]:
         """Return the inner sinks in the order in which they are written, each with its step below `step`."""
-        ...
 
 
 def leaf_sinks(sink: Sink, step: str = "0") -> Iterator[tuple[str, Sink]]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from pyspark.sql import DataFrame, SparkSession
+
 from headrace.flow.duration import Duration
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from headrace.flow.target import Target
 
 
@@ -24,20 +24,16 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """A short name for messages, such as `kafka:ride-events`."""
-        ...
 
     @property
     def carries_payload(self) -> bool:
         """Whether rows arrive as bytes in a `value` column that needs a schema."""
-        ...
 
     def preflight(self, target: Target) -> None:
         """Verify that the source can be read. Called once, before Spark starts; raises a HeadraceError."""
-        ...
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the streaming DataFrame. Called once per start of a flow."""
-        ...
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Return exactly the rows between two offsets of the offset log, `end` excluded.
@@ -45,7 +41,6 @@ class Source(Protocol):
         Called by the auditor and by replays, never while a batch is written. `start` and `end` are the
         JSON that Spark wrote into the offset log for this source.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -72,19 +67,15 @@ class SourceWatch(Protocol):
 
     def identities(self) -> Mapping[str, str]:
         """Return the topic id of every existing topic that the source reads now."""
-        ...
 
     def missing_offsets(self, start: str, end: str) -> tuple[MissingOffsets, ...]:
         """Return the offsets of a range of the offset log that no longer exist."""
-        ...
 
     def remaining_offsets(self, topic: str, start: str) -> tuple[MissingOffsets, ...]:
         """Return all offsets of a topic from an offset of the offset log on."""
-        ...
 
     def skipped_offsets(self, topic: str, start: str, end: str) -> tuple[MissingOffsets, ...]:
         """Return the offsets of a recreated topic that a flow skips if it continues at the old offsets."""
-        ...
 
 
 class CanLoseRows(ABC):
@@ -97,24 +88,20 @@ class CanLoseRows(ABC):
     @abstractmethod
     def name(self) -> str:
         """The name of the source in messages."""
-        ...
 
     @property
     @abstractmethod
     def data_loss_reason(self) -> str | None:
         """Why the flow may continue without lost rows; None stops it."""
-        ...
 
     @property
     @abstractmethod
     def accepted_topic_ids(self) -> tuple[str, ...]:
         """The ids of recreated topics that may be read in place of the topics of the checkpoint."""
-        ...
 
     @abstractmethod
     def watch(self, target: Target) -> SourceWatch:
         """Return the watch. Called once per start of a flow, on the thread that starts it."""
-        ...
 
 
 class ValidatesStart(ABC):
@@ -123,7 +110,6 @@ class ValidatesStart(ABC):
     @abstractmethod
     def require_start(self, target: Target) -> None:
         """Verify that the flow can start there. Called for a flow without a checkpoint; raises a HeadraceError."""
-        ...
 
 
 class HasStartOffset(ABC):
@@ -132,7 +118,6 @@ class HasStartOffset(ABC):
     @abstractmethod
     def start_offset(self, end: str) -> str | None:
         """Return the offset at which a flow started, from any later entry of the offset log; None if unknown."""
-        ...
 
 
 class NotReplayable(ABC):
@@ -142,7 +127,6 @@ class NotReplayable(ABC):
     @abstractmethod
     def not_replayable_reason(self) -> str:
         """The reason, as one sentence."""
-        ...
 
 
 class ReadsTopics(ABC):
@@ -151,7 +135,6 @@ class ReadsTopics(ABC):
     @abstractmethod
     def reads(self, topic: str) -> bool:
         """Whether the source reads the topic, or would if it existed. Makes no request."""
-        ...
 
 
 class ReadsFiles(ABC):
@@ -160,7 +143,6 @@ class ReadsFiles(ABC):
     @abstractmethod
     def read_files(self, spark: SparkSession, target: Target, paths: Sequence[str]) -> DataFrame:
         """Return the rows of files that a flow has read. Called by the auditor; raises if a file is missing."""
-        ...
 
 
 class ReadsFolder(ABC):
@@ -169,7 +151,6 @@ class ReadsFolder(ABC):
     @abstractmethod
     def location(self, target: Target) -> str:
         """Return the full location of the table or folder. Called by `headrace erase`; reads nothing."""
-        ...
 
 
 class SupportsContinuous(ABC):
@@ -181,22 +162,18 @@ class SupportsContinuous(ABC):
 
         `start` is JSON as Spark writes it into the offset log. Called once per start of a flow.
         """
-        ...
 
     @abstractmethod
     def initial_offsets(self, target: Target) -> str:
         """Return the offsets at which a flow without a checkpoint would start now. Asks the broker."""
-        ...
 
     @abstractmethod
     def latest_offsets(self, target: Target) -> str:
         """Return the current end offsets, as in the offset log. Asks the broker."""
-        ...
 
     @abstractmethod
     def partition_count(self, target: Target) -> int:
         """Return how many partitions are read. Each occupies a task slot. Asks the broker."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -242,7 +219,6 @@ class Bounded(ABC):
     @abstractmethod
     def bounds(self) -> tuple[Bound, ...]:
         """The fields that limit a batch; the first one is suggested by default."""
-        ...
 
     @abstractmethod
     def arrival_rates(self, target: Target) -> Mapping[str, float]:
@@ -250,7 +226,6 @@ class Bounded(ABC):
 
         Called by `headrace check`, on a separate thread. Never raises and changes nothing.
         """
-        ...
 
 
 class HasAutoBatchSize(ABC):
@@ -260,14 +235,11 @@ class HasAutoBatchSize(ABC):
     @abstractmethod
     def auto_batch_size(self) -> AutoBatchSize | None:
         """The declared `AutoBatchSize`, or None if the bound is a number."""
-        ...
 
     @abstractmethod
     def record_bytes(self, target: Target) -> float | None:
         """Return the mean size of the newest records; None if it cannot be measured within seconds. Never raises."""
-        ...
 
     @abstractmethod
     def with_batch_size(self, records: int) -> Source:
         """Return the source with this number of records as its bound."""
-        ...

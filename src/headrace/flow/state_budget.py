@@ -1,7 +1,5 @@
 """The limit on the state of a flow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from headrace.errors import FlowError

@@ -1,7 +1,5 @@
 """Targets: where flows run, and how to reach their storage and services."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

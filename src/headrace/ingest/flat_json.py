@@ -7,14 +7,13 @@ The class comes in `jvm/flat-json.jar`, which every session of Headrace loads. `
 test fails if they differ. A session without the class uses `from_json`.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.java_gateway import JavaClass
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import (
     BooleanType,
     ByteType,
@@ -33,9 +32,6 @@ from pyspark.sql.types import (
 
 from headrace.clients.spark.jvm import java_type, jvm_of, to_column, to_expression, to_seq
 from headrace.flow.inputs import Input
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 # The type numbers of FlatJson.
 _TYPE_NUMBERS: dict[type[DataType], int] = {

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from headrace.clients.sql import column_named
 from headrace.ingest import rules
 from headrace.ingest.parse import INVALID
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
     from headrace.flow.inputs import Input
 
 # The reason in the quarantine table, the same as for Kafka records.

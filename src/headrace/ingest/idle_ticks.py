@@ -3,17 +3,11 @@
 They are added before the watermark and dropped after it.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 
 from headrace.clients.sql import column_named
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _TICK = "_headrace_beat"
 

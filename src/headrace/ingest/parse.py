@@ -31,14 +31,11 @@ Spark's parser is stricter than the schema in some cases and looser in others. T
   the string `7`, and many producers quote amounts of money to keep them exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 from pyspark.sql.types import (
     BooleanType,
     DataType,

@@ -3,14 +3,11 @@
 The columns exist during validation only. The counters read them, and they are dropped before the transform.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from headrace.flow.rules import Action, Rule
 

@@ -4,8 +4,6 @@ Used by `headrace doctor`. Starts nothing, downloads nothing, writes nothing. A 
 flow cannot work; a `warn` that it works, but slower or at another place than expected.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

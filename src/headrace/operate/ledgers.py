@@ -1,18 +1,13 @@
 """Read the ledgers of invalid and late rows for summaries: without Spark if possible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.storage import is_local, local_path
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 LedgerRow = dict[str, object]
 

@@ -1,12 +1,11 @@
 """Run flows: check everything, run the application, and return its figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.audit.auditor import Auditor
 from headrace.audit.flow_audit import AuditCounts, FlowAudit
@@ -31,10 +30,6 @@ from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sinks.local_folder import require_writable
 from headrace.sources.idle_ticks import idle_ticks
 from headrace.stack.jars import JarCache
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 # The reason of invalid rows that were counted, but not recorded since their source cannot be read again.
 NOT_FILED = "not filed"

@@ -4,8 +4,6 @@ Every model judges records with this, so that what Spark counts, files and drops
 are whole milliseconds since the epoch, UTC, unless a name says microseconds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ records, byte for byte. Nothing here reads a clock or a network; `headrace.demos
   kinds of the pattern in turn.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

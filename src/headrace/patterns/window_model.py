@@ -15,8 +15,6 @@ takes these steps for batch N:
    if that is higher. Bad records never count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar

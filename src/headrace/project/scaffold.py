@@ -1,7 +1,5 @@
 """Create a small working project from the `.tmpl` files in `template`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Secrets by reference: `${env:NAME}` and `${file:/path}`, resolved when a target is created and never printed."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -122,8 +122,7 @@ class TargetSettings(_Strict):
         default_factory=dict, description="Receivers of rows over HTTP, by name, for the sink `Rest`."
     )
     lease: LeaseSettings = Field(
-        default_factory=lambda: LeaseSettings.model_validate({}),
-        description="How a checkpoint is kept to one driver.",
+        default_factory=lambda: LeaseSettings.model_validate({}), description="How a checkpoint is kept to one driver."
     )
 
 

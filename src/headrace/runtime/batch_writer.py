@@ -1,18 +1,14 @@
 """Writes the batches of a query into its sink."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from headrace.flow.sink import Batch
 from headrace.runtime.events import RowsQuarantined
 from headrace.runtime.guards.guard import Attempt, Guard
 from headrace.runtime.run import Run
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
 class BatchWriter:

@@ -1,7 +1,5 @@
 """The clock of the runtime. Tests replace it, so that hours pass without waiting."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -11,10 +11,9 @@ Spark then writes the rows itself, so Headrace sees no batches. Information abou
 | recreated topics   | ids are compared after each batch | ids are compared after each epoch                       |
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import FlowError
 from headrace.flow.flow import Flow
@@ -23,9 +22,6 @@ from headrace.flow.sink import NativeWrite, SupportsNativeWrite
 from headrace.flow.source import Source, SupportsContinuous
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # A slot that these flows leave free: for micro-batch flows, and the audit of invalid rows.
 _RESERVED_SLOTS = 1

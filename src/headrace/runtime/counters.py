@@ -12,13 +12,12 @@ would remove idle ticks before these advance it. It pushes nothing past a counte
 Continuous processing does not support counters, so its flows have none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from headrace.flow.rules import Rule
 from headrace.ingest import rules
@@ -26,10 +25,6 @@ from headrace.ingest.parse import INVALID
 from headrace.runtime.events import BatchCommitted
 from headrace.runtime.state.size import operator_states
 from headrace.spark_plan.source_order import PlannedSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _IN, _TIME, _OUT = "headrace_in_", "headrace_time_", "headrace_out"

@@ -4,8 +4,6 @@ Spark reports a failed query as text: the classes and messages of the whole chai
 below with a phrase that occurs in the text decides. An unknown error is terminal, because restarts would hide it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

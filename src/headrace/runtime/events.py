@@ -1,7 +1,5 @@
 """The events of running flows. Other packages learn about the runtime only through them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -15,13 +15,10 @@ A step returns the rows unchanged if the input does not need it:
 | track_event_time  | inputs with a watermark, under triggers with batches                         |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Continuous, Watermark
@@ -31,9 +28,6 @@ from headrace.runtime.checkpoint.tick_files import TickFiles
 from headrace.runtime.continuous import input_source, is_continuous
 from headrace.runtime.run import Run
 from headrace.spark_plan.source_order import PlannedSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass

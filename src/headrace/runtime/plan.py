@@ -1,9 +1,8 @@
 """Builds the result of a flow from its inputs, and checks its plan before it starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.flow.checks import compatibility
 from headrace.flow.checks.check import raise_on_errors
@@ -16,9 +15,6 @@ from headrace.runtime.run import Run
 from headrace.spark_plan.custom_state import configure_custom_state
 from headrace.spark_plan.operators import read_operators
 from headrace.spark_plan.source_order import PlannedSource, plan_source_order
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
 """Reports what Spark says about a running query: the progress of committed batches, and triggers without new data."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -19,9 +17,6 @@ from headrace.runtime.counters import batch_committed
 from headrace.runtime.guards.guard import Progress
 from headrace.runtime.guards.idle_timer import InputProgress
 from headrace.spark_plan.source_order import PlannedSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # How PySpark represents a missing offset.
 _NONE = "None"

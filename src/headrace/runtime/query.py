@@ -5,11 +5,9 @@ query is a guard: `guards/order.py` lists them. Under a trigger without batches 
 `sink.native_write` says: see `continuous`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime, Trigger
 from headrace.runtime.batch_writer import BatchWriter
@@ -21,10 +19,6 @@ from headrace.runtime.progress import BatchReports, listen
 from headrace.runtime.run import Run
 from headrace.runtime.session import flow_session
 from headrace.runtime.stopping import Stopper
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 
 class RunningQuery:

@@ -1,10 +1,9 @@
 """What one run of a flow works with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
@@ -12,9 +11,6 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import ActiveLease
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.events import Event
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # Returns the stream of a folder of idle ticks: one column, of event times. `sources` has the only streams, and the
 # runtime imports no source, so `operate` passes it in.

@@ -4,8 +4,6 @@
 same context, because a streaming query takes its settings (shuffle partitions, state store) from its session.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,16 +1,12 @@
 """Stops a running query: after its in-flight batch, or immediately."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING
+
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.errors import HeadraceError
 from headrace.runtime.guards.guard import Guard, Progress
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
-    from pyspark.sql.streaming.query import StreamingQuery
 
 # How long the in-flight batch of a query that a guard stops may take to commit before it is cancelled.
 _DRAIN_SECONDS = 60.0

@@ -9,12 +9,11 @@ Each flow has its own thread, which holds the lease of the checkpoint. The end o
 | a terminal error     | the flow stays down; the others continue                      |
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError, Transient
@@ -30,9 +29,6 @@ from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed,
 from headrace.runtime.query import RunningQuery
 from headrace.runtime.run import IdleTicks, Run
 from headrace.runtime.state.memory import state_memory
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ when the process of --parent-pid has ended. Exit codes: 0 after a requested stop
 2 for an invalid command line.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -45,9 +43,7 @@ def _serve(options: argparse.Namespace) -> int:
     if options.host not in LOOPBACK_NAMES:
         log.warning("The page listens on %s and has no login: whoever reaches it can read it.", options.host)
     app = create_app(
-        board,
-        feed_status=lambda: feed.status,
-        allowed_hosts=(*LOOPBACK_NAMES, options.host, *options.allow_host),
+        board, feed_status=lambda: feed.status, allowed_hosts=(*LOOPBACK_NAMES, options.host, *options.allow_host)
     )
     listener = bind_port(options.host, options.port)
 

@@ -5,8 +5,6 @@ served: a path from a request never reaches the file system. URLs contain a dige
 browsers can cache them without limit, and a new version has new URLs.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from dataclasses import dataclass

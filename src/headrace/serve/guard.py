@@ -5,8 +5,6 @@ resolve its own name to 127.0.0.1 and read the API through the visitor's browser
 are accepted. And no foreign content may run in the page or frame it: the headers forbid it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,13 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        "object-src 'none'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+    ("default-src 'self'", "object-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
 )
 
 SECURITY_HEADERS = {

@@ -5,8 +5,6 @@
 when it stops instead of waiting for browsers to disconnect.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

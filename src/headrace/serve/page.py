@@ -1,7 +1,5 @@
 """The routes of the page: its files, and the reference of the API."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response
 

@@ -1,13 +1,13 @@
 """Custom sinks: from a function, or from the transactions of your own store."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
@@ -20,9 +20,6 @@ from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.batch.persist import persisted
 from headrace.sinks.noop import compute
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 class Transaction(Protocol):
     """One transaction of your store, opened for one attempt at one batch. You implement it.
@@ -33,23 +30,18 @@ class Transaction(Protocol):
 
     def last(self, key: str) -> str | None:
         """Return the text that the last committed transaction recorded under the key, or None."""
-        ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the rows without making them visible. They are persisted, and may be read more than once."""
-        ...
 
     def record(self, key: str, text: str) -> None:
         """Set the text of the key in this transaction, replacing the earlier one."""
-        ...
 
     def commit(self) -> None:
         """Make rows and text visible and durable, both or neither. Raises if the outcome is unknown."""
-        ...
 
     def abort(self) -> None:
         """Roll back. Also called after any other method, including `commit`, has raised."""
-        ...
 
 
 @dataclass(frozen=True)

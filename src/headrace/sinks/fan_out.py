@@ -1,10 +1,9 @@
 """Write one batch to several sinks, or only the rows that meet a condition."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
@@ -12,9 +11,6 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, Sink, WrapsSinks
 from headrace.flow.target import Target
 from headrace.sinks.batch.persist import persisted
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

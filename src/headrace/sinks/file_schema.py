@@ -1,11 +1,8 @@
 """Check that a file format preserves every column type that is written to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -29,9 +26,6 @@ from pyspark.sql.types import (
 from headrace.clients.file_sink_log import FileFormat
 from headrace.clients.sql import column_named
 from headrace.errors import FlowError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 HOUR_PARTITIONS = ("date", "hour")
 

@@ -1,11 +1,11 @@
 """Append each batch to a folder of files."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import ClassVar, get_args
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.file_sink_log import (
     LOG,
@@ -30,9 +30,6 @@ from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.file_schema import HOUR_PARTITIONS, require_writable_columns, unwritable_rows, with_hour_partitions
 from headrace.sinks.local_folder import require_writable
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # Spark's own writers, below org.apache.spark.sql.execution.datasources.
 _WRITERS = {

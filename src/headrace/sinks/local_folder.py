@@ -1,7 +1,5 @@
 """Check before a flow starts that a local folder is writable."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -1,19 +1,16 @@
 """Collect the rows of each batch in the driver process, for tests."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
 
 
 @dataclass(frozen=True, eq=False)

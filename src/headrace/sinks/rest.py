@@ -1,15 +1,13 @@
 """Send each batch to an HTTP service."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.http import HttpReceiver, HttpResponse, resolve_address, service_url
 from headrace.clients.spark.delta_log import version
@@ -20,9 +18,6 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, DeadLetters
 from headrace.flow.target import Service, Target
 from headrace.sinks.kafka.topic import as_records
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # Errors of the configuration, not of the rows: every further request would fail too.
 _CONFIGURATION_ERRORS = (401, 403, 404, 405, 407)

@@ -1,7 +1,5 @@
 """Recent arrival rates of local folders and tables, for `headrace check`. Other filesystems are not measured."""
 
-from __future__ import annotations
-
 import glob
 import os
 import time

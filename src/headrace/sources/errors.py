@@ -1,7 +1,5 @@
 """The error of a source that cannot replay an old batch."""
 
-from __future__ import annotations
-
 from headrace.errors import DataError
 
 

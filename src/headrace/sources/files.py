@@ -1,12 +1,12 @@
 """A folder of files as a source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from headrace.clients.file_sink_log import FileFormat, is_glob
 from headrace.clients.sql import column_named
@@ -18,10 +18,6 @@ from headrace.sources.errors import source_not_replayable
 from headrace.sources.local_folder import require_readable
 from headrace.sources.sink_folder import require_readable_by_log, sink_read_options
 from headrace.sources.validation import file_bound_options, file_bounds, invalid_source, require_bounds
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 _DEFAULTS = {
     # Spark's default silently turns an unreadable field into null.

@@ -3,14 +3,7 @@
 Flows do not declare this source: the runtime adds it to an input whose watermark has an `idle_timeout`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from pyspark.sql import functions as F
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 
 def idle_ticks(spark: SparkSession, folder: str) -> DataFrame:

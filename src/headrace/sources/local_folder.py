@@ -1,7 +1,5 @@
 """Check before a flow starts that a local folder is readable."""
 
-from __future__ import annotations
-
 import os
 
 from headrace.clients.storage import is_local, local_path

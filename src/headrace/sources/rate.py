@@ -1,17 +1,13 @@
 """Generated rows at a fixed rate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.flow.source import NotReplayable
 from headrace.flow.target import Target
 from headrace.sources.errors import source_not_replayable
 from headrace.sources.validation import require_positive
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

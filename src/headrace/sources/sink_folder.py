@@ -4,22 +4,17 @@ Spark's file source reads the log of such a folder, and so only committed files,
 glob or a subfolder it ignores the log and would read the files of attempts that never committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
 
 from headrace.clients.file_sink_log import LOG, READ_OPTIONS, FileFormat, committed_files, folder_metadata, is_glob
 from headrace.clients.spark.jvm import hadoop_path, jvm_of
 from headrace.clients.storage import file_store
 from headrace.errors import DataError
 from headrace.sources.validation import invalid_source
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
-    from pyspark.sql import SparkSession
 
 
 def require_readable_by_log(spark: SparkSession, source: str, location: str) -> None:

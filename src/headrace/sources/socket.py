@@ -1,19 +1,15 @@
 """Lines of text from a TCP port, for demos."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import PartUnavailable
 from headrace.flow.source import NotReplayable
 from headrace.flow.target import Target
 from headrace.sources.errors import source_not_replayable
 from headrace.sources.validation import invalid_source
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # A port of this machine or its network answers in milliseconds.
 _ANSWER_WITHIN_SECONDS = 5.0

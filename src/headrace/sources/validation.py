@@ -1,7 +1,5 @@
 """Validation of source declarations when they are created, so that a mistake fails at its own line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headrace.errors import FlowError

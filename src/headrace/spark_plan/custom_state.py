@@ -8,16 +8,11 @@ first batch pins the encoding in the checkpoint: a later setting has no effect.
 `AvailableNow` flow would never end. It gets no batches without new rows: due timers fire in the next run.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.spark.jvm import analyzed_plan
 from headrace.flow.levers import AvailableNow, Trigger
 from headrace.spark_plan import tree
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _BATCHES_WITHOUT_ROWS = "spark.sql.streaming.noDataMicroBatches.enabled"

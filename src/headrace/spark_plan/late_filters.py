@@ -18,24 +18,17 @@ Batch DataFrames have no such marks, so `mark_input` sets them as a stream would
 columns that it has in a stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from py4j.java_gateway import JavaObject
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.jvm import analyzed_plan, jvm_of, to_dataframe, to_seq
 from headrace.clients.sql import column_named
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
 from headrace.spark_plan import tree
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
-    from pyspark.sql import SparkSession
 
 # The internal column that `mark_input` adds: the origin of each row, and its event time.
 ORIGIN = "_headrace_at"

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from py4j.java_gateway import JavaObject, JVMView
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from headrace.clients.spark.jvm import analyzed_plan, jvm_of
 from headrace.flow.checks.operators import Operator, OperatorKind
 from headrace.flow.levers import OutputMode
 from headrace.spark_plan import tree
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject, JVMView
-    from pyspark.sql import DataFrame
 
 # Any timestamp in milliseconds; larger than 32 bits, so that py4j passes it as a long.
 _ANY_TIME_MS = 2**40

@@ -4,12 +4,10 @@ An input with a declared schema becomes a streaming relation without rows, so no
 columns of its source, such as a Delta table, the source is opened, as at a start.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from headrace.clients.spark.jvm import java_type, jvm_of, to_dataframe
 from headrace.errors import HeadraceError
@@ -18,10 +16,6 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
 from headrace.spark_plan.operators import read_operators, spark_refusal
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 # Errors of a transform that reads missing tables: another flow may create them later.
 _MISSING_TABLE = ("NOT_FOUND", "DOES_NOT_EXIST", "NOT_EXIST", "MISSING_DELTA_TABLE", "NOT_A_DELTA_TABLE")

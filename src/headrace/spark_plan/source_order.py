@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from py4j.java_gateway import JavaObject, JVMView
+from pyspark.sql import DataFrame
 
 from headrace.clients.spark.jvm import analyzed_plan, jvm_of
 from headrace.spark_plan import tree
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject, JVMView
-    from pyspark.sql import DataFrame
 
 # The plan nodes of sources (version 1 and 2, such as Kafka), with the property that identifies the source.
 _SOURCE_NODES = {"StreamingRelation": "dataSource", "StreamingRelationV2": "table"}

@@ -3,16 +3,12 @@
 Plans are immutable: a node with other children is a new node, and its columns keep their ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import SparkSession
 
 from headrace.clients.spark.jvm import jvm_of
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
-    from pyspark.sql import SparkSession
 
 # Metadata keys of watermark columns, and of the columns of the two window functions. A copy of a column has them too.
 WATERMARK_DELAY = "spark.watermarkDelayMs"

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
 
 from headrace.clients.spark.jvm import analyzed_plan, to_column, to_dataframe, to_seq
 from headrace.spark_plan import tree
 from headrace.spark_plan.late_filters import stateful_nodes
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
-    from pyspark.sql import DataFrame
 
 # The content of a result column: the window, one of its bounds, or another grouping key.
 Holds = Literal["window", "start", "end", "key"]

@@ -8,8 +8,6 @@ Passwords of databases are not part of a connector's settings, because those are
 file in the folder `secrets`, and the worker reads it when the connector starts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -22,8 +22,6 @@
 Each function builds the error and returns it; the caller raises it, with `from` where there is a cause.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

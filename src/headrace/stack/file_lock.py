@@ -1,7 +1,5 @@
 """The lock of a folder of the local stack: one command at a time may change it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

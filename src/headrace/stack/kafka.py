@@ -5,8 +5,6 @@ the data folder is formatted once and moved into place in one step. One broker m
 for development, demos and tests, not for production.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import shutil

@@ -8,8 +8,6 @@ A part outlives the process that started it. So every `up` first looks for exist
 one of this folder is adopted, an unhealthy or dead one is cleaned up, and data is kept.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

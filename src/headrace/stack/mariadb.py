@@ -4,8 +4,6 @@ The server is the system's own package: there is no wheel with it. What the pack
 no file of its settings is read, and everything lies in the part's own folder. On the loopback only, with a password.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -5,8 +5,6 @@ any, and list it in `PARTS` of `headrace.stack.local`. `LocalStack` starts, adop
 waits until they are healthy and cleans up after a crash; this is the same for every part.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -73,27 +71,22 @@ class Part(Protocol):
     @property
     def name(self) -> str:
         """The name of the part on the command line and of its folder."""
-        ...
 
     @property
     def confs(self) -> tuple[str, ...]:
         """The jar configurations it needs; fetched before `prepare` is called."""
-        ...
 
     @property
     def needs(self) -> tuple[str, ...]:
         """The parts that have to run before it, by name; they are started with it."""
-        ...
 
     @property
     def patience(self) -> float:
         """Seconds from the start of the process to its first healthy answer, at the very worst."""
-        ...
 
     @property
     def stop_signal(self) -> signal.Signals:
         """The signal for a quick graceful shutdown, even while clients are connected."""
-        ...
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose ports, write settings, make the data folder, and return the command, which contains `files.mark`.
@@ -101,12 +94,9 @@ class Part(Protocol):
         Called under the lock of the stack, with no process of this part alive. May be called again immediately
         when the process lost a race for its port. Interrupted anywhere, it can be called again.
         """
-        ...
 
     def address(self, files: PartFiles) -> str:
         """Return where it listens, as clients write it, or an empty string before the first `prepare`."""
-        ...
 
     def healthy(self, files: PartFiles) -> bool:
         """Whether it answers a real request and runs on these files. Never raises, never blocks long."""
-        ...

@@ -5,8 +5,6 @@ has taken it. If a port is taken between the choice and the start, the stack not
 for this reason and chooses again.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ the root of the filesystem for everybody. Here the server is a part like any oth
 PostgreSQL refuses to run as root: see `headrace.stack.unprivileged`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import signal

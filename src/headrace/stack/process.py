@@ -10,8 +10,6 @@ that they use. So the parent may end, or be killed, while the child keeps runnin
 A pid alone is not enough: the system reuses pids. Nothing here depends on what the child does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -93,11 +91,7 @@ def start(command: Sequence[str], *, log: Path, record: Path) -> Process:
     """
     with log.open("ab") as output:
         child = subprocess.Popen(  # noqa: S603  commands are built by parts, never from input
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     _children[child.pid] = child
     try:

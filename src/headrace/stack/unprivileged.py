@@ -5,8 +5,6 @@ Database servers refuse to run as root, and in containers processes usually run 
 private folder works, and no permissions are changed. The data folder then belongs to that user.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Test custom state in plain Python: rows and times in, outputs out. Needs no Spark and takes milliseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Generic, TypeVar

@@ -1,14 +1,12 @@
 """Rehearse a flow: run it over scripted input on real Spark with the real runtime, without a broker."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, Row, SparkSession, functions as F
+from pyspark.sql.types import StructType
 
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.spark.delta_log import is_table
@@ -26,11 +24,6 @@ from headrace.sinks.memory import Memory
 from headrace.testing import script as scripts
 from headrace.testing.script import Point, ScriptItem
 from headrace.testing.source import END, ScriptedSource, file_number, require_known_inputs, scripted_source
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.types import StructType
-
 
 # Ten thousand years: more than from any clock to the row that ends an input.
 _UNLIMITED_FUTURE = "3650000 days"

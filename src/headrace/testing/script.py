@@ -1,7 +1,5 @@
 """The items of a rehearsal script: batches of records, crashes, clock changes and the end of input, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,18 +1,14 @@
 """A Spark session for the tests of a project's transforms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.flow.target import Target
 from headrace.runtime.session import open_session
 from headrace.stack.jars import JarCache
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @contextmanager

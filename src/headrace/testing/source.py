@@ -1,7 +1,5 @@
 """The source of a rehearsal: a folder with one file per batch, which replaces the real source."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -35,9 +33,6 @@ from headrace.errors import FlowError
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
 from headrace.testing.script import Keyed, ScriptedBatch, Value
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # Later than any event: a row with this time closes every window. It is removed after the watermark.
 END = datetime(9000, 1, 1, tzinfo=UTC)

@@ -1,13 +1,6 @@
 """Exact averages, independent of how rows are split into batches and tasks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from pyspark.sql import functions as F
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from pyspark.sql import Column, functions as F
 
 
 def exact_average(column: Column) -> Column:

@@ -7,10 +7,7 @@ A stream removes a key from its state when the *watermark* is past its event tim
 further rows: a repeated key between one and two delays later may or may not be emitted, depending on the other rows.
 """
 
-from __future__ import annotations
-
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from headrace.errors import FlowError
 from headrace.flow.levers import Watermark

@@ -13,10 +13,7 @@ and not in the query. All three are named `window`, so `window_bounds` works wit
 give the same rows, except for late rows, which only a stream drops.
 """
 
-from __future__ import annotations
-
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+from pyspark.sql import Column, functions as F
 
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration

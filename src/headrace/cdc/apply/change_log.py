@@ -1,20 +1,13 @@
 """Append changes to a change log: one row per change, never updated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.latest_change import unreadable_value_error, with_unreadable_column
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.sinks.batch.persist import locally_checkpointed
 from headrace.sinks.delta.sql import session_settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,12 @@
 """Apply changes to a history table: every version of every row with its validity period (SCD type 2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from delta.tables import DeltaTable
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
-from headrace.cdc.apply import key_ranges, tombstones
-from headrace.cdc.apply import timeline as cdc_timeline
+from headrace.cdc.apply import key_ranges, timeline as cdc_timeline, tombstones
 from headrace.cdc.apply.key_changes import fill_moved_rows
 from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error, unreadable_value_error
 from headrace.cdc.apply.table import POSITION, SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
@@ -19,9 +15,6 @@ from headrace.errors import FlowError
 from headrace.sinks.batch.persist import locally_checkpointed
 from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DELETED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 OP, UNTIL, ENDED, TAKEN = "_headrace_op", "_headrace_until", "_headrace_ended", "_headrace_taken"
 

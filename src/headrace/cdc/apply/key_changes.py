@@ -5,20 +5,14 @@ position. A large value that did not change is in neither. It is looked up under
 the batch, or in the table.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from headrace.cdc.apply.latest_change import log_order
 from headrace.cdc.apply.table import POSITION, struct_fields
 from headrace.clients.sql import column_named
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _OLD, _EARLIER, _ENDED = "_headrace_old", "_headrace_earlier", "_headrace_ended"
 

@@ -4,23 +4,16 @@ The ranges hold every key of the batch. They are found on the driver from the le
 64 buckets, and the widest gaps between these are what is left out.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import reduce
 from itertools import pairwise
 from operator import and_, or_
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.clients.sql import quote_name
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 Value = int | Decimal | str | dt.date
 Range = tuple[Value, Value]

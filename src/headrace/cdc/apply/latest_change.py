@@ -1,21 +1,14 @@
 """Reduce the changes of a table to the latest one of each key, as a MERGE needs them."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.key_ranges import Range, ordered_key_columns
 from headrace.cdc.apply.table import TableWrite, struct_fields
 from headrace.errors import DataError
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 
 def log_order() -> Column:

@@ -4,23 +4,17 @@ The flow that writes the tables also maintains them, between two batches. There 
 conflicts with a batch and needs no process of its own.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession, functions as F
 
 from headrace.cdc.apply.table import POSITION, TableWrite
 from headrace.cdc.apply.tombstones import DELETED_AT
 from headrace.clients.spark.delta_log import version
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.maintenance import Maintenance
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,12 @@
 """Merge changes into a mirror: a table with the current rows of its source (SCD type 1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply import key_ranges, replace_where, tombstones
 from headrace.cdc.apply.key_changes import fill_moved_rows
@@ -37,9 +34,6 @@ from headrace.sinks.batch.concurrency import in_background
 from headrace.sinks.batch.persist import locally_checkpointed
 from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DELETED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 DELETED_AT = tombstones.DELETED_AT
 _LACKS = "headrace: no value is known"

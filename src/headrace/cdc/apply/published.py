@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
+
 from headrace.clients.spark.delta_log import version
 from headrace.sinks.delta.sql import idempotent_write, session_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from headrace.flow.sink import Batch
 
 _COLUMNS = "table string, path string, version bigint, batch bigint, cleaned timestamp"

@@ -6,23 +6,17 @@ that overlap end in another order than they write: a few changes of a batch are 
 ones of the batch before. Those of that batch are still known; for what is earlier than them the table is asked, by key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import DataFrame, SparkSession, functions as F, types as T
 
 from headrace.cdc.apply.key_ranges import Range, merge_ranges
 from headrace.cdc.apply.table import POSITION, TableWrite, struct_fields
 from headrace.clients.spark.delta_log import snapshot, version
 from headrace.clients.sql import quote_name, string_literal
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 Key = tuple[int | str, ...]
 # Which table it is, and its version.

@@ -17,22 +17,17 @@ decimal with more digits before the point, behind it or both; an array of such e
 Table properties store the state of the source: dropped columns, and units of times.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from pyspark.sql import types as T
+from pyspark.sql import SparkSession, types as T
 
 from headrace.cdc.apply.table import TEXT_FORMAT, TableWrite, text_formats_of
 from headrace.clients.spark.delta_log import snapshot
 from headrace.clients.sql import quote_name, string_literal
 from headrace.errors import DataError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 DroppedColumns = Literal["keep", "drop"]
 # A column, or one within a struct.

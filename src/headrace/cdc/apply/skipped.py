@@ -4,17 +4,13 @@ A capture by a pattern reads every topic of its prefix, and so also those of tab
 and of tables that were dropped before anything of them was kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from headrace.clients.spark.delta_log import version
 from headrace.errors import DataError
 from headrace.flow.sink import Batch, DeadLetters
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,16 @@
 """Create the Delta table of a source table, and write to it under the identity of a batch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
-from pyspark.sql import types as T
+from pyspark.sql import DataFrame, SparkSession, types as T
 
 from headrace.clients.spark.delta_log import snapshot, version
 from headrace.clients.sql import quote_name
 from headrace.sinks.delta.sql import idempotent_write, session_settings, set_table_properties
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # The place in the source's log of the change that a row shows.
 POSITION = "_headrace_position"

@@ -14,18 +14,9 @@ One row per place of the log:
 | `_old`      | struct    | what the table says of it: `since`, `to`, `current`, `until`, `ended`; null if it has none |
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, Window, functions as F, types as T
 
 from headrace.cdc.apply.latest_change import with_unreadable_column
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 # At one place of the log a row of a snapshot comes first, and an old row goes before a new one comes.
 SNAPSHOT, END, VERSION = 0, 1, 2

@@ -8,18 +8,13 @@ Duplicate tombstones are harmless.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F, types as T
 
 from headrace.cdc.apply.table import POSITION, TableWrite, create_table, struct_fields
 from headrace.clients.spark.delta_log import version
 from headrace.clients.sql import column_named
 from headrace.sinks.delta.sql import without_idempotent_write
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 DELETED_AT = "_headrace_deleted_at"
 EVERY_KEY = "_headrace_every_key"

@@ -13,24 +13,18 @@ After a crash the connector sends again what it had not noted as sent, and that 
 the ids of applied transactions are stored, and their changes pass immediately.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import version
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 PENDING = "_pending"
 BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"

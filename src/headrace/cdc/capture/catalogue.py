@@ -1,7 +1,5 @@
 """Read the tables of a source database from its catalogue, and its current log position."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import groupby

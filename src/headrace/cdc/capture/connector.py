@@ -3,8 +3,6 @@
 Each value was chosen because it is lossless on the real parts. Comments say what another value would lose.
 """
 
-from __future__ import annotations
-
 import re
 
 from headrace.cdc.capture.catalogue import family

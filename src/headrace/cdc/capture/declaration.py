@@ -1,7 +1,5 @@
 """Declare a capture: which tables of a database, and the names of their topics."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -148,7 +146,6 @@ class HasCapture(ABC):
     @abstractmethod
     def capture(self) -> Capture | None:
         """The capture that fills the topics, where the declaration says it: `headrace capture` starts it."""
-        ...
 
 
 def captures(sink: Sink) -> tuple[Capture, ...]:

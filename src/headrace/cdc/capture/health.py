@@ -14,8 +14,6 @@ position, because the connector then continues after the gap.
 | binlog: the file of the saved position was removed, or ends before it    | HR-522            |
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Starting is idempotent: the current state is compared with the declaration, and the connector resumes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

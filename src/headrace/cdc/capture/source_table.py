@@ -3,8 +3,6 @@
 `catalogue` reads them, changes are decoded and applied by them. Nothing here asks a database.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

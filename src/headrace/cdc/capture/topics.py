@@ -1,7 +1,5 @@
 """The topics of a capture on a broker: find records of an earlier capture, and delete topics."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """Wait for a capture: until its topics exist, and until they contain every change before a log position."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 

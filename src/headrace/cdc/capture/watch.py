@@ -15,8 +15,6 @@ The check itself restarts a connector that failed for a transient cause. Capture
 say where Kafka Connect is are not watched.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

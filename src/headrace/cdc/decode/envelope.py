@@ -27,15 +27,12 @@ An update that moves a row to another key is a `d` of the old key and a `c` of t
 itself. A record with both keys becomes two rows here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, reduce
 from operator import or_
 
 from pyspark import SparkContext
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from headrace.cdc.apply.table import TEXT_FORMAT
@@ -102,12 +99,7 @@ _CHANGES, _WITH_ROW = ("c", "u", "d", "r", "t"), ("c", "u", "r")
 
 
 def decode_changes(
-    rows: DataFrame,
-    table: SourceTable,
-    *,
-    placeholder: str = PLACEHOLDER,
-    before: bool = False,
-    cleared: bool = False,
+    rows: DataFrame, table: SourceTable, *, placeholder: str = PLACEHOLDER, before: bool = False, cleared: bool = False
 ) -> DataFrame:
     """Return the changes of one table, in the frame that the module describes.
 

@@ -8,12 +8,9 @@ Times without a zone come as numbers since 1970 (`time.precision.mode=adaptive`)
 it is in every session of Headrace. Debezium's other forms lose something: `isostring` writes 24:00 as 00:00.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+from pyspark.sql import Column, functions as F
 from pyspark.sql.types import DataType
 
 Read = Callable[[Column], Column]

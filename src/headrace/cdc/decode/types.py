@@ -5,8 +5,6 @@ and everything without a type of Spark's own stay the text that the source's con
 timestamps is the last value of Spark's type, `-infinity` the first. The page docs/cdc/types.md lists the rules.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -223,12 +221,7 @@ _POSTGRES = (
     TypeMapping(("date",), "date", _ENDS, _DATE),
     TypeMapping(("timestamp without time zone",), "timestamp_ntz", f"microseconds; {_ENDS}", _local(6)),
     TypeMapping(("timestamp with time zone",), "timestamp", f"UTC, microseconds; {_ENDS}", _MOMENT),
-    TypeMapping(
-        ("time without time zone",),
-        "string",
-        "`12:34:56.123456`, `24:00:00.000000` included",
-        _clock,
-    ),
+    TypeMapping(("time without time zone",), "string", "`12:34:56.123456`, `24:00:00.000000` included", _clock),
     TypeMapping(("time with time zone",), "string", "`12:34:56.123456Z`: in UTC, its own offset is lost", _AS_TEXT),
     TypeMapping(("interval",), "string", "`P1Y2M3DT4H5M6.789012S`", _AS_TEXT),
     TypeMapping(("bytea",), "binary", "", _BINARY),

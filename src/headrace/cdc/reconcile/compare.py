@@ -16,11 +16,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from delta.tables import DeltaTable
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F, types as T
 
 from headrace.cdc.apply.history import UNTIL
 from headrace.cdc.apply.table import POSITION
@@ -34,10 +33,6 @@ from headrace.errors import DataError
 from headrace.flow.target import Database
 from headrace.sinks.delta.sql import idempotent_write
 from headrace.sinks.delta.table import DELETED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 
 # A difference in one row means the reading of one chunk: of a million rows, four thousand.
 _CHUNKS = 256

@@ -1,7 +1,5 @@
 """Check whether a source table has a row with a key. An erasure starts with this."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from psycopg import sql

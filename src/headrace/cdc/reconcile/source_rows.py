@@ -1,7 +1,5 @@
 """Read the rows of source tables as text, in one snapshot with its log position."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,11 +38,9 @@ class SourceSnapshot(Protocol):
     @property
     def position(self) -> str:
         """The place in the log: everything before it is in the snapshot."""
-        ...
 
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
         """Return the rows of a table, in no order."""
-        ...
 
 
 @contextmanager

@@ -4,15 +4,11 @@ From the source's own text, and without the decoder of changes: a fault of the d
 Types without a common text are not compared; a report names their columns.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, functions as F, types as T
 
 from headrace.cdc.capture.source_table import Family, SourceColumn
 from headrace.cdc.reconcile.source_rows import Text

@@ -1,7 +1,5 @@
 """`headrace demo`: run a complete system on this machine and compare its results with a reference model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """`headrace doctor`: check this machine and print how to fix each problem."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from textwrap import indent
 

@@ -1,7 +1,5 @@
 """`headrace generate PATTERN`: send realistic records to Kafka, or print them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`headrace jars`: download, verify and list the jars that Headrace adds to PySpark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -57,11 +55,7 @@ def coordinates(*, json: JsonOption = False) -> None:
 
 
 @jars_app.command("lock", hidden=True)
-def lock(
-    *,
-    ivy: Annotated[Path, typer.Option(help="The ivy.xml to resolve.")] = IVY,
-    json: JsonOption = False,
-) -> None:
+def lock(*, ivy: Annotated[Path, typer.Option(help="The ivy.xml to resolve.")] = IVY, json: JsonOption = False) -> None:
     """Resolve ivy.xml again and write jars.lock next to it. For developers, in a source tree."""
     with progress_reporter(json=json) as reporter:
         text = resolve_lock(ivy, JarCache().root, reporter.jar)

@@ -1,7 +1,5 @@
 """`headrace up`, `headrace down` and `headrace ps`: start, stop and list the local services."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 
@@ -33,14 +31,7 @@ def up_command(*, home: HomeOption = DEFAULT_HOME, more: WithOption = None, json
             (*DEFAULT_PARTS, *(more or ())), on_event=reporter.event, on_progress=reporter.jar
         )
     if json:
-        emit(
-            {
-                "ok": True,
-                "bootstrap": running.bootstrap,
-                "parts": running.addresses,
-                "adopted": list(running.adopted),
-            }
-        )
+        emit({"ok": True, "bootstrap": running.bootstrap, "parts": running.addresses, "adopted": list(running.adopted)})
         return
     out.print(f"Kafka is up at [bold]{running.bootstrap}[/]. `headrace ps` shows it, `headrace down` stops it.")
     for part, title in (("postgres", "Postgres"), ("mariadb", "MariaDB")):
@@ -54,11 +45,7 @@ def up_command(*, home: HomeOption = DEFAULT_HOME, more: WithOption = None, json
 
 
 def down_command(
-    *,
-    home: HomeOption = DEFAULT_HOME,
-    wipe: WipeOption = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
+    *, home: HomeOption = DEFAULT_HOME, wipe: WipeOption = False, yes: YesOption = False, json: JsonOption = False
 ) -> None:
     """Stop the local services and keep their data."""
     stack = LocalStack(home)

@@ -1,7 +1,5 @@
 """`headrace capture`: start, monitor and delete the change data captures that flows read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`headrace checkpoint`: show, verify, back up and restore the progress of a flow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

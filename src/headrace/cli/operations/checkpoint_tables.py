@@ -1,7 +1,5 @@
 """Checkpoints as tables for people. A terminal of 80 columns is wide enough."""
 
-from __future__ import annotations
-
 from rich.table import Table
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """`headrace erase`: erase a row from all data derived from it, with a report as proof."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path

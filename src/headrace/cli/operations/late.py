@@ -1,7 +1,5 @@
 """`headrace late`: show the late rows of a flow, and repair their windows."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`headrace quarantine`: show the invalid rows of a flow, and send them again after a fix."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`headrace reconcile`: compare tables with their source, and repair them."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`headrace reconcile orders`: the command of the pattern of orders and payments."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from datetime import date
 from typing import Annotated

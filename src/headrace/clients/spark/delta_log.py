@@ -7,23 +7,18 @@
 | which files did a version add or remove?             | `version_files`: one entry, as JSON                |
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from py4j.java_gateway import JavaObject
 from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from headrace.clients.spark.jvm import java_session, jvm_of
 from headrace.clients.storage import file_store, local_path
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
-    from pyspark.sql import SparkSession
 
 # The folder with the log, below that of the table.
 LOG_FOLDER = "_delta_log"

@@ -1,16 +1,10 @@
 """The JVM behind a Spark session: the only module that uses the private attributes by which PySpark reaches it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, SparkSession
-
-if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject, JVMView
-    from pyspark.sql import Column
-    from pyspark.sql.types import DataType
+from py4j.java_gateway import JavaObject, JVMView
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.types import DataType
 
 
 def jvm_of(session: SparkSession) -> JVMView:

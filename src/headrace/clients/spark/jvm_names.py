@@ -5,14 +5,11 @@ three hundred jars for a class: milliseconds, for every column of a transform an
 accepts attributes like any object, and an existing attribute is not looked up.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+from pyspark.sql import SparkSession
 
 from headrace.clients.spark.jvm import jvm_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # Full names that PySpark looks up: for sessions, functions, metrics of a batch, and twice for every column.
 _FULL_NAMES = (

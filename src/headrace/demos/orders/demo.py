@@ -1,13 +1,10 @@
 """The demo of orders and payments: both topics, four joins, and the comparison of every table with the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.storage import file_store
@@ -27,16 +24,12 @@ from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
 from headrace.flow.target import Target
-from headrace.patterns.orders import flows as pattern
-from headrace.patterns.orders import model
+from headrace.patterns.orders import flows as pattern, model
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.records import ConsumedRecord
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import highest_lease
 from headrace.runtime.state.size import read_state_size
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # Minutes of the hit rate to show.
 _MINUTES = 5

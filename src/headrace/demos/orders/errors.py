@@ -1,7 +1,5 @@
 """Errors of the reconciliation of orders and payments."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from headrace.errors import RecoveryError

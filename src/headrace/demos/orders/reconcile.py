@@ -19,8 +19,6 @@ Only closed rows are compared, those whose bound the watermark has passed: the s
 An order or payment that never came is not a difference, since the batch lacks it too. It is reported separately.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,10 +26,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
@@ -50,9 +46,6 @@ from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
 from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.append import DeltaAppend
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
 
 # The step under which a reconciliation is recorded in the table, separate from the flow's batches.
 _STEP = "reconcile"

@@ -22,8 +22,6 @@ It is a ceiling. A flow that keeps up reads what has arrived, however little tha
 of this size, because the size of a batch is the strongest lever of a drain.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

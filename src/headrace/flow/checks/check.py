@@ -39,8 +39,6 @@ operators need the query plan of the transform; they, and all that `matrix` deci
 Checks of state and watermarks are in `state`.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter

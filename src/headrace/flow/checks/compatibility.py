@@ -1,7 +1,5 @@
 """Checks a flow against the compatibility matrix: sink, trigger and operators against the output mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from headrace.flow.checks import matrix

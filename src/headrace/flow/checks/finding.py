@@ -1,7 +1,5 @@
 """The result of a check: what is wrong with a flow, where, and how to fix it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 

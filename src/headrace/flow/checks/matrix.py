@@ -5,8 +5,6 @@ refuses too, later and with less detail, or accepts and computes wrongly; each c
 on Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -4,8 +4,6 @@ They are read from the query plan of the transform (`headrace.spark_plan.operato
 `matrix` says which operator supports which output mode and trigger.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

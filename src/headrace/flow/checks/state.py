@@ -9,8 +9,6 @@
 | HRC-216 | warning  | the hourly state growth of an unbounded join, at the measured rates                |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from headrace.flow.checks.backpressure import MeasuredRates

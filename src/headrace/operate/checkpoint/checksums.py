@@ -6,8 +6,6 @@
 | `NAME.crc`  | state files                       | Spark, with version 2 of the state format: CRC-32C, as JSON   |
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

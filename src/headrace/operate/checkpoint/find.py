@@ -1,7 +1,5 @@
 """Find the checkpoint of a flow by its name: a folder below the target's root, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from headrace.clients.storage import FileStore, is_local, local_path

@@ -11,8 +11,6 @@ The flow's folder and its lease stay. Its content moves to `FLOW.replaced-TIME` 
 If a restore is interrupted, run it again: it moves away whatever is there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -20,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.storage import local_path
 from headrace.errors import RecoveryError
@@ -33,9 +32,6 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import RESTORE_MARKER, batch_numbers
 from headrace.runtime.checkpoint.lease import acquire_lease, raise_lease_number
 from headrace.runtime.checkpoint.manifest import Manifest
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,14 @@
 """Count the rows in the state of a flow with Spark's state store reader."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from headrace.operate.checkpoint.show import StoreSize
 from headrace.operate.checkpoint.state import DEFAULT_STORE
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def count_rows(spark: SparkSession, checkpoint: Checkpoint, state: Iterable[StoreSize]) -> tuple[StoreSize, ...]:

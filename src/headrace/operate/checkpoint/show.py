@@ -3,8 +3,6 @@
 Everything comes from the files of the checkpoint, except the lag behind a topic, which comes from the broker.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@
 A batch N that was committed leaves version N + 1. A store is loaded from its newest snapshot and the changes since.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -158,11 +156,7 @@ def _zip_flaws(checkpoint: Checkpoint, store: StateStore, name: str, consequence
             ]
     except Exception as error:  # damage of an archive raises many kinds of errors, all with the same meaning
         yield Flaw(
-            "damage",
-            f"spark/{store.folder}/{name}",
-            f"is torn: {error}",
-            consequence,
-            _restore_hint(checkpoint),
+            "damage", f"spark/{store.folder}/{name}", f"is torn: {error}", consequence, _restore_hint(checkpoint)
         )
         return
     for path, size in tables:

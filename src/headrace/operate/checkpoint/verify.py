@@ -4,8 +4,6 @@ The logs are checked by their content and the manifest, all files by their check
 needs. Read-only; the flow may be running.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping

@@ -9,17 +9,14 @@
 6. Scan all places again, and write the report from the result.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.cdc.apply.transactions import BATCH, PENDING
 from headrace.cdc.capture.declaration import HasCapture
@@ -48,9 +45,6 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders
 from headrace.runtime.checkpoint.lease import acquire_lease
 from headrace.sinks.delta.table import DELETED
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _COLUMN_VALUE = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
 _HEADRACE_PREFIX = "_headrace_"

@@ -1,7 +1,5 @@
 """Errors of an erasure. No message contains a value of the row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,13 +1,11 @@
 """List the places that an erasure does not change: whether they contain the subject, and what removes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
 from headrace.cdc.capture.catalogue import read_tables
@@ -26,9 +24,6 @@ from headrace.operate.erase.places import captures
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sources.kafka.source import KafkaSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # Sinks that store nothing.
 _SINKS_WITHOUT_STORAGE = ("console", "noop", "memory")

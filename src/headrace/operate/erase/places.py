@@ -1,11 +1,11 @@
 """Find where a subject can be: the Delta tables of a lake, their ledgers, and the flows that use them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from pyspark.sql import SparkSession
 
 from headrace.cdc.apply.transactions import PENDING
 from headrace.cdc.capture.declaration import Capture, HasCapture
@@ -18,9 +18,6 @@ from headrace.flow.source import ReadsFolder
 from headrace.flow.target import Target
 from headrace.operate.erase.scan import SearchTerms
 from headrace.operate.erase.subject import Columns, Subject, Texts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TableKind = Literal["table", "tombstones", "filed"]
 

@@ -1,7 +1,5 @@
 """The plan and the result of an erasure, for the report and in lines for people. Without values of the row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

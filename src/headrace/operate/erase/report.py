@@ -8,8 +8,6 @@ It contains no value of the row. The key and the texts are slow keyed hashes: wh
 report is about it. A key that is a small number can be found by trying all: protect the report like the keys.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import hmac

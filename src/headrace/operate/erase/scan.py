@@ -5,8 +5,6 @@ the bytes of every file for the texts of the row (footers, logs, notes), and the
 values. Files with an unknown compression are counted, so that they are not taken for clean.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import mmap

@@ -8,8 +8,6 @@
 | of quarantined rows                                      | those whose payload has one of these columns with the key, or one of the texts |
 """  # noqa: E501 - a row of a table
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

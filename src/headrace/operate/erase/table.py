@@ -10,18 +10,16 @@ Every step is idempotent: to finish a table after an interruption, run all steps
 cannot be read any more. The caller locks the table against all writers.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import LOG_FOLDER, forget_log, snapshot, version, write_log_checkpoint
 from headrace.clients.sql import quote_name
@@ -30,11 +28,6 @@ from headrace.operate.erase import errors
 from headrace.operate.erase.places import LakeTable, TableColumn
 from headrace.operate.erase.subject import Columns, Texts
 from headrace.sinks.delta.sql import set_table_properties
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 MARK = "headrace.erased_at"
 _SETTINGS = {

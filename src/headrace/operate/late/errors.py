@@ -1,7 +1,5 @@
 """Errors of the repair of late rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headrace.errors import RecoveryError

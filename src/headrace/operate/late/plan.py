@@ -1,7 +1,5 @@
 """The plan of a repair of late rows, for `--json` and in lines for people."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

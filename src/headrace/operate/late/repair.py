@@ -16,17 +16,14 @@ A window is not repaired if some of its rows may be missing from the source: a r
 had would be worse than the one without the late rows.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
@@ -49,9 +46,6 @@ from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.spark_plan.windows import NotAWindowedAggregation, WindowResults
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # The step under which a repair is recorded in the table, separate from the flow's batches.
 _STEP = "repair"

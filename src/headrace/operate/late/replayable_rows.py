@@ -4,16 +4,13 @@ A window can be recomputed only if none of its rows can be among the deleted one
 watermark proves this: it gives the newest event time before a batch, and rows that were read earlier are not newer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import first_timestamps
@@ -30,9 +27,6 @@ from headrace.operate.late import errors
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.spark_plan.late_filters import mark_input
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 _POSITION = ("topic", "partition", "offset")
 

@@ -1,22 +1,18 @@
 """Summarise the late rows of a flow: how many, how late, for which windows, and which delay would have kept them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.audit.flow_audit import late_table, unexplained_table
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.operate.ledgers import LedgerRow, read_ledger
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The percentages of late rows for which a longer delay is suggested.
 _SHARES = (90, 99, 100)

@@ -1,10 +1,9 @@
 """Choose automatic batch sizes before flows run, from the available memory and the processing rate."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.audit.throughput import processed_per_second
 from headrace.clients.spark.jvm import jvm_of
@@ -12,9 +11,6 @@ from headrace.flow.checks.backpressure import MIN_RECORDS, AvailableResources, B
 from headrace.flow.flow import Flow
 from headrace.flow.source import HasAutoBatchSize
 from headrace.flow.target import Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def size_batches(

@@ -1,7 +1,5 @@
 """Measure the rates to compare batch bounds with: the arrival rate, and the earlier processing rate of a flow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 

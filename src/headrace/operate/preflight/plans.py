@@ -1,7 +1,5 @@
 """Plan a project's flows before they run, on a small Spark session without a broker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -9,8 +9,6 @@
 | HRC-215 | warning  | state that has used four fifths of its budget                                     |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from headrace.clients.storage import file_store, is_local

@@ -1,18 +1,14 @@
 """List the quarantine of a flow: rows by reason, how many were sent again, and the newest rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.flow.target import Target
 from headrace.operate.ledgers import LedgerRow, read_ledger
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The columns that identify a record, also after its topic was deleted and created again.
 IDENTITY = ("topic", "partition", "offset", "kafka_time")

@@ -15,19 +15,15 @@ A killed run leaves a portion that is staged and not recorded as sent. The next 
 exactly-once sink does for a batch, sends the portion if necessary, and records it. So no row is sent twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import require_topics
@@ -48,9 +44,6 @@ from headrace.runtime.session import flow_session
 from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.kafka.ledger import create_ledger
 from headrace.sinks.kafka.transaction import REDRIVEN_COLUMN, TransactionSlot, publish
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # A transaction of a few megabytes, sent well within its two minutes.
 _ROWS_PER_PORTION = 10_000

@@ -17,8 +17,6 @@
 Nothing here knows a database: `shop` writes the changes into Postgres, `model` says what the tables hold after them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

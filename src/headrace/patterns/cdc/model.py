@@ -1,7 +1,5 @@
 """What the tables of the shop hold after a history, in plain Python: no database, no log, no Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from headrace.patterns.cdc.generator import KEYS, Key, Row, RowChange, ShopTransaction

@@ -4,8 +4,6 @@ A table stores the progress of the history. Each transaction of the history also
 or killed resumes with the next transaction, and the model can replay exactly what was written.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from itertools import islice

@@ -4,8 +4,6 @@ Two flows. `products` keeps the newest state of each product in a table, the dim
 with its product, or lets it wait in the same table until the product arrives.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -33,11 +31,7 @@ PURCHASE = StructType(
 )
 # What a purchase gets of its product.
 PRODUCT_COLUMNS = StructType(
-    [
-        StructField("name", StringType()),
-        StructField("category", StringType()),
-        StructField("price", DecimalType(10, 2)),
-    ]
+    [StructField("name", StringType()), StructField("category", StringType()), StructField("price", DecimalType(10, 2))]
 )
 PRODUCT = StructType(
     [

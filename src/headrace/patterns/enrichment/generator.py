@@ -15,8 +15,6 @@ that are known at its first moment.
 Late, duplicate and malformed purchases are as everywhere: `headrace.patterns.traffic`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

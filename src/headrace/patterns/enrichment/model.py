@@ -8,8 +8,6 @@ these versions held. For each batch, in order:
 3. Whoever is found is enriched for good; whoever is not waits, marked with the version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal

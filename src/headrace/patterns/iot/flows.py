@@ -3,15 +3,12 @@
 Two flows over one topic of readings. The transforms are plain functions of DataFrames; the numbers are settings.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
 from headrace.flow.duration import Duration

@@ -10,8 +10,6 @@
 Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect

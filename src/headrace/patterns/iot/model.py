@@ -5,8 +5,6 @@ the batches, the watermark and what is late for a window are those of every flow
 `headrace.patterns.window_model`. A silence goes by the same watermark; there a reading is late by its own time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal

@@ -6,18 +6,14 @@ gap, so a gap between two readings is no silence yet. So the result does not dep
 over batches: after an outage of the flow itself, hours of readings may come in one call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyspark.sql import Row
 
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState
 from headrace.transforms.keyed.state import Timers, ValueState
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 SILENT, BACK = "SILENT", "BACK"
 

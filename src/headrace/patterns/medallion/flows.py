@@ -5,13 +5,10 @@
 Bronze judges nothing, so nothing is lost by a wrong schema or rule: silver and gold can always be made again from it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from headrace.flow.flow import Flow

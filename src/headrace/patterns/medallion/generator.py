@@ -9,8 +9,6 @@ Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 read, and is against a rule.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ time of arrival in bronze. Gold is figures over silver. No layer depends on how 
 of all records says what it holds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -4,14 +4,11 @@ Four flows over two topics, one for each join. A payment belongs to an order of 
 bound after the order. The transforms are plain functions of DataFrames; the numbers are settings.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
 from headrace.flow.checks.state import state_row_bytes

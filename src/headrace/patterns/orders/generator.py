@@ -11,8 +11,6 @@
 Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush

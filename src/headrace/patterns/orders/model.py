@@ -21,8 +21,6 @@ that start. Where it is not known when that was, the watermarks that were record
 starts that give each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal

@@ -3,23 +3,13 @@
 Three flows over one topic of ride events. The transforms are plain functions of DataFrames; the numbers are settings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    DecimalType,
-    DoubleType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import Column, DataFrame, functions as F
+from pyspark.sql.types import DecimalType, DoubleType, StringType, StructField, StructType, TimestampType
 
 from headrace.errors import FlowError
 from headrace.flow.flow import Flow
@@ -189,10 +179,7 @@ def city_rides(rides: DataFrame, window: str, statuses: Sequence[str] = STATUSES
 
 
 def surge(
-    rides: DataFrame,
-    window: str,
-    statuses: Sequence[str] = STATUSES,
-    pricing: SurgePricing = DEFAULT_PRICING,
+    rides: DataFrame, window: str, statuses: Sequence[str] = STATUSES, pricing: SurgePricing = DEFAULT_PRICING
 ) -> DataFrame:
     """Demand against free drivers per city and window, and the price multiplier that follows from it.
 

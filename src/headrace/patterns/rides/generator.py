@@ -12,8 +12,6 @@
 Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

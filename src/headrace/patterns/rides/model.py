@@ -4,8 +4,6 @@ What a ride is, and what each flow makes of the rides of a group. The course of 
 late are those of every flow with windows: `headrace.patterns.window_model`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal

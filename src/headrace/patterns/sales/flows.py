@@ -4,15 +4,12 @@ Two flows over one topic of sales. Minutes, hours and days are in one table, whi
 in each of its versions the hours are the sums of their five minutes, and the days those of their hours.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
+from pyspark.sql.group import GroupedData
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
 
 from headrace.flow.flow import Flow
@@ -24,9 +21,6 @@ from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.windows import sliding, tumbling, window_bounds
-
-if TYPE_CHECKING:
-    from pyspark.sql.group import GroupedData
 
 # A field that is not nullable is required: a record without it goes to quarantine.
 SALE = StructType(

@@ -9,8 +9,6 @@
 Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The course of the batches, the watermark and what is late are those of every flo
 `headrace.patterns.window_model`. What is here is a sale, the row of a group, and what longer windows consist of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal

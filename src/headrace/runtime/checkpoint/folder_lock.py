@@ -9,8 +9,6 @@ With `lease.kind: record` several machines share the folders and such a lock is 
 see docs/operate/leases.md.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

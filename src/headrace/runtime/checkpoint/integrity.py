@@ -11,8 +11,6 @@ checkpoint: Spark would fail later with less detail, or continue from other rows
 | a file has no checksum yet                    | note   | the driver died, or runs, between a commit and its record   |
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

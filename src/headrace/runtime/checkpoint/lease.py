@@ -20,8 +20,6 @@ before a batch is written and again before Spark commits it, and the thread of a
 Writes in between must be refused by the sink; docs/operate/leases.md says how each sink does that.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

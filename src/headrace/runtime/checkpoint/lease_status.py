@@ -1,7 +1,5 @@
 """Finds the current holder of a checkpoint without taking the lease, which could fail a start."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

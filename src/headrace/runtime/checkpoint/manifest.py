@@ -12,8 +12,6 @@ If a driver dies between the commit of a batch and the record, only the files of
 start continues, and the next batch records them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping

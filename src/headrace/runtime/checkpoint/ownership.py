@@ -18,13 +18,12 @@ After a crash a sink may be one batch ahead of the commit log, or of another sin
 `FLOW/headrace/identity.json` records the location of the checkpoint and the identity of each table or topic.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.storage import is_local, local_path
 from headrace.errors import RecoveryError
@@ -32,9 +31,6 @@ from headrace.flow.flow import Flow
 from headrace.flow.sink import CommittedBatches, TracksBatches, leaf_sinks
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _NOTHING_STARTED = "Nothing was started and nothing was written."
 _NEW_NAME = "start the flow under a new name with new tables"

@@ -9,8 +9,6 @@ the session. So a changed declaration would have no effect:
 | shuffle partitions | is reported (SettingPinned): the flow keeps the number of its checkpoint                      |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

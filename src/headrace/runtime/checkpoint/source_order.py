@@ -9,8 +9,6 @@ The first batch fixes the order of the offsets. So a start with another order, o
 refused: Spark would read one source from the offsets of another, or fail without a reason.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -7,8 +7,6 @@ file after the batch that read it. Unread files of an earlier run are deleted at
 checkpoint their event times would be ahead of rows that are still to be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from headrace.flow.flow import Flow

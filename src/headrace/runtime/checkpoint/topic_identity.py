@@ -10,8 +10,6 @@ They are compared before a query starts and before each batch is written. A topi
 or in its list, is added. A recreated topic stops the flow, unless its source accepts the new id.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Guards each batch: computes rows before they are written where that matters, and publishes each commit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -1,9 +1,8 @@
 """Watches the captures that fill the topics of a flow, through sinks that implement `WatchesCapture`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
@@ -11,9 +10,6 @@ from headrace.flow.sink import WatchesCapture, leaf_sinks
 from headrace.flow.target import Target
 from headrace.runtime.events import CaptureUnhealthy
 from headrace.runtime.guards.guard import Guard, Stop
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class CaptureGuard(Guard):

@@ -1,12 +1,10 @@
 """Guards the checkpoint: it is intact, has the declared settings, belongs to these sinks, and to this driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
@@ -20,9 +18,6 @@ from headrace.runtime.checkpoint.pinned_settings import PARTITIONS, require_same
 from headrace.runtime.continuous import require_batch_checkpoint
 from headrace.runtime.events import SettingPinned
 from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class CheckpointGuard(Guard):

@@ -1,14 +1,12 @@
 """Reports the epochs of continuous processing, of which Spark reports nothing: the commit log is polled."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
@@ -18,9 +16,6 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.continuous import latest_offsets, record_start_offsets
 from headrace.runtime.events import BatchCommitted
 from headrace.runtime.guards.guard import Guard, Progress, Stop
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The commit log is polled twice per epoch, within these bounds.
 _POLL_SECONDS = (0.25, 5.0)

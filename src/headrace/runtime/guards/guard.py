@@ -1,20 +1,17 @@
 """The protocol of everything that watches a running query."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from headrace.errors import HeadraceError
 from headrace.flow.sink import Batch
 from headrace.runtime.events import BatchCommitted
 from headrace.runtime.guards.idle_timer import InputProgress
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
 class Stop(Protocol):
@@ -25,7 +22,6 @@ class Stop(Protocol):
 
     def __call__(self, error: HeadraceError | None, *, immediately: bool = False) -> None:
         """Stop after the in-flight batch has committed; with `immediately` cancel it, unless the query has ended."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,13 @@
 `IdleTimer` decides when a tick is due, `TickFiles` holds the ticks, and the inputs of the flow read them.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
@@ -23,9 +21,6 @@ from headrace.runtime.clock import Clock
 from headrace.runtime.guards.guard import Guard, Progress
 from headrace.runtime.guards.idle_timer import IdleTimer
 from headrace.runtime.progress import listen
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class IdleInputGuard(Guard):

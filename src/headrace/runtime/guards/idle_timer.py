@@ -12,8 +12,6 @@ tick is a synthetic row with an event time. It is due when all of these are true
 The event time of a tick is the clock minus `idle_timeout`, and later than all earlier ticks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,10 +1,9 @@
 """The guards of a running query, in one list."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.runtime.guards.batches import CommitGuard, RetryGuard
@@ -17,9 +16,6 @@ from headrace.runtime.guards.sources import SourceGuard
 from headrace.runtime.guards.state_budget import StateBudgetGuard
 from headrace.runtime.run import Run
 from headrace.runtime.stopping import Stopper
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class OrderedGuards(Guard):

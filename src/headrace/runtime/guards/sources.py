@@ -10,11 +10,10 @@ When Kafka can lose rows, and what happens then:
 | a topic is recreated                   | ids                      | HR-311                 | HR-311                  |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.errors import DataError, HeadraceError, Transient
 from headrace.flow.flow import Flow
@@ -28,9 +27,6 @@ from headrace.runtime.continuous import is_continuous
 from headrace.runtime.events import OffsetsLost
 from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 # Error codes that a recreated topic or a lost range can cause.
 _LOSS_CODES = ("HR-501", "HR-502")
 
@@ -42,12 +38,7 @@ class SourceGuard(Guard):
     """The source guard of one run: topics that are recreated, and offsets that are lost."""
 
     def __init__(
-        self,
-        flow: Flow,
-        target: Target,
-        checkpoint: Checkpoint,
-        on_event: Callable[[OffsetsLost], None],
-        stop: Stop,
+        self, flow: Flow, target: Target, checkpoint: Checkpoint, on_event: Callable[[OffsetsLost], None], stop: Stop
     ) -> None:
         self._flow, self._target, self._checkpoint, self._on_event = flow, target, checkpoint, on_event
         self._stop = stop

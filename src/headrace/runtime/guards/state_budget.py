@@ -8,13 +8,11 @@
 | was above it when the flow last ran                   | the flow is not started (HR-229) until the budget is raised |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
 
 from headrace.errors import FlowError, HeadraceError
 from headrace.flow.flow import Flow
@@ -24,16 +22,7 @@ from headrace.runtime.clock import Clock
 from headrace.runtime.events import StateNearBudget
 from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
 from headrace.runtime.state.forecast import StateGrowth
-from headrace.runtime.state.size import (
-    OperatorState,
-    operator_states,
-    read_state_size,
-    total_state,
-    write_state_size,
-)
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from headrace.runtime.state.size import OperatorState, operator_states, read_state_size, total_state, write_state_size
 
 # A warning at four fifths leaves time to act. It repeats only after the state was clearly below.
 _NEAR, _CLEARLY_BELOW = 0.8, 0.7
@@ -51,12 +40,7 @@ class StateBudgetGuard(Guard):
     """The budget guard of one run."""
 
     def __init__(
-        self,
-        flow: Flow,
-        checkpoint: Checkpoint,
-        clock: Clock,
-        on_event: Callable[[StateNearBudget], None],
-        stop: Stop,
+        self, flow: Flow, checkpoint: Checkpoint, clock: Clock, on_event: Callable[[StateNearBudget], None], stop: Stop
     ) -> None:
         self._flow, self._checkpoint, self._clock, self._on_event = flow, checkpoint, clock, on_event
         self._stop = stop

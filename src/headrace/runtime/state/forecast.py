@@ -9,8 +9,6 @@ growth. So the observed time is divided into four equal parts, and only the peak
 There is no forecast during the initial growth, because that ends without action.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise

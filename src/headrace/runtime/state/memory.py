@@ -7,21 +7,17 @@ flows share. So the limit is chosen once for all flows of an application: `check
 The limit is soft: a batch may exceed it temporarily. Half of it is for rows that are not on disk yet.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
 
 from headrace.flow.flow import Flow
 from headrace.flow.levers import RocksDB
 from headrace.flow.size import Size
-
-if TYPE_CHECKING:
-    from pyspark import SparkConf
-    from pyspark.sql import SparkSession
 
 MEMORY_LIMIT = "spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB"
 

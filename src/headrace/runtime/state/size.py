@@ -13,17 +13,13 @@
 A join stores rows and a counter for each key: Spark counts the rows only.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import StateOperatorProgress
 
 # SST files of RocksDB on the disks of the executors. Only RocksDB reports it.
 _SST_BYTES = "rocksdbSstFileSize"

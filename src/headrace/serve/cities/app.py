@@ -4,8 +4,6 @@ A factory without global state: several applications can run in one process. The
 and its feed; this module only reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 

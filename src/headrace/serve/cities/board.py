@@ -13,8 +13,6 @@ of the same window when that has arrived.
 This module does no input or output, and has no clock: the time of a row comes with the row.
 """
 
-from __future__ import annotations
-
 import difflib
 import logging
 import threading
@@ -24,15 +22,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Annotated, TypeVar
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    StringConstraints,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, StringConstraints
 
 log = logging.getLogger(__name__)
 

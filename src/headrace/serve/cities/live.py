@@ -8,8 +8,6 @@ A reconnecting client gets the whole board again. That is small, and right after
 after a restart of the server, so `Last-Event-ID` is accepted and needs no attention.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The API of the cities: their newest windows, the history of one, the event stream, and the health of the feed."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 

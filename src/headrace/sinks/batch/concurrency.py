@@ -1,16 +1,11 @@
 """Run parts of one batch concurrently: a small write mostly waits for the driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Task = Callable[[], object]
 

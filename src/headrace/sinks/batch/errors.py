@@ -1,7 +1,5 @@
 """The error of a sink that refuses a batch: a text per reason."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

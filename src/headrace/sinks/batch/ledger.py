@@ -1,7 +1,5 @@
 """The exactly-once decision: the last entry of a ledger, and whether a batch may be written after it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

@@ -1,17 +1,12 @@
 """Persist the rows of a batch, so that a sink can read them more than once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.storagelevel import StorageLevel
 
 from headrace.clients.spark.jvm import java_dataset
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @contextmanager

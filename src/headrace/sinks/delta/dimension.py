@@ -4,17 +4,12 @@ A dimension is broadcast: the driver collects it, and every executor holds a cop
 is loaded, also at the start of a flow, and a table above the limit is an error.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, SparkSession, Window, functions as F, types as T
 from pyspark.storagelevel import StorageLevel
 
 from headrace.clients.spark.delta_log import is_table, snapshot
@@ -25,9 +20,6 @@ from headrace.flow.duration import Duration
 from headrace.flow.size import Size, format_bytes
 from headrace.flow.target import Target
 from headrace.sinks.delta.table import DELETED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 # The version of a missing table.
 ABSENT = -1

@@ -1,12 +1,10 @@
 """Append rows with the columns of a dimension; rows without a match wait in the table until the dimension has one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import version
 from headrace.clients.sql import column_named, quote_name
@@ -17,9 +15,6 @@ from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
 from headrace.sinks.delta.sql import idempotent_options, session_settings
 from headrace.sinks.delta.table import DeltaTableSink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 ENRICHED, VERSION = "enriched", "dimension_version"
 # A replaceWhere write replaces the waiting rows, and may also add rows outside of its condition.

@@ -4,22 +4,17 @@ It runs between two batches of the flow: no other process commits to the table, 
 batch and needs no process of its own.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import size, snapshot
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.sql import session_settings, set_table_properties
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _MEGABYTE = 1024 * 1024
 _MIN_RETENTION = Duration.parse("1 hour")

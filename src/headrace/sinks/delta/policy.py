@@ -4,14 +4,13 @@ The flow that writes the table applies it between two batches (see `maintenance`
 never conflicts with a batch.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import snapshot
 from headrace.clients.storage import file_store
@@ -19,9 +18,6 @@ from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.sinks.delta.maintenance import Maintenance
 from headrace.sinks.delta.sql import set_table_properties
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

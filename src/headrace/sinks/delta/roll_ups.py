@@ -1,16 +1,13 @@
 """Windows and their roll-ups in one Delta table: minutes, hours and days that add up in every version."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, Window, functions as F
+from pyspark.sql.group import GroupedData
 
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import FlowError
@@ -19,10 +16,6 @@ from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
 from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.upsert import DeltaUpsert
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.group import GroupedData
 
 GRAIN, START, END = "grain", "window_start", "window_end"
 _IS_NEW, _LONGER_START = "_headrace_fresh", "_headrace_into"

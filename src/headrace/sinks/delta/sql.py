@@ -1,7 +1,5 @@
 """Session settings for Delta writes, idempotent writes (txnAppId and txnVersion), and table properties."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,10 +1,10 @@
 """The base of all sinks that write a Delta table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import snapshot
 from headrace.flow.guarantee import Guarantee
@@ -12,9 +12,6 @@ from headrace.flow.sink import CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.local_folder import require_writable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # Marks a row that is deleted at its source, in tables that keep such rows.
 DELETED = "_headrace_deleted"

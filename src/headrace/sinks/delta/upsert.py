@@ -1,14 +1,12 @@
 """Upsert rows into a Delta table by key."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from delta.tables import DeltaTable
-from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DateType, IntegralType, TimestampNTZType, TimestampType
+from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql.types import DataType, DateType, IntegralType, StructType, TimestampNTZType, TimestampType
 
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import FlowError
@@ -17,10 +15,6 @@ from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
 from headrace.sinks.delta.sql import idempotent_write, session_settings
 from headrace.sinks.delta.table import DeltaTableSink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)

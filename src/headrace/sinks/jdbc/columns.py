@@ -20,22 +20,14 @@ Timestamps and dates are staged as numbers since 1970: the JDBC driver would app
 own calendar. Every other type is rejected (HR-218).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column as Expression, DataFrame, functions as F, types as T
 
 from headrace.clients.sql import column_named
 from headrace.errors import FlowError
 from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, JdbcColumn
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column as Expression
-    from pyspark.sql import DataFrame
 
 # Precedes the column name in the error with which Spark fails the batch.
 NUL = "headrace found the character NUL in column "

@@ -4,8 +4,6 @@ It is the table `headrace_ledger` in the schema of the target table. The row is 
 it can be locked: while a driver holds the lock, no other transaction of this flow is open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -11,8 +11,6 @@ transaction ids: only one of them is read. A witness row without a task is writt
 emptied the table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re
@@ -20,21 +18,18 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from headrace.errors import DataError, HeadraceError, PartUnavailable
 from headrace.flow.sink import Batch
 from headrace.flow.target import Database
 from headrace.sinks.jdbc.columns import NUL, to_staged_rows
 from headrace.sinks.jdbc.table import JdbcColumn, PostgresTable
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 NOT_COMMITTED = "Nothing of the batch is in the table."
 

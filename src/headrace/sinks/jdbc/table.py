@@ -1,7 +1,5 @@
 """A Postgres table: check that it exists and matches the rows, or create it. Does not use Spark."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,14 +1,13 @@
 """Upsert rows into a Postgres table by key, each batch in one transaction that also records the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import psycopg
 from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.postgres import connect, database_of, error_message, is_transient, session
 from headrace.errors import FlowError, PartUnavailable
@@ -26,9 +25,6 @@ from headrace.sinks.jdbc.staging import (
     transaction_unfinished,
 )
 from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, JdbcColumn, PostgresTable, column_list
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _SCHEMA = "public"
 

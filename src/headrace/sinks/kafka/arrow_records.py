@@ -1,18 +1,13 @@
 """Kafka records as pieces of Arrow data that tasks on the executors read. No row passes through the driver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import RDD
 from pyspark.serializers import NoOpSerializer
+from pyspark.sql import DataFrame
 
 from headrace.clients.spark.jvm import java_dataset
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # A record may be as large as a broker takes, 1 MB by default, and a piece has to stay below 2 GB.
 _RECORDS_PER_PIECE = 1_000

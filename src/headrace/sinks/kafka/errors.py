@@ -1,7 +1,5 @@
 """The errors of the exactly-once Kafka sink."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,14 +1,13 @@
 """Write each batch to a Kafka topic exactly once, in transactions that also record the batch in a ledger."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pyarrow as pa
-from pyspark.sql import functions as F
+from pyspark import RDD
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.sql import column_named
 from headrace.clients.topic_watch import TopicWatch
@@ -22,10 +21,6 @@ from headrace.sinks.kafka.ledger import committed_entries, create_ledger, last_c
 from headrace.sinks.kafka.outbox import Outbox
 from headrace.sinks.kafka.topic import KafkaTopicSink, as_records
 from headrace.sinks.kafka.transaction import TransactionSlot, fence_slots, is_due, publish, sink_identity
-
-if TYPE_CHECKING:
-    from pyspark import RDD
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ A ledger is a compacted topic with one partition. A sink has one key per slot; t
 the last batch that the slot has committed. This module only reads the ledger.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Collection, Mapping

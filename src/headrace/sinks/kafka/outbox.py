@@ -8,24 +8,18 @@ Every attempt may write rows. The record under `batches` is created exclusively:
 decides which rows are sent, and every later attempt sends those. Nothing is sent before the record exists.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.jvm import hadoop_path
 from headrace.clients.storage import FileStore, file_store
 from headrace.flow.sink import Batch
 from headrace.sinks.kafka import errors
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # At least one open file per slot. Otherwise Spark sorts the rows by slot first, and their order may change.
 _OPEN_FILES = "spark.sql.maxConcurrentOutputFileWriters"

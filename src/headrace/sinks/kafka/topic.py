@@ -1,11 +1,9 @@
 """Write each batch to a Kafka topic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.clients.kafka import connector_options, require_topics
 from headrace.clients.sql import column_named
@@ -13,9 +11,6 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, NativeWrite, SupportsNativeWrite, WritesTopic
 from headrace.flow.target import Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 # Timestamps as ISO-8601 in UTC with milliseconds, so that readers can compare them as strings.
 _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "ignoreNullFields": "false"}

@@ -3,8 +3,6 @@
 Runs in a task on an executor, without Spark: the `TransactionSlot` that is sent there contains everything it needs.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

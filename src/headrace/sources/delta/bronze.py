@@ -1,20 +1,14 @@
 """A bronze Delta table of raw Kafka records, read like the topics that they came from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.flow.target import Target
 from headrace.sources.delta.source import DeltaSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # A column of the table, and its name in a Kafka record. The timestamp is the ingestion time: it never decreases from
 # one version to the next, unlike the clocks of producers.

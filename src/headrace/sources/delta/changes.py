@@ -1,18 +1,14 @@
 """The change data feed of a Delta table as a source: inserts, updates and deletes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.flow.target import Target
 from headrace.sources.delta.offsets import DeltaOffset, files_of_version, parse_offsets
 from headrace.sources.delta.table import DeltaTableSource
 from headrace.sources.errors import source_not_replayable
 from headrace.sources.validation import require_bounds, require_version
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """The appended rows of a Delta table as a source."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.errors import PartUnavailable
@@ -16,9 +13,6 @@ from headrace.flow.target import Target
 from headrace.sources.delta.offsets import files_of_version, parse_offsets
 from headrace.sources.delta.table import DeltaTableSource
 from headrace.sources.validation import require_bounds, require_version
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """The base of all Delta sources."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from headrace.clients.spark.delta_log import LOG_FOLDER
 from headrace.flow.source import Bound, Bounded, ReadsFolder
@@ -10,10 +9,6 @@ from headrace.flow.target import Target
 from headrace.sources.arrival_rates import table_arrival_rates
 from headrace.sources.local_folder import require_readable
 from headrace.sources.validation import file_bound_options, file_bounds
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 
 class DeltaTableSource(Bounded, ReadsFolder):

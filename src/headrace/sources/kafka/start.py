@@ -1,7 +1,5 @@
 """Where the first start of a Kafka source starts reading. Later starts resume from the checkpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which partitions a Kafka source reads: topics by name, topics by pattern, or explicit partitions."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,17 +4,14 @@ Batch DataFrames use it (`process_key`), and tests in plain Python (`headrace.te
 values in the form that is written for Spark, so that values that Spark cannot store fail here too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from pyspark.sql import Row
 
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, call_processor
 from headrace.transforms.keyed.state import VALUE, to_millis
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 Out = TypeVar("Out")
 

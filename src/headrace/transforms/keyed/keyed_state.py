@@ -17,13 +17,13 @@
 The class does not depend on Spark: `headrace.testing.KeyedStateTester` runs it in plain Python.
 """
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
+
+from pyspark.sql import Row
 
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
@@ -38,9 +38,6 @@ from headrace.transforms.keyed.state import (
     from_millis,
 )
 from headrace.transforms.keyed.state_types import StructKind, element_kind, invalid_state, struct_kind
-
-if typing.TYPE_CHECKING:
-    from pyspark.sql import Row
 
 S = TypeVar("S")
 Out = TypeVar("Out")

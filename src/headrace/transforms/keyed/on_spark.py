@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -35,9 +35,6 @@ from headrace.transforms.keyed.in_memory import process_key, sort_by_event_time
 from headrace.transforms.keyed.keyed_state import EventTime, KeyedState, call_processor
 from headrace.transforms.keyed.state import VALUE, StateSchema
 from headrace.transforms.keyed.state_types import FieldKind, StructKind, invalid_state
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> DataFrame:

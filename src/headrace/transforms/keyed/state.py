@@ -1,7 +1,5 @@
 """The state and the timers of the current key: `ValueState`, `ListState`, `MapState` and `Timers`."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,55 +54,42 @@ class KeyedStateStore(Protocol):
 
     def value(self) -> Any | None:
         """Return the value, or None."""
-        ...
 
     def put_value(self, value: Any | None) -> None:
         """Store the value; None removes it."""
-        ...
 
     def elements(self, name: str) -> Iterable[Any]:
         """Return the elements of a list."""
-        ...
 
     def add_element(self, name: str, element: Any) -> None:
         """Append an element to a list."""
-        ...
 
     def put_elements(self, name: str, elements: Sequence[Any]) -> None:
         """Replace a list; no elements remove it."""
-        ...
 
     def entry(self, name: str, key: Any) -> Any | None:
         """Return the value of a map key, or None."""
-        ...
 
     def entries(self, name: str) -> Iterable[tuple[Any, Any]]:
         """Return the keys and values of a map."""
-        ...
 
     def put_entry(self, name: str, key: Any, value: Any | None) -> None:
         """Store the value of a map key; None removes it."""
-        ...
 
     def clear_entries(self, name: str) -> None:
         """Remove a map."""
-        ...
 
     def now_ms(self) -> int:
         """Return the current time of the declared clock."""
-        ...
 
     def timers_ms(self) -> Iterable[int]:
         """Return the registered timers."""
-        ...
 
     def add_timer(self, at_ms: int) -> None:
         """Register a timer."""
-        ...
 
     def cancel_timer(self, at_ms: int) -> None:
         """Delete a timer."""
-        ...
 
 
 # The name of the value state in Spark. List and map states have the names of their attributes.

@@ -15,8 +15,6 @@ Values are checked when they are written: None in a field that does not allow it
 with too many digits is an error (HR-233). Spark would silently store another value.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing
@@ -68,15 +66,12 @@ class FieldKind(Protocol):
     @property
     def spark(self) -> DataType:
         """The type of the column."""
-        ...
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the value in Spark's form, with structs as dicts if `named`, else as tuples. Raises HR-233."""
-        ...
 
     def read(self, value: Any, place: str) -> Any:
         """Return the Python value of a written value that is not None."""
-        ...
 
 
 @dataclass(frozen=True)
