@@ -163,7 +163,7 @@ def test_a_column_that_is_new_is_looked_up_and_added_and_a_renamed_one_refused(s
     # Without a column of before and with another one: a rename, for all that the log says.
     catalogue.tables["shop.orders"] = table("orders", "id", "status")
     renamed = envelopes(spark, ("shop.orders", "c", 3, {"id": "3", "status": "new"}))
-    with pytest.raises(DataError, match="'status' is new and 'state' is gone"):
+    with pytest.raises(DataError, match="'status' is new and 'state' is missing"):
         sink.write(renamed, Batch("shop", "q1", 2, target))
     assert stored_rows(spark, target, "orders") == {("1", None), ("2", "new")}
 
