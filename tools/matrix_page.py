@@ -70,7 +70,7 @@ def _operators() -> str:
 
 
 def _triggers() -> str:
-    others = next(iter(matrix.trigger_cells(OperatorKind.AGGREGATE)))
+    others = next(iter(matrix.trigger_compatibility(OperatorKind.AGGREGATE)))
     rows = {str(kind): cells for kind, cells in matrix.TRIGGERS.items()}
     return _table("operator", ["Continuous", "RealTime"], {**rows, "every operator with state": (others, others)})
 

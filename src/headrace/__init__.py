@@ -9,8 +9,8 @@ from headrace.errors import (
     DataError,
     FlowError,
     HeadraceError,
-    PartUnavailable,
     RecoveryError,
+    ServiceUnavailable,
     StackError,
     Terminal,
     Transient,
@@ -34,7 +34,7 @@ from headrace.flow.levers import (
 )
 from headrace.flow.source import AutoBatchSize
 from headrace.flow.state_budget import StateBudget
-from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
+from headrace.flow.target import Database, HttpEndpoint, KafkaConnect, Lease, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink, Transaction
 from headrace.sinks.delta.append import DeltaAppend
@@ -90,6 +90,7 @@ __all__ = [
     "FlowError",
     "Guarantee",
     "HeadraceError",
+    "HttpEndpoint",
     "InMemory",
     "Input",
     "JdbcUpsert",
@@ -105,7 +106,6 @@ __all__ = [
     "Noop",
     "Once",
     "OutputMode",
-    "PartUnavailable",
     "Precision",
     "ProcessingTime",
     "RateSource",
@@ -113,7 +113,7 @@ __all__ = [
     "RecoveryError",
     "Rest",
     "RocksDB",
-    "Service",
+    "ServiceUnavailable",
     "Severity",
     "SocketSource",
     "StackError",

@@ -8,7 +8,7 @@
     │   ├── StackError           HR-4xx  a local part (broker, jars) that does not work
     │   └── DataError            HR-5xx  rows, offsets or topics that are missing or not as declared
     └── Transient                a retry may help: the supervisor restarts the flow with back-off
-        └── PartUnavailable      HR-6xx  a broker, a database or a filesystem that does not answer
+        └── ServiceUnavailable      HR-6xx  a broker, a database or a filesystem that does not answer
 
 The supervisor reads only Terminal or Transient. Users and tests read `code`, which never changes
 its meaning. Exceptions of Spark, Kafka and Delta are mapped into this tree at the boundary.
@@ -97,7 +97,7 @@ class DataError(Terminal):
     code = "HR-500"
 
 
-class PartUnavailable(Transient):
+class ServiceUnavailable(Transient):
     """A broker, a database or a filesystem does not answer."""
 
     code = "HR-600"

@@ -33,7 +33,7 @@ from crash.cases import FOLDER, TOPIC, WRITTEN, Case, Event, make_dimension, sta
 from crash.driver import LOST_WORKER, REACHED, Plan, end_the_flow, report_of
 from crash.readers import Follower, half_done, stored_rows_of
 from headrace.clients.topics import create_topics
-from headrace.flow.secret import revealed
+from headrace.flow.secret import reveal_secret
 from headrace.flow.target import Database
 from headrace.operate.run import Application
 from headrace.runtime import events
@@ -293,7 +293,7 @@ class Chain:
         self._spark = spark
         self._down: set[str] = set()
         self.line = Line()
-        login = (database.url, database.user, revealed(database.password or ""))
+        login = (database.url, database.user, reveal_secret(database.password or ""))
         self.plan = Plan(tuple(cases), str(folder), bootstrap, login)
         self._inbox = Path(self.plan.target.table(FOLDER))
         self._inbox.mkdir(parents=True)

@@ -22,7 +22,7 @@ from crash.sqlite_store import place as sqlite_file, stored_rows
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.sink import PUBLISHED, DeltaCdc
 from headrace.clients.kafka import await_stable
-from headrace.flow.secret import revealed
+from headrace.flow.secret import reveal_secret
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnceSink
@@ -224,7 +224,7 @@ def _connection(target: Target, name: str) -> psycopg.Connection[Row]:
     return psycopg.connect(
         database.url.removeprefix("jdbc:"),
         user=database.user,
-        password=revealed(database.password or ""),
+        password=reveal_secret(database.password or ""),
         row_factory=dict_row,
     )
 

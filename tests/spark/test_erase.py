@@ -72,7 +72,7 @@ source struct<lsn: bigint>
 """
 QUARANTINE = """
 input string, topic string, partition int, offset bigint, kafka_time timestamp, reason string, key binary,
-value binary, batch_id bigint, query_id string, filed_at timestamp
+value binary, batch_id bigint, query_id string, recorded_at timestamp
 """
 ARROW = {
     "string": pa.string(),

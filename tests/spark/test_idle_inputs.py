@@ -58,7 +58,7 @@ def model(*minutes: float) -> list[tuple[int, int, int]]:
 
 
 def idle_tick_files(target: Target, name: str = "rows") -> list[str]:
-    folder = Path(target.flow_folder("windows"), "headrace", "heartbeats", name)
+    folder = Path(target.flow_folder("windows"), "headrace", "idle_ticks", name)
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
@@ -80,7 +80,7 @@ def test_the_last_window_of_an_idle_input_closes_and_only_real_rows_are_counted(
         running.wait_rows(written=3)
     assert sink.rows() == model(1, 2, 6, 12)
     figures = running.figures["windows"]
-    assert (figures.rows_in, figures.rows_out, figures.late, figures.bad, figures.error) == (4, 3, 0, {}, None)
+    assert (figures.rows_in, figures.rows_out, figures.late, figures.invalid, figures.error) == (4, 3, 0, {}, None)
     # With an empty state nothing waits for the watermark: there are no ticks, and Spark deletes those it has read.
     assert len(idle_tick_files(target)) <= 1
     assert sum(item.rows for item in figures.state) == 0
@@ -174,9 +174,9 @@ def test_an_idle_side_of_a_join_no_longer_delays_the_other(spark: SparkSession, 
     record = json.loads(Path(target.flow_folder("windows"), "headrace", "order.json").read_text())
     assert [(item["input"], item["role"]) for item in record["sources"]] == [
         ("payments", "rows"),
-        ("payments", "beats"),
+        ("payments", "idle ticks"),
         ("orders", "rows"),
-        ("orders", "beats"),
+        ("orders", "idle ticks"),
     ]
     assert running.figures["windows"].rows_in == 4
 
@@ -192,7 +192,7 @@ def test_idle_cannot_be_added_to_a_checkpoint_and_can_be_taken_away(
     refused = run(spark, target, windows(folder, sink, QUIET, once), clock).figures["windows"].error
     assert refused is not None
     assert refused.code == "HR-343"
-    assert "heartbeats of rows" in refused.why
+    assert "idle ticks of rows" in refused.why
     elsewhere = Target("elsewhere", lake=target.lake, checkpoints=f"{target.checkpoints}-2")
     assert run(spark, elsewhere, windows(folder, Brittle(), QUIET, once), clock).figures["windows"].error is None
     folder.put((2, 3))

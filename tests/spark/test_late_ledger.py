@@ -342,12 +342,12 @@ def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: Spark
     audit = FlowAudit(flow_session(spark, silver), target, silver)
     for event in events:
         if isinstance(event, BatchCommitted):
-            audit.take(
-                [BatchToAudit(event.batch_id, bad=False, late=event.dropped > 0, dropped=event.dropped_by_operator)]
+            audit.audit_batches(
+                [BatchToAudit(event.batch_id, invalid=False, late=event.dropped > 0, dropped=event.dropped_by_operator)]
             )
 
     counts = Counter(number for number, _, _ in expected(MINUTES, lambda minute: minute))
-    assert {gap.batch_id: gap.dropped for gap in audit.tally().unexplained} == dict(counts)
+    assert {gap.batch_id: gap.dropped for gap in audit.audit_counts().unexplained} == dict(counts)
 
 
 def test_a_start_names_the_last_batch_of_the_run_before(spark: SparkSession, tmp_path: Path):

@@ -233,7 +233,7 @@ def test_windows_of_a_delta_table_get_their_late_rows_from_the_version_that_the_
     state = InMemory(shuffle_partitions=1)
     declared = Flow("totals", orders, totals, DeltaAppend("gold"), trigger=AvailableNow(), state=state)
     figures = Application(spark, target, [declared]).run()["totals"]
-    assert (figures.error, figures.late, figures.bad) == (None, 1, {"event_time_in_future": 1})
+    assert (figures.error, figures.late, figures.invalid) == (None, 1, {"event_time_in_future": 1})
 
     repaired(spark, target, declared)
 

@@ -215,7 +215,7 @@ def test_continuous_processing_refuses_what_the_matrix_refuses_there(spark: Spar
             return True
         return False
 
-    stopped = {kind: matrix.trigger_cells(kind)[0].stops for kind in EXAMPLES}
+    stopped = {kind: matrix.trigger_compatibility(kind)[0].stops for kind in EXAMPLES}
     # What is let through runs in the tests with a broker.
     assert {kind for kind, stops in stopped.items() if not stops} == {OperatorKind.PROJECTION, OperatorKind.PYTHON}
     assert [kind for kind, stops in stopped.items() if stops and not refused(EXAMPLES[kind])] == []

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.errors import ConfigError, DataError, FlowError, PartUnavailable
+from headrace.errors import ConfigError, DataError, FlowError, ServiceUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import Batch, DeadLetters
-from headrace.flow.target import Service, Target
+from headrace.flow.target import HttpEndpoint, Target
 from headrace.operate.run import Application
 from headrace.sinks.rest import Rest, dead_letters
 from headrace.sources.files import FileSource
@@ -36,7 +36,7 @@ def ledger() -> Iterator[Ledger]:
 
 @pytest.fixture
 def target(ledger: Ledger, tmp_path: Path) -> Target:
-    services = {"crm": Service(ledger.url, private=True)}
+    services = {"crm": HttpEndpoint(ledger.url, private=True)}
     return Target("test", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path / "cp"), services=services)
 
 
@@ -142,7 +142,7 @@ def test_a_service_is_looked_for_before_anything_starts(target: Target):
     Rest("crm").preflight(target)
     with pytest.raises(ConfigError, match="crm"):
         Rest("crn").preflight(target)
-    outside = replace(target, services={"crm": Service("https://127.0.0.1")})
+    outside = replace(target, services={"crm": HttpEndpoint("https://127.0.0.1")})
     with pytest.raises(ConfigError, match="private network"):
         Rest("crm").preflight(outside)
 
@@ -183,5 +183,5 @@ def test_a_flow_continues_after_an_outage_of_the_service_and_reports_quarantined
 def test_a_service_that_is_down_is_transient(spark: SparkSession, ledger: Ledger, batch: Batch):
     ledger.shutdown()
     ledger.socket.close()
-    with pytest.raises(PartUnavailable):
+    with pytest.raises(ServiceUnavailable):
         Rest("crm", attempts=1).write(rows(spark, 1), batch)

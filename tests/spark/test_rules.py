@@ -93,7 +93,7 @@ def test_rules_apply_to_inputs_that_have_their_own_columns(spark: SparkSession, 
     assert figures.error is None
     assert [row.key for row in memory.rows()] == ["a"]
     assert figures.rules == COUNTS
-    assert figures.bad == {"rule:named": 1, "rule:positive": 3}
+    assert figures.invalid == {"rule:named": 1, "rule:positive": 3}
 
     none = Memory()
     strict = Flow("strict", replace(declared, rules=STRICT), _as_it_is, none, trigger=AvailableNow())

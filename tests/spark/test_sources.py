@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from headrace.clients.storage import file_store
-from headrace.errors import DataError, HeadraceError, PartUnavailable
+from headrace.errors import DataError, HeadraceError, ServiceUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -405,5 +405,5 @@ def test_a_socket_that_went_away_is_a_transient_error(workspace: Workspace):
 
     error = workspace.failure(SocketSource("127.0.0.1", free))
 
-    assert isinstance(error, PartUnavailable)
+    assert isinstance(error, ServiceUnavailable)
     assert error.code == "HR-611"

@@ -118,7 +118,7 @@ def test_a_row_from_2099_in_a_folder_does_not_move_the_watermark_and_is_in_the_q
         state=RocksDB(1),
     )
     figures = run(spark, target, flow, Hands(60)).figures["guarded"]
-    assert (figures.error, figures.late, figures.bad) == (None, 0, {"event_time_in_future": 1})
+    assert (figures.error, figures.late, figures.invalid) == (None, 0, {"event_time_in_future": 1})
     assert sink.rows() == [(0, 2)]
 
 
@@ -140,7 +140,7 @@ def test_a_row_from_2099_in_a_table_is_in_the_quarantine(spark: SparkSession, ta
         state=RocksDB(1),
     )
     figures = run(spark, target, flow, Hands(60)).figures["guarded"]
-    assert (figures.error, figures.late, figures.bad) == (None, 0, {"event_time_in_future": 1})
+    assert (figures.error, figures.late, figures.invalid) == (None, 0, {"event_time_in_future": 1})
     assert sink.rows() == [(0, 2)]
     (filed,) = spark.read.format("delta").load(quarantine_table(target, "guarded")).collect()
     assert (filed.input, json.loads(bytes(filed.value))["id"]) == ("rows", 2)

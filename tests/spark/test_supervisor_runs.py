@@ -13,7 +13,7 @@ import pytest
 from live_run import PATIENCE
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.errors import DataError, PartUnavailable
+from headrace.errors import DataError, ServiceUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -65,8 +65,8 @@ class CollectingSink:
         self.rows.extend(row.value for row in rows.collect())
 
 
-def away(number: int = 601) -> PartUnavailable:
-    return PartUnavailable("A part is away.", why="w", state="s", remedy="r", code=f"HR-{number}")
+def away(number: int = 601) -> ServiceUnavailable:
+    return ServiceUnavailable("A part is away.", why="w", state="s", remedy="r", code=f"HR-{number}")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.clients import mysql
 from headrace.clients.postgres import connect
-from headrace.errors import ConfigError, DataError, PartUnavailable
+from headrace.errors import ConfigError, DataError, ServiceUnavailable
 from headrace.flow.secret import Secret
 from headrace.flow.target import Database
 
@@ -94,6 +94,6 @@ def test_a_refused_login_is_hr_119_and_a_silent_server_is_transient(mariadb: Dat
         position_now(replace(mariadb, password=Secret("${env:X}", "hunter2")))
     assert refused.value.code == "HR-119"
     assert "hunter2" not in str(refused.value)
-    with pytest.raises(PartUnavailable) as silent:
+    with pytest.raises(ServiceUnavailable) as silent:
         position_now(replace(mariadb, url="jdbc:mariadb://127.0.0.1:1/headrace"))
     assert silent.value.code == "HR-612"

@@ -133,7 +133,7 @@ def test_mirrors_equal_their_tables_after_changes_of_rows_keys_columns_and_table
         producer.produce("mirrored.mirrored.orders", None, key=b"a tombstone")
         assert producer.flush(30) == 0
         figures = applied(spark, target)
-        assert figures.bad == {"malformed_json": 1}
+        assert figures.invalid == {"malformed_json": 1}
         assert unequal(spark, target, postgres) == {}
 
     reconcile = CommandLine(tmp_path, target, monkeypatch)

@@ -217,5 +217,5 @@ def test_the_demo_prints_one_object_with_its_comparison(tmp_path: Path):
     assert result["model"]["differences"] == []
     assert min(result["rows_in"].values()) > 20_000
     assert result["rows_out"]["kafka:city-ride-metrics"] > 0
-    assert min(sum(bad.values()) for bad in result["bad"].values()) > 0
+    assert min(sum(invalid.values()) for invalid in result["invalid"].values()) > 0
     assert [part.state for part in LocalStack(tmp_path / ".headrace").ps()] == ["stopped"]

@@ -179,7 +179,7 @@ def test_valid_rows_arrive_invalid_ones_are_quarantined_and_a_restart_loses_none
     first.await_committed(12)
     figures = first.drained()
     assert (figures.error, figures.rows_in) == (None, 12)
-    assert figures.bad == {"malformed_json": 1, "missing:id": 1}
+    assert figures.invalid == {"malformed_json": 1, "missing:id": 1}
 
     send(place, name, range(10, 20))
     second = Run(spark, place, created)
@@ -189,7 +189,7 @@ def test_valid_rows_arrive_invalid_ones_are_quarantined_and_a_restart_loses_none
     # Once more, and this time to the end of what is there.
     send(place, name, range(20, 24), b"more rubbish")
     third = run(spark, place, as_available_now(created))
-    assert (third.error, third.bad) == (None, {"malformed_json": 1})
+    assert (third.error, third.invalid) == (None, {"malformed_json": 1})
     assert set(ids(place, f"{name}-out")) == evens(range(24))
     filed = spark.read.format("delta").load(quarantine_table(place, created.name))
     assert filed.count() == filed.select("offset").distinct().count() == 3
@@ -222,7 +222,7 @@ def test_a_flow_that_died_before_its_first_epoch_starts_at_the_same_offsets(
     send(place, "unbatched-late", range(4, 8), b"rubbish")
 
     figures = run(spark, place, created)
-    assert (figures.error, figures.rows_in, figures.bad) == (None, 5, {"malformed_json": 1})
+    assert (figures.error, figures.rows_in, figures.invalid) == (None, 5, {"malformed_json": 1})
     assert set(ids(place, "unbatched-late-out")) == {"4", "6"}
 
 
@@ -271,7 +271,7 @@ def test_real_time_mode_refuses_what_the_matrix_refuses_there(
         OperatorKind.AGGREGATE,
         OperatorKind.DEDUP_WITHIN,
     ]
-    assert all(matrix.trigger_cells(kind)[1].verdict is Compatibility.REFUSED for kind in kinds)
+    assert all(matrix.trigger_compatibility(kind)[1].verdict is Compatibility.REFUSED for kind in kinds)
     read = KafkaSource("unbatched-cells").for_continuous().stream(spark, place)
     rows = read.select(F.col("key").cast("string").alias("id"), F.lit(1).alias("n"), F.col("timestamp").alias("at"))
     marked = rows.withWatermark("at", "1 minute")

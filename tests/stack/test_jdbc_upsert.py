@@ -26,7 +26,7 @@ from psycopg import sql
 from pyspark.sql import types as T
 
 from headrace.clients.postgres import address, connect
-from headrace.errors import DataError, FlowError, PartUnavailable, RecoveryError
+from headrace.errors import DataError, FlowError, RecoveryError, ServiceUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
@@ -464,7 +464,7 @@ def test_a_connection_that_is_cut_is_transient_and_the_next_attempt_writes_the_b
     place.sink.write(rows(spark, (1, 1, "a")), place.batch(0))
     place.query(KILL.format(body="PERFORM pg_terminate_backend(pg_backend_pid())"))
     place.query(TRIGGERS[moment].format(f'"{place.name}"'))
-    with pytest.raises(PartUnavailable) as cut:
+    with pytest.raises(ServiceUnavailable) as cut:
         place.sink.write(rows(spark, (1, 2, "b"), (2, 1, "c")), place.batch(1))
     assert (cut.value.code, cut.value.state) == ("HR-607", "Nothing of the batch is in the table.")
     assert place.rows() == [(1, 1, "a")]
@@ -547,7 +547,7 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
     write(0)
     # While the rows are staged and not yet merged: the crash empties the staging table.
     in_between(monkeypatch, lambda: killed_and_back(mortal))
-    with pytest.raises(PartUnavailable):
+    with pytest.raises(ServiceUnavailable):
         write(1)
     # The same, and the driver's connection survives: as when the server lost only a child, or a pooler is in between.
     own = StagingTable.write
@@ -558,7 +558,7 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
             connection.execute(sql.SQL("TRUNCATE {}").format(staged.table.identifier))
 
     monkeypatch.setattr(StagingTable, "write", emptied)
-    with pytest.raises(PartUnavailable, match="emptied the staging table"):
+    with pytest.raises(ServiceUnavailable, match="emptied the staging table"):
         write(1)
     monkeypatch.undo()
     write(1)
@@ -576,7 +576,7 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
 
         killer = threading.Thread(target=kill_when_it_waits)
         killer.start()
-        with pytest.raises(PartUnavailable) as cut:
+        with pytest.raises(ServiceUnavailable) as cut:
             write(2)
         killer.join()
     assert cut.value.code == "HR-607"
@@ -585,7 +585,7 @@ def test_a_server_that_is_killed_at_every_stage_of_a_batch_loses_and_doubles_not
     write(2)
     # The server is down when a batch begins.
     mortal.down()
-    with pytest.raises(PartUnavailable) as down:
+    with pytest.raises(ServiceUnavailable) as down:
         write(3)
     assert down.value.code == "HR-606"
     mortal.up(["postgres"])
@@ -602,7 +602,7 @@ def test_a_server_that_goes_away_under_the_executors_is_transient(
         own(staged, given, replace(where, url="jdbc:postgresql://127.0.0.1:1/headrace"), batch)
 
     monkeypatch.setattr(StagingTable, "write", elsewhere)
-    with pytest.raises(PartUnavailable, match=r"An executor says: Connection to 127\.0\.0\.1:1 refused") as failed:
+    with pytest.raises(ServiceUnavailable, match=r"An executor says: Connection to 127\.0\.0\.1:1 refused") as failed:
         place.sink.write(rows(spark, (1, 1, "a")), place.batch(0))
     assert failed.value.code == "HR-607"
 

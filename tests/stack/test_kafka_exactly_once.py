@@ -21,7 +21,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.clients.kafka import read_topic
 from headrace.clients.topics import create_topics
-from headrace.errors import DataError, PartUnavailable, RecoveryError
+from headrace.errors import DataError, RecoveryError, ServiceUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -287,7 +287,7 @@ def test_a_commit_that_never_arrived_is_transient_and_the_next_attempt_writes_th
         raise lost_answer()
 
     commits_with(monkeypatch, mute)
-    with pytest.raises(PartUnavailable) as failed:
+    with pytest.raises(ServiceUnavailable) as failed:
         publish(place.slot(0), [chunk([1, 2])])
     assert failed.value.code == "HR-604"
     assert place.stored_ids() == []
@@ -299,7 +299,7 @@ def test_rows_that_end_before_they_are_all_there_are_not_committed(place: Place)
     """As when the executor dies: to the task that sends, its rows have come to their end."""
     declared, number = iter([pieces_of(1, 2), pieces_of(3)]), 3
     [outcome] = _send(place.slot(0), number, "pieces", False, declared)
-    assert isinstance(outcome, PartUnavailable)
+    assert isinstance(outcome, ServiceUnavailable)
     assert outcome.code == "HR-609"
     assert place.stored_ids() == []
     assert place.recorded() is None

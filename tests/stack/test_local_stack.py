@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.clients import topics
 from headrace.clients.topics import create_topics
-from headrace.errors import DataError, PartUnavailable, StackError
+from headrace.errors import DataError, ServiceUnavailable, StackError
 from headrace.stack import ports
 from headrace.stack.kafka import KafkaPart
 from headrace.stack.local import LocalStack
@@ -178,6 +178,6 @@ def test_a_record_of_five_megabytes_is_accepted(broker) -> None:  # type: ignore
 
 def test_a_broker_that_is_not_there_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "ANSWER_SECONDS", 1.0)
-    with pytest.raises(PartUnavailable) as caught:
+    with pytest.raises(ServiceUnavailable) as caught:
         create_topics({"bootstrap.servers": f"{ports.LOOPBACK}:1"}, {"nowhere": 1})
     assert caught.value.code == "HR-601"

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from headrace.clients.postgres import connect
-from headrace.errors import ConfigError, PartUnavailable, StackError
+from headrace.errors import ConfigError, ServiceUnavailable, StackError
 from headrace.flow.secret import Secret
 from headrace.flow.target import Database
 from headrace.stack import ports, postgres as part, unprivileged
@@ -140,7 +140,7 @@ def test_it_is_ready_for_change_data_capture_and_durable(postgres: Database):
 
 
 def test_a_server_that_is_not_there_is_transient():
-    with pytest.raises(PartUnavailable) as caught:
+    with pytest.raises(ServiceUnavailable) as caught:
         connect(Database(f"jdbc:postgresql://{ports.LOOPBACK}:1/shop", "nobody"))
     assert caught.value.code == "HR-606"
 

@@ -50,7 +50,7 @@ from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch, Sink, WritesTopic, leaf_sinks
-from headrace.flow.target import Service
+from headrace.flow.target import HttpEndpoint
 from headrace.runtime.session import flow_session
 from headrace.sinks.delta.dimension import Dimension
 from headrace.sinks.delta.enriched import DeltaEnriched
@@ -321,7 +321,7 @@ def mode_result(
             checkpoints=str(folder / "checkpoints"),
             kafka={"bootstrap.servers": broker.bootstrap},
             databases={"shop": postgres},
-            services={"crm": Service(service.url, private=True)},
+            services={"crm": HttpEndpoint(service.url, private=True)},
         )
         session = flow_session(spark, levers)
         # To compile a plan takes longer than to run it over three rows.

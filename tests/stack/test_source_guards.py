@@ -260,12 +260,12 @@ def test_an_audit_files_what_is_left_and_names_what_it_could_not_look_at(place: 
     place.delete_before(2)
 
     audit = FlowAudit(flow_session(place.spark, flow), place.target, flow)
-    audit.take([BatchToAudit(0, bad=True, late=False)])
+    audit.audit_batches([BatchToAudit(0, invalid=True, late=False)])
 
     filed = place.spark.read.format("delta").load(quarantine_table(place.target, "orders")).collect()
     assert [(row.offset, row.partition) for row in filed] == [(3, 0)]
     assert place.lost(0) == [(0, 2, "not audited", "")]
-    assert [(item.first, item.end) for item in audit.tally().unaudited] == [(0, 2)]
+    assert [(item.first, item.end) for item in audit.audit_counts().unaudited] == [(0, 2)]
 
 
 def test_what_arrives_is_counted_by_timestamps_and_a_small_bound_is_warned_of(

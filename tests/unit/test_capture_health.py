@@ -14,7 +14,7 @@ from headrace.cdc.capture.health import ReplicationSlot, _binlog, _log_of_postgr
 from headrace.cdc.capture.lifecycle import _one_schema
 from headrace.clients import mysql
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
-from headrace.errors import DataError, PartUnavailable
+from headrace.errors import DataError, ServiceUnavailable
 from headrace.flow.secret import Secret
 from headrace.flow.target import Database
 
@@ -119,6 +119,6 @@ def test_the_place_of_a_binlog_is_asked_in_the_word_that_the_server_knows(word: 
 
 
 def test_a_worker_that_is_not_there_is_transient():
-    with pytest.raises(PartUnavailable) as silent:
+    with pytest.raises(ServiceUnavailable) as silent:
         ConnectClient("http://127.0.0.1:1").names()
     assert silent.value.code == "HR-613"

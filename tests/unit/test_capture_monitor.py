@@ -12,7 +12,7 @@ from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import CaptureProgress, log_gap_error
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cli.flow_events import print_event
-from headrace.errors import DataError, HeadraceError, PartUnavailable
+from headrace.errors import DataError, HeadraceError, ServiceUnavailable
 from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.runtime.events import CaptureUnhealthy
 from headrace.runtime.guards.captures import CaptureGuard
@@ -24,7 +24,7 @@ TARGET = Target(
     "t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")}, connect=None
 )
 WELL = CaptureProgress("00000000000000000001", in_snapshot=False)
-SILENT = PartUnavailable("Connect is silent.", why="w.", state="s.", remedy="r.", code="HR-613")
+SILENT = ServiceUnavailable("Connect is silent.", why="w.", state="s.", remedy="r.", code="HR-613")
 BROKEN = DataError("It failed.", why="w.", state="s.", remedy="r.", code="HR-523")
 LOST = log_gap_error(SHOP, "The slot is gone")
 

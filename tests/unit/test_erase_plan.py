@@ -36,7 +36,7 @@ CUSTOMER = Subject("customers", {"id": "42"}, {"gold/vip": "member"})
 
 
 def table(path: str, *columns: str) -> LakeTable:
-    kind = "filed" if path.startswith("_headrace") else "table"
+    kind = "recorded" if path.startswith("_headrace") else "table"
     column_names = tuple(TableColumn(name, name, "string", name) for name in columns)
     return LakeTable(path, f"/lake/{path}", kind, column_names, ())
 

@@ -9,8 +9,8 @@ from headrace.errors import (
     DataError,
     FlowError,
     HeadraceError,
-    PartUnavailable,
     RecoveryError,
+    ServiceUnavailable,
     StackError,
     Terminal,
     Transient,
@@ -31,22 +31,22 @@ EXISTING = [
     ("io.delta.exceptions.ConcurrentTransactionException: same app id", RecoveryError, "HR-304"),
     ("java.lang.IllegalStateException: Incomplete log file", RecoveryError, "HR-301"),
     ("[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] missing", RecoveryError, "HR-301"),
-    ("java.io.IOException: No space left on device", PartUnavailable, "HR-602"),
-    ("java.io.IOException: Disk quota exceeded", PartUnavailable, "HR-602"),
-    ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node", PartUnavailable, "HR-601"),
-    ("org.apache.kafka.common.errors.DisconnectException", PartUnavailable, "HR-601"),
-    ("org.apache.kafka.common.errors.NotLeaderOrFollowerException", PartUnavailable, "HR-601"),
-    ("java.net.ConnectException: Connection refused", PartUnavailable, "HR-601"),
-    ("org.apache.kafka.common.KafkaException: Failed to create new KafkaAdminClient", PartUnavailable, "HR-601"),
-    ("ExecutorLostFailure (executor 1 exited)", PartUnavailable, "HR-603"),
-    ("org.apache.spark.shuffle.FetchFailedException: gone", PartUnavailable, "HR-603"),
-    ("[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] a file was added", PartUnavailable, "HR-603"),
-    ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", PartUnavailable, "HR-618"),
+    ("java.io.IOException: No space left on device", ServiceUnavailable, "HR-602"),
+    ("java.io.IOException: Disk quota exceeded", ServiceUnavailable, "HR-602"),
+    ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node", ServiceUnavailable, "HR-601"),
+    ("org.apache.kafka.common.errors.DisconnectException", ServiceUnavailable, "HR-601"),
+    ("org.apache.kafka.common.errors.NotLeaderOrFollowerException", ServiceUnavailable, "HR-601"),
+    ("java.net.ConnectException: Connection refused", ServiceUnavailable, "HR-601"),
+    ("org.apache.kafka.common.KafkaException: Failed to create new KafkaAdminClient", ServiceUnavailable, "HR-601"),
+    ("ExecutorLostFailure (executor 1 exited)", ServiceUnavailable, "HR-603"),
+    ("org.apache.spark.shuffle.FetchFailedException: gone", ServiceUnavailable, "HR-603"),
+    ("[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] a file was added", ServiceUnavailable, "HR-603"),
+    ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", ServiceUnavailable, "HR-618"),
     ("org.apache.spark.api.python.PythonException: Traceback", FlowError, "HR-206"),
     ("AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] no column `citty`", FlowError, "HR-205"),
     ("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] not supported", FlowError, "HR-205"),
     ("[STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST] not in it", FlowError, "HR-205"),
-    ("continuous.ContinuousTaskRetryException: Continuous execution does not", PartUnavailable, "HR-603"),
+    ("continuous.ContinuousTaskRetryException: Continuous execution does not", ServiceUnavailable, "HR-603"),
     ("java.lang.NullPointerException", FlowError, "HR-299"),
 ]
 
@@ -78,7 +78,7 @@ def test_a_full_disk_is_not_taken_for_a_fault_of_the_python_code_that_hit_it() -
     assert isinstance(map_error("rides", text), Transient)
 
 
-@pytest.mark.parametrize("error", [StackError, PartUnavailable])
+@pytest.mark.parametrize("error", [StackError, ServiceUnavailable])
 def test_an_error_of_the_tree_passes_through(error: type[HeadraceError]) -> None:
     mine = error("What.", why="Why.", state="State.", remedy="Remedy.", code="HR-499")
     assert map_error("rides", mine) is mine
@@ -121,11 +121,11 @@ def test_a_long_cause_is_capped() -> None:
 
 
 def test_an_error_has_four_parts_and_a_code() -> None:
-    error = PartUnavailable("What.", why="Why.", state="State.", remedy="Remedy.")
+    error = ServiceUnavailable("What.", why="Why.", state="State.", remedy="Remedy.")
     assert str(error) == "[HR-600] What. Why. State. Remedy."
     assert error.as_dict() == {
         "code": "HR-600",
-        "error": "PartUnavailable",
+        "error": "ServiceUnavailable",
         "what": "What.",
         "why": "Why.",
         "state": "State.",

@@ -15,9 +15,9 @@ import pytest
 
 from headrace.clients import http
 from headrace.clients.http import HttpReceiver, resolve_address, service_url
-from headrace.errors import ConfigError, PartUnavailable
+from headrace.errors import ConfigError, ServiceUnavailable
 from headrace.flow.secret import Secret
-from headrace.flow.target import Service
+from headrace.flow.target import HttpEndpoint
 
 
 class Desk(ThreadingHTTPServer):
@@ -31,8 +31,8 @@ class Desk(ThreadingHTTPServer):
         self.got: list[tuple[float, str, dict[str, str], bytes]] = []
 
     @property
-    def service(self) -> Service:
-        return Service(f"http://127.0.0.1:{self.server_port}/v1/", private=True)
+    def service(self) -> HttpEndpoint:
+        return HttpEndpoint(f"http://127.0.0.1:{self.server_port}/v1/", private=True)
 
     def will_answer(self, *statuses: int | tuple[int, dict[str, str]]) -> None:
         self.answers = [statuse if isinstance(statuse, tuple) else (statuse, {}) for statuse in statuses]
@@ -79,13 +79,13 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_FIRST_PAUSE_SECONDS", 0.01)
 
 
-def receiver(service: Service, attempts: int = 4, seconds: float = 5.0) -> HttpReceiver:
+def receiver(service: HttpEndpoint, attempts: int = 4, seconds: float = 5.0) -> HttpReceiver:
     return HttpReceiver(service, "crm", "/events", attempts=attempts, seconds=seconds, in_flight=2)
 
 
 def test_a_request_arrives_with_its_path_headers_and_body(desk: Desk):
     secret = Secret("${env:TOKEN}", "s3cret")
-    service = Service(desk.service.url, {"Authorization": secret}, private=True)
+    service = HttpEndpoint(desk.service.url, {"Authorization": secret}, private=True)
     answer = receiver(service).post(b"[1]", {"Idempotency-Key": "k1"})
     assert (answer.status, answer.attempts, answer.text, answer.is_accepted) == (200, 1, "answer", True)
     [(_time, path, headers, body)] = desk.got
@@ -147,7 +147,7 @@ def test_pauses_grow_and_differ_between_senders():
 
 def test_a_receiver_that_does_not_answer_is_transient(desk: Desk):
     desk.will_answer(0)
-    with pytest.raises(PartUnavailable) as silent:
+    with pytest.raises(ServiceUnavailable) as silent:
         receiver(desk.service, attempts=2).post(b"[1]", {})
     assert silent.value.code == "HR-610"
     assert "'crm'" in silent.value.what
@@ -157,11 +157,11 @@ def test_a_receiver_that_does_not_answer_is_transient(desk: Desk):
 def test_a_receiver_that_is_not_there_or_too_slow_is_transient():
     with socket() as busy:
         busy.bind(("127.0.0.1", 0))
-        missing = Service(f"http://127.0.0.1:{busy.getsockname()[1]}", private=True)
-        with pytest.raises(PartUnavailable, match="Connection refused"):
+        missing = HttpEndpoint(f"http://127.0.0.1:{busy.getsockname()[1]}", private=True)
+        with pytest.raises(ServiceUnavailable, match="Connection refused"):
             receiver(missing, attempts=2).post(b"[1]", {})
         busy.listen()
-        with pytest.raises(PartUnavailable, match="timed out"):
+        with pytest.raises(ServiceUnavailable, match="timed out"):
             receiver(missing, attempts=1, seconds=0.1).post(b"[1]", {})
 
 
@@ -188,14 +188,14 @@ def test_a_receiver_that_is_not_there_or_too_slow_is_transient():
 def test_an_address_inside_the_network_is_refused_unless_it_is_allowed(address: str):
     url = urlsplit(f"https://{address}/")
     with pytest.raises(ConfigError) as refused:
-        resolve_address(url, Service(url.geturl()), "crm")
+        resolve_address(url, HttpEndpoint(url.geturl()), "crm")
     assert refused.value.code == "HR-118"
-    assert resolve_address(url, Service(url.geturl(), private=True), "crm")
+    assert resolve_address(url, HttpEndpoint(url.geturl(), private=True), "crm")
 
 
 def test_a_public_address_is_not_refused():
     url = urlsplit("https://93.184.216.34/")
-    assert resolve_address(url, Service(url.geturl()), "crm") == "93.184.216.34"
+    assert resolve_address(url, HttpEndpoint(url.geturl()), "crm") == "93.184.216.34"
 
 
 def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pytest.MonkeyPatch):
@@ -203,7 +203,7 @@ def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pyte
     monkeypatch.setattr("headrace.clients.http.socket.getaddrinfo", lambda *_args, **_kwargs: actual)
     url = urlsplit("https://two-faced.example/")
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1"):
-        resolve_address(url, Service(url.geturl()), "crm")
+        resolve_address(url, HttpEndpoint(url.geturl()), "crm")
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,6 @@ def test_one_private_address_among_several_is_enough_to_refuse(monkeypatch: pyte
 )
 def test_a_url_that_cannot_be_used_is_refused_without_being_printed(url: str, why: str):
     with pytest.raises(ConfigError, match=why) as refused:
-        service_url(Service(url), "crm", "")
+        service_url(HttpEndpoint(url), "crm", "")
     assert refused.value.code == "HR-125"
     assert "pw" not in str(refused.value)

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 
 from headrace import KafkaExactlyOnceSink, KafkaSink, KafkaSource, Target
 from headrace.clients import kafka as client
-from headrace.errors import ConfigError, PartUnavailable, RecoveryError
+from headrace.errors import ConfigError, RecoveryError, ServiceUnavailable
 from headrace.flow.secret import Secret
 from headrace.flow.sink import Batch, DeadLetters
 from headrace.sinks.kafka.transaction import TransactionSlot
@@ -67,7 +67,7 @@ def test_a_broker_that_does_not_answer_is_named_by_its_address_and_nothing_else_
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         secret = Secret("${env:SHOP_PASSWORD}", "canary-77aa")
-        with pytest.raises(PartUnavailable, match=address) as refused:
+        with pytest.raises(ServiceUnavailable, match=address) as refused:
             client.require_topics(target(**login(address, secret)), ["rides"])
     assert refused.value.code == "HR-601"
     assert "canary-77aa" not in str(refused.value)
@@ -99,7 +99,7 @@ def test_an_address_that_is_a_secret_is_used_and_not_shown(monkeypatch: pytest.M
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(PartUnavailable, match="SHOP_KAFKA") as refused:
+        with pytest.raises(ServiceUnavailable, match="SHOP_KAFKA") as refused:
             client.require_topics(target(**{"bootstrap.servers": Secret("${env:SHOP_KAFKA}", address)}), ["rides"])
     assert address not in refused.value.what
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.storage import LocalFileStore
-from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailable, RecoveryError
+from headrace.errors import ConfigError, DataError, HeadraceError, RecoveryError, ServiceUnavailable
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import acquire_lease
-from headrace.runtime.guards.checkpoint import LeaseGuard
+from headrace.runtime.guards.checkpoint import LeaseLossGuard
 
 # Takes the lease, says so, and holds it until its standard input ends.
 HOLDER = """
@@ -201,7 +201,7 @@ def test_a_lost_lease_stops_the_query_and_explains_its_end(tmp_path: Path) -> No
 
     refused = DataError("The sink refused it.", why="w", state="s", remedy="r", code="HR-500")
     with acquire_lease(checkpoint(tmp_path), RECORD) as lease:
-        guard = LeaseGuard(lease, stop)
+        guard = LeaseLossGuard(lease, stop)
         guard.before_start(None)
         with guard.around_batch(None):
             assert guard.on_end(None) is None
@@ -227,7 +227,7 @@ def test_storage_that_does_not_answer_is_no_lost_lease(tmp_path: Path) -> None:
         folder = tmp_path / "rides" / "headrace" / "leases"
         (folder / "00000001").unlink()
         (folder / "00000001").mkdir()
-        with pytest.raises(PartUnavailable) as unknown:
+        with pytest.raises(ServiceUnavailable) as unknown:
             holding.check()
         error = ValueError("the sink said no")
         assert holding.explain(error) is error

@@ -149,7 +149,7 @@ def test_a_missing_topic_stops_the_flow_unless_loss_is_accepted(checkpoint: Chec
     # Until a batch has continued without it, a topic of its name is not the one that the offsets are about.
     with pytest.raises(RecoveryError):
         going_on.before_batch({"rows": {"a": "1", "b": "3"}})
-    going_on.forget("rows", {"b"})
+    going_on.remove_topics("rows", {"b"})
     going_on.before_batch({"rows": {"a": "1", "b": "3"}})
 
 
@@ -188,4 +188,4 @@ def test_a_topic_is_missing_only_when_it_stays_so(monkeypatch: pytest.MonkeyPatc
             return next(answers).items()
 
     monkeypatch.setattr(topic_watch, "_RETRY_SECONDS", 0)
-    assert Late().identities() == {"orders": "1"}
+    assert Late().topic_ids() == {"orders": "1"}

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cdc.capture.lifecycle import ConnectWorker, connect_worker
 from headrace.errors import ConfigError
-from headrace.flow.secret import revealed
+from headrace.flow.secret import reveal_secret
 from headrace.flow.target import Database, KafkaConnect
 from headrace.project.project import Project
 
@@ -156,7 +156,7 @@ targets:
 """
     target = project(tmp_path, settings).target("prod", never)
     assert (target.lake, target.checkpoints) == ("s3a://shop/lake", "file:///data/checkpoints")
-    assert revealed(target.kafka["bootstrap.servers"]) == "broker.example.org:9092"
+    assert reveal_secret(target.kafka["bootstrap.servers"]) == "broker.example.org:9092"
     assert dict(target.spark) == {"spark.executor.memory": "4g"}
 
 
@@ -192,7 +192,7 @@ def test_the_services_of_a_target_have_their_secrets_resolved(tmp_path: Path, mo
     )
     service = shop.target(None, lambda: None).services["crm"]
     assert (service.url, service.private, service.ca) == ("https://crm.example.org", True, None)
-    assert {name: revealed(value) for name, value in service.headers.items()} == {
+    assert {name: reveal_secret(value) for name, value in service.headers.items()} == {
         "Authorization": "Bearer canary",
         "X-Shop": "one",
     }

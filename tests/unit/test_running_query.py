@@ -16,7 +16,7 @@ from headrace.runtime.stopping import Stopper
 from headrace.spark_plan.source_order import PlannedSource
 
 PATIENCE = 30.0
-ORDER = (PlannedSource("rows", "kafka:t"), PlannedSource("rows", "kafka:t", "beats"))
+ORDER = (PlannedSource("rows", "kafka:t"), PlannedSource("rows", "kafka:t", "idle ticks"))
 
 
 class Query:

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.clients.kafka import connector_options
 from headrace.errors import ConfigError
-from headrace.flow.secret import Secret, revealed
+from headrace.flow.secret import Secret, reveal_secret
 from headrace.flow.target import Target
 from headrace.project.secrets import resolve_secret
 
@@ -42,7 +42,7 @@ def test_a_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch
 
 def test_a_file_is_read_without_the_line_break_at_its_end(tmp_path: Path) -> None:
     path = file_with(tmp_path, f"{CANARY} \n")
-    assert revealed(resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")) == f"{CANARY} "
+    assert reveal_secret(resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")) == f"{CANARY} "
 
 
 def test_a_variable_that_is_not_set_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_file_that_other_users_can_read_is_refused_without_its_content(tmp_pat
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_file_of_this_user_alone_is_taken(tmp_path: Path, mode: int) -> None:
     path = file_with(tmp_path, CANARY, mode)
-    assert revealed(resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")) == CANARY
+    assert reveal_secret(resolve_secret(f"${{file:{path}}}", "kafka.sasl.password")) == CANARY
 
 
 def test_no_way_of_printing_shows_the_value(caplog: pytest.LogCaptureFixture) -> None:

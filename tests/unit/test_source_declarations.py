@@ -20,8 +20,8 @@ from headrace import (
     FlowError,
     Input,
     KafkaSource,
-    PartUnavailable,
     RateSource,
+    ServiceUnavailable,
     SocketSource,
     Target,
     Watermark,
@@ -115,7 +115,7 @@ def test_a_port_is_asked_before_the_start(target: Target):
         source = SocketSource("127.0.0.1", server.getsockname()[1])
         source.preflight(target)
 
-    with pytest.raises(PartUnavailable) as caught:
+    with pytest.raises(ServiceUnavailable) as caught:
         source.preflight(target)
     assert caught.value.code == "HR-611"
 

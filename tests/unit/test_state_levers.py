@@ -247,7 +247,7 @@ def test_another_number_of_partitions_than_declared_or_than_cores_is_found(targe
 def test_an_idle_that_was_added_is_found(target: Target) -> None:
     quiet, checkpoint = flow(watermark=Watermark("at", "1 minute", idle_timeout="5 minutes")), stateful(target)
     assert codes_of(quiet, target) == ["HRC-122"]
-    order = [PlannedSource("rows", "kafka:t"), PlannedSource("rows", "kafka:t", "beats")]
+    order = [PlannedSource("rows", "kafka:t"), PlannedSource("rows", "kafka:t", "idle ticks")]
     checkpoint.files.write(
         f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(item) for item in order]})
     )
@@ -274,7 +274,7 @@ def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Targe
 def test_more_sources_or_others_are_refused_and_another_name_of_an_input_is_not(target: Target) -> None:
     checkpoint, first = stateful(target), PlannedSource("rows", "kafka:t")
     with pytest.raises(HeadraceError) as refused:
-        require_same_source_order(checkpoint, [first, PlannedSource("rows", "kafka:t", "beats")])
+        require_same_source_order(checkpoint, [first, PlannedSource("rows", "kafka:t", "idle ticks")])
     assert refused.value.code == "HR-343"
     require_same_source_order(checkpoint, [first])
     require_same_source_order(checkpoint, [PlannedSource("rides", "kafka:t")])
@@ -423,7 +423,7 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
     checkpoint = stateful(target)
     entry = checkpoint.files.read(f"{checkpoint.location}/offsets/0")
     checkpoint.files.write(f"{checkpoint.location}/offsets/0", f'{entry}\n{{"logOffset":3}}')
-    order = [PlannedSource("rides", "kafka:t"), PlannedSource("rides", "kafka:t", "beats")]
+    order = [PlannedSource("rides", "kafka:t"), PlannedSource("rides", "kafka:t", "idle ticks")]
     checkpoint.files.write(
         f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(item) for item in order]})
     )
@@ -432,8 +432,8 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
 
 
 def test_the_figures_of_a_run_fit_a_line_of_eighty_characters_and_rare_ones_are_shown_where_there_are_some() -> None:
-    stored, bad = (OperatorState(0, "dedupe", 51_123, 9_000_000, 0),), {"malformed_json": 1_105}
-    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, bad=bad, state=stored)
+    stored, invalid = (OperatorState(0, "dedupe", 51_123, 9_000_000, 0),), {"malformed_json": 1_105}
+    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, invalid=invalid, state=stored)
     console = Console(width=80, file=StringIO())
     console.print(figures_table("This run", {"driver_metrics": many}))
     assert all(name in console.file.getvalue() for name in ("driver_metrics", "220,123", "25,812", "1,105"))  # type: ignore[attr-defined]

@@ -50,7 +50,7 @@ class Auditor:
         """Finish the pending batches, and return what this process recorded per flow. Call after the last event."""
         self._events.put(None)
         self._thread.join()
-        return {name: audit.tally() for name, audit in self._audits.items()}
+        return {name: audit.audit_counts() for name, audit in self._audits.items()}
 
     def _run(self) -> None:
         closing = False
@@ -65,7 +65,7 @@ class Auditor:
             for flow, pending in batches.items():
                 audit = self._audits[flow]
                 try:
-                    audit.take(pending)
+                    audit.audit_batches(pending)
                     audit.error = None
                 except Exception as error:
                     # The batches are committed. They stay unaudited; the next batch, or the next start, audits them.
@@ -88,7 +88,9 @@ def _batch_to_audit(event: FlowStarted | BatchCommitted) -> BatchToAudit | None:
     match event:
         case FlowStarted():
             # Earlier runs may have ended before they audited their last batches.
-            return None if event.last_batch is None else BatchToAudit(event.last_batch, bad=True, late=True)
+            return None if event.last_batch is None else BatchToAudit(event.last_batch, invalid=True, late=True)
         case BatchCommitted():
             has_invalid, may_have_late = not event.counted or any(event.invalid.values()), event.dropped > 0
-            return BatchToAudit(event.batch_id, bad=has_invalid, late=may_have_late, dropped=event.dropped_by_operator)
+            return BatchToAudit(
+                event.batch_id, invalid=has_invalid, late=may_have_late, dropped=event.dropped_by_operator
+            )

@@ -49,7 +49,7 @@ class BatchToAudit:
     """
 
     batch_id: int
-    bad: bool
+    invalid: bool
     late: bool
     dropped: tuple[int, ...] | None = None
 
@@ -62,7 +62,7 @@ class AuditCounts:
     deleted from a source with an accepted loss before the audit could read them.
     """
 
-    bad: dict[str, int] = field(default_factory=dict)
+    invalid: dict[str, int] = field(default_factory=dict)
     late: int = 0
     unexplained: list[UnexplainedDrop] = field(default_factory=list)
     unaudited: list[LostRange] = field(default_factory=list)
@@ -70,7 +70,7 @@ class AuditCounts:
 
 
 class FlowAudit:
-    """Audits one flow. Used by the auditor's thread; call `tally` when that has ended.
+    """Audits one flow. Used by the auditor's thread; call `audit_counts` when that has ended.
 
     The session has the settings of the flow and belongs to the audit alone, which changes others.
     """
@@ -89,7 +89,7 @@ class FlowAudit:
         self._first_audited: int | None = None
         self.error: HeadraceError | None = None
 
-    def take(self, batches: Sequence[BatchToAudit]) -> None:
+    def audit_batches(self, batches: Sequence[BatchToAudit]) -> None:
         """Audit every batch up to the last one of `batches`, which are in ascending order.
 
         A batch that is missing in `batches` is read again. Batches after the last one are left alone, even if the
@@ -99,22 +99,24 @@ class FlowAudit:
         for batch in batches:
             reported.setdefault(batch.batch_id, batch)
         last = max(reported, default=-1)
-        done = self._audited()
+        done = self._last_audited_batch()
         if self._first_audited is None:
             self._first_audited = done + 1
         pending = list(range(self._first_readable(done), last + 1))
         for start in range(0, len(pending), _MAX_BATCHES_PER_PASS):
             group = pending[start : start + _MAX_BATCHES_PER_PASS]
-            self._record_invalid([number for number in group if number not in reported or reported[number].bad])
+            self._record_invalid([number for number in group if number not in reported or reported[number].invalid])
             dropped = {number: reported[number].dropped if number in reported else None for number in group}
             self._record_late({n: dropped[n] for n in group if n not in reported or reported[n].late})
-            self._remember(group[-1])
+            self._record_audited_batch(group[-1])
 
     def catch_up(self) -> None:
         """Audit every committed batch. Call only while no query of the flow runs."""
-        self.take([BatchToAudit(batch, bad=True, late=True) for batch in self._checkpoint.committed_batches()[-1:]])
+        self.audit_batches(
+            [BatchToAudit(batch, invalid=True, late=True) for batch in self._checkpoint.committed_batches()[-1:]]
+        )
 
-    def tally(self) -> AuditCounts:
+    def audit_counts(self) -> AuditCounts:
         """Count what this process recorded, from the tables themselves."""
         counts = AuditCounts(error=self.error, unaudited=self._unaudited, unexplained=self._unexplained)
         if self._first_audited is None:
@@ -123,7 +125,7 @@ class FlowAudit:
         quarantine = self._table(quarantine_table(self._target, self._flow.name))
         if quarantine is not None:
             reasons = quarantine.where(since).groupBy("reason").count().orderBy("reason").collect()
-            counts.bad = {row["reason"]: row["count"] for row in reasons}
+            counts.invalid = {row["reason"]: row["count"] for row in reasons}
         late = self._table(late_table(self._target, self._flow.name))
         if late is not None:
             counts.late = late.where(since).count()
@@ -134,13 +136,13 @@ class FlowAudit:
         oldest = next(iter(self._checkpoint.planned_batches()), 0)
         return max(done + 1, oldest + 1 if oldest else 0)
 
-    def _audited(self) -> int:
+    def _last_audited_batch(self) -> int:
         text = self._checkpoint.files.read(self._note_path)
         note = json.loads(text) if text else {}
         # A note of another checkpoint does not count for this one.
         return int(note["batch"]) if note.get("query_id") == self._checkpoint.query_id() else -1
 
-    def _remember(self, batch_id: int) -> None:
+    def _record_audited_batch(self, batch_id: int) -> None:
         note = {"query_id": self._checkpoint.query_id(), "batch": batch_id}
         self._checkpoint.files.write(self._note_path, json.dumps(note))
 
@@ -194,7 +196,7 @@ class FlowAudit:
         (
             reduce(DataFrame.unionByName, frames)
             .withColumn("query_id", F.lit(self._checkpoint.query_id()))
-            .withColumn("filed_at", F.current_timestamp())
+            .withColumn("recorded_at", F.current_timestamp())
             # Few rows from many scans: one file, not one per scan.
             .repartition(1)
             .write.format("delta")
@@ -243,7 +245,7 @@ class FlowAudit:
         offsets = self._checkpoint.offset_range(batch_id, index)
         source = self._flow.named_inputs[name].source
         if offsets is None and self._checkpoint.lacks_start_offset(batch_id, index):
-            offsets = self._from_beginning(batch_id, index, source)
+            offsets = self._first_batch_range(batch_id, index, source)
         if offsets is None:
             return None
         if isinstance(source, CanLoseRows) and source.data_loss_reason is not None:
@@ -255,7 +257,7 @@ class FlowAudit:
             return source.read_files(self._session, self._target, self._checkpoint.source_files(index, *offsets))
         return source.batch(self._session, self._target, *offsets)
 
-    def _from_beginning(self, batch_id: int, index: int, source: Source) -> tuple[str, str] | None:
+    def _first_batch_range(self, batch_id: int, index: int, source: Source) -> tuple[str, str] | None:
         """Return the range of a batch of which the checkpoint has only the end; None if it is empty."""
         end = self._checkpoint.offset_entry(batch_id).offsets[index]
         first = source.start_offset(end) if isinstance(source, HasStartOffset) and end is not None else None

@@ -59,7 +59,7 @@ class Throughput:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, BatchCommitted):
-            self._flows[event.flow].take(event.rows_in, event.duration_ms / 1000)
+            self._flows[event.flow].add_batch(event.rows_in, event.duration_ms / 1000)
 
 
 class _SmoothedRate:
@@ -71,7 +71,7 @@ class _SmoothedRate:
         self._largest = 0.0
         self._written_at = time.monotonic()
 
-    def take(self, rows: int, seconds: float) -> None:
+    def add_batch(self, rows: int, seconds: float) -> None:
         if not rows or not seconds:
             return
         self._largest = max(rows, self._largest * _FADING)

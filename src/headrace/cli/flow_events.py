@@ -82,7 +82,7 @@ def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
         "rows out": [f"{flow.rows_out:,}" for flow in flows.values()],
         "batches": [f"{flow.batches:,}" for flow in flows.values()],
         "late": [f"{flow.late:,}" for flow in flows.values()],
-        "invalid": [f"{sum(flow.bad.values()):,}" for flow in flows.values()],
+        "invalid": [f"{sum(flow.invalid.values()):,}" for flow in flows.values()],
         "quarantined": [f"{flow.set_aside:,}" for flow in flows.values()],
         "lost ranges": [f"{len(flow.lost):,}" for flow in flows.values()],
         "state rows": [f"{total_state(flow.state, 'rows'):,}" for flow in flows.values()],
@@ -135,9 +135,9 @@ def _format_duration(seconds: float) -> str:
 
 def _figures(event: BatchCommitted) -> str:
     words = [f"batch {event.batch_id}: {event.rows_in:,} in, {event.rows_out:,} out, {event.duration_ms / 1000:.1f} s"]
-    bad = sum(event.invalid.values())
-    if bad:
-        words.append(f"{bad:,} invalid")
+    invalid = sum(event.invalid.values())
+    if invalid:
+        words.append(f"{invalid:,} invalid")
     broken = {name: rows for of in event.violations.values() for name, rows in of.items() if rows}
     words.extend(f"{rows:,} against {name}" for name, rows in broken.items())
     if event.dropped:

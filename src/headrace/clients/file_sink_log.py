@@ -145,9 +145,9 @@ def committed_files(location: str, spark: SparkSession | None = None) -> list[st
         except ValueError as error:
             if left == 0:
                 raise _unreadable(location, f"Its log, {LOG}, is damaged: {error}.") from error
-    within = _real(location).rstrip("/") + "/"
+    within = _canonical_path(location).rstrip("/") + "/"
     for path in paths:
-        if not _real(path).startswith(within):
+        if not _canonical_path(path).startswith(within):
             raise _unreadable(location, f"Its log names a file that lies elsewhere: {path}.")
     return paths
 
@@ -190,7 +190,7 @@ def _path(number: int, line: str) -> str:
     return path if uri.scheme in ("", "file") else f"{uri.scheme}://{uri.netloc}{path}"
 
 
-def _real(location: str) -> str:
+def _canonical_path(location: str) -> str:
     """Return the canonical path: links resolved, without the host of a filesystem."""
     return os.path.realpath(local_path(location)) if is_local(location) else urlsplit(location).path
 

@@ -14,9 +14,9 @@ from urllib.parse import SplitResult, urlsplit
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, Retry, Timeout
 from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError
 
-from headrace.errors import ConfigError, PartUnavailable
-from headrace.flow.secret import revealed
-from headrace.flow.target import Service
+from headrace.errors import ConfigError, ServiceUnavailable
+from headrace.flow.secret import reveal_secret
+from headrace.flow.target import HttpEndpoint
 
 # Statuses to retry: timeout, too early, too many requests, a conflicting request in flight, or a server error.
 _RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507})
@@ -52,13 +52,13 @@ class HttpReceiver:
     """Connections to one service at a checked address. Thread-safe; close it at the end of the batch."""
 
     def __init__(
-        self, service: Service, name: str, path: str, *, attempts: int, seconds: float, in_flight: int
+        self, service: HttpEndpoint, name: str, path: str, *, attempts: int, seconds: float, in_flight: int
     ) -> None:
         url = service_url(service, name, path)
         address = resolve_address(url, service, name)
         self._name, self._seconds = name, seconds
         self._target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-        self._headers = {"Host": url.netloc} | {key: revealed(value) for key, value in service.headers.items()}
+        self._headers = {"Host": url.netloc} | {key: reveal_secret(value) for key, value in service.headers.items()}
         self._retries = _Retries(
             total=attempts - 1,
             redirect=False,
@@ -109,11 +109,11 @@ class HttpReceiver:
         """Close the connections."""
         self._pool.close()
 
-    def _no_response(self, error: HTTPError) -> PartUnavailable:
+    def _no_response(self, error: HTTPError) -> ServiceUnavailable:
         cause = error.reason if isinstance(error, MaxRetryError) and error.reason is not None else error
         # Messages of urllib3 begin with the repr of an object; the cause may follow.
         words = str(cause).rpartition(": ")[2].rstrip(".")
-        return PartUnavailable(
+        return ServiceUnavailable(
             f"The service '{self._name}' does not answer.",
             why=f"{type(cause).__name__}: {words}.",
             state="Some rows of the batch may have been taken. It is sent again, under the same idempotency keys.",
@@ -138,7 +138,7 @@ class _Retries(Retry):
             return None
 
 
-def service_url(service: Service, name: str, path: str) -> SplitResult:
+def service_url(service: HttpEndpoint, name: str, path: str) -> SplitResult:
     """Return the URL of a request. Raises HR-125 for an invalid URL, or one that contains a password."""
     url = urlsplit(service.url.rstrip("/") + path)
     problem = None
@@ -161,7 +161,7 @@ def service_url(service: Service, name: str, path: str) -> SplitResult:
     return url
 
 
-def resolve_address(url: SplitResult, service: Service, name: str) -> str:
+def resolve_address(url: SplitResult, service: HttpEndpoint, name: str) -> str:
     """Resolve the host and return its first address; raise unless all of its addresses are allowed.
 
     A name that resolves to a private address could make a pipeline send its rows to internal services.
@@ -170,7 +170,7 @@ def resolve_address(url: SplitResult, service: Service, name: str) -> str:
     try:
         results = socket.getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
-        raise PartUnavailable(
+        raise ServiceUnavailable(
             f"The host of the service '{name}' is not known.",
             why=f"{host}: {error}.",
             state="Nothing was sent.",

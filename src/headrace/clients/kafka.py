@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
 
 from headrace.clients.kafka_settings import Settings, invalid_settings, java_settings, librdkafka_settings
-from headrace.errors import ConfigError, DataError, PartUnavailable, did_you_mean
+from headrace.errors import ConfigError, DataError, ServiceUnavailable, did_you_mean
 from headrace.flow.target import Target
 
 # The timeout of the broker at the start of a flow.
@@ -126,9 +126,9 @@ def list_topics(target: Target) -> dict[str, int]:
     return {name: len(topics[name].partitions) for name in sorted(topics) if not name.startswith("__")}
 
 
-def broker_unavailable(address: str, error: KafkaError) -> PartUnavailable:
+def broker_unavailable(address: str, error: KafkaError) -> ServiceUnavailable:
     """Return HR-601: the broker does not answer."""
-    return PartUnavailable(
+    return ServiceUnavailable(
         f"Kafka at {address} does not answer.",
         why=f"The client says: {error.str().rstrip('.')}.",
         state="Nothing was started.",
@@ -147,8 +147,8 @@ def _login_refused(address: str, error: KafkaError) -> ConfigError:
     )
 
 
-def _connection_closed(address: str, error: KafkaError) -> PartUnavailable:
-    return PartUnavailable(
+def _connection_closed(address: str, error: KafkaError) -> ServiceUnavailable:
+    return ServiceUnavailable(
         f"Kafka at {address} takes the connection and hangs up.",
         why=f"Its listener may have another security.protocol. The client says: {error.str().rstrip('.')}.",
         state="Nothing was started.",
@@ -250,7 +250,7 @@ def await_stable(target: Target, topic: str) -> dict[int, int]:
 
     A broker confirms a commit before it has written the commit markers to the partitions. Until then the last stable
     offset is before the transaction, and a read_committed reader does not see its records.
-    Raises PartUnavailable (HR-617) if a transaction is still open after 30 seconds.
+    Raises ServiceUnavailable (HR-617) if a transaction is still open after 30 seconds.
     """
     uncommitted, committed = _reader(target, "read_uncommitted"), _reader(target)
     try:
@@ -269,8 +269,8 @@ def await_stable(target: Target, topic: str) -> dict[int, int]:
         committed.close()
 
 
-def _open_transaction(topic: str, partition: int, stable: int, end: int) -> PartUnavailable:
-    return PartUnavailable(
+def _open_transaction(topic: str, partition: int, stable: int, end: int) -> ServiceUnavailable:
+    return ServiceUnavailable(
         f"Topic '{topic}' has an open transaction in partition {partition}.",
         why=f"The partition ends at offset {end}, and its last stable offset is still {stable} after "
         f"{_STABLE_TIMEOUT_SECONDS:g} s.",

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from urllib3 import PoolManager, Retry, Timeout
 from urllib3.exceptions import HTTPError
 
-from headrace.errors import ConfigError, PartUnavailable
+from headrace.errors import ConfigError, ServiceUnavailable
 
 # A worker answers 409 during a rebalance, for example after a new connector: a second or two on an idle machine.
 _RETRIES = Retry(total=8, connect=2, backoff_factor=0.2, backoff_max=4, status_forcelist=(409,), allowed_methods=None)
@@ -126,7 +126,7 @@ class ConnectClient:
         try:
             response = self._pool.request(method, self.url + path, json=body)
         except HTTPError as error:
-            raise PartUnavailable(
+            raise ServiceUnavailable(
                 f"Kafka Connect at {self.url} does not answer.",
                 why=f"The client says: {type(error).__name__}.",
                 state="Offsets are kept; no changes are captured until then, and the source retains its log.",

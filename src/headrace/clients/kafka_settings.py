@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.errors import ConfigError, did_you_mean
-from headrace.flow.secret import Secret, revealed
+from headrace.flow.secret import Secret, reveal_secret
 
 Settings = Mapping[str, str | Secret]
 
@@ -103,13 +103,15 @@ def require_settings(kafka: Settings, place: str = "kafka") -> None:
 def librdkafka_settings(kafka: Settings) -> dict[str, str]:
     """Return the settings for confluent-kafka, with secrets in clear text. Call it when the client is created."""
     require_settings(kafka)
-    return {name: _normalized(name, value) if name in _CHOICES else revealed(value) for name, value in kafka.items()}
+    return {
+        name: _normalized(name, value) if name in _CHOICES else reveal_secret(value) for name, value in kafka.items()
+    }
 
 
 def java_settings(kafka: Settings) -> dict[str, str]:
     """Return the settings for the Java client, without Spark's prefix, with secrets in clear text."""
     require_settings(kafka)
-    settings = {name: revealed(value) for name, value in kafka.items() if name in _SHARED}
+    settings = {name: reveal_secret(value) for name, value in kafka.items() if name in _SHARED}
     settings |= {name: _normalized(name, kafka[name]) for name in _CHOICES if name in kafka}
     if settings.get("ssl.endpoint.identification.algorithm") == "none":
         settings["ssl.endpoint.identification.algorithm"] = ""
@@ -125,21 +127,21 @@ def java_settings(kafka: Settings) -> dict[str, str]:
         settings["ssl.keystore.certificate.chain"] = _pem(kafka, "ssl.certificate.location")
         settings["ssl.keystore.key"] = _pem(kafka, "ssl.key.location")
         if "ssl.key.password" in kafka:
-            settings["ssl.key.password"] = revealed(kafka["ssl.key.password"])
+            settings["ssl.key.password"] = reveal_secret(kafka["ssl.key.password"])
     return settings
 
 
 def _normalized(name: str, value: str | Secret) -> str:
-    return revealed(value).lower() if name.startswith("ssl.") else revealed(value).upper()
+    return reveal_secret(value).lower() if name.startswith("ssl.") else reveal_secret(value).upper()
 
 
 def _require_login(kafka: Settings, place: str) -> None:
     # Also require the mechanism: both clients default to Kerberos.
     for name in ("sasl.mechanism", "sasl.username", "sasl.password"):
-        if not revealed(kafka.get(name, "")):
+        if not reveal_secret(kafka.get(name, "")):
             raise invalid_settings(f"The setting {place}.{name} is missing.", "security.protocol asks for a login.")
     for name in ("sasl.username", "sasl.password"):
-        if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in revealed(kafka[name])):
+        if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in reveal_secret(kafka[name])):
             raise invalid_settings(
                 f"The setting {place}.{name} is refused.", "It holds a line break or another control character."
             )
@@ -147,12 +149,12 @@ def _require_login(kafka: Settings, place: str) -> None:
 
 def _quoted(value: str | Secret) -> str:
     """Quote a string for JAAS: in double quotes, with a backslash before each quote and backslash."""
-    return '"' + revealed(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + reveal_secret(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _pem(kafka: Settings, name: str, place: str = "kafka") -> str:
     """Return the text of a PEM file; raise unless it contains its kind of block in a form that both clients read."""
-    path, kind = Path(revealed(kafka[name])), _FILES[name]
+    path, kind = Path(reveal_secret(kafka[name])), _FILES[name]
     try:
         text, mode = path.read_text(), path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:

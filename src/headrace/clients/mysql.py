@@ -8,7 +8,7 @@ import pymysql
 from pymysql.cursors import Cursor
 
 from headrace.clients.postgres import DatabaseAddress, wrong_url
-from headrace.errors import ConfigError, PartUnavailable
+from headrace.errors import ConfigError, ServiceUnavailable
 from headrace.flow.target import Database
 
 _SCHEMES = ("jdbc:mariadb:", "jdbc:mysql:")
@@ -88,7 +88,7 @@ def binlog_position(cursor: Cursor) -> tuple[str, int] | None:
     return (str(row[0]), int(row[1])) if row else None
 
 
-def _connection_error(where: DatabaseAddress, user: str, error: pymysql.Error) -> ConfigError | PartUnavailable:
+def _connection_error(where: DatabaseAddress, user: str, error: pymysql.Error) -> ConfigError | ServiceUnavailable:
     number, text = (*error.args, "", "")[:2]
     message = str(text or error).rstrip(".")
     if number in _REFUSALS or isinstance(error, pymysql.ProgrammingError):
@@ -99,7 +99,7 @@ def _connection_error(where: DatabaseAddress, user: str, error: pymysql.Error) -
             remedy="Correct url, user and password of the database in headrace.yml, or grant the user its rights.",
             code="HR-119",
         )
-    return PartUnavailable(
+    return ServiceUnavailable(
         f"The database at {where} does not answer.",
         why=f"The client says: {message}.",
         state="Nothing was written.",

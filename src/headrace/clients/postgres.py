@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from headrace.errors import ConfigError, HeadraceError, PartUnavailable, did_you_mean
+from headrace.errors import ConfigError, HeadraceError, ServiceUnavailable, did_you_mean
 from headrace.flow.target import Database, Target
 
 _SCHEME = "jdbc:postgresql:"
@@ -142,7 +142,7 @@ def error_message(error: psycopg.Error) -> str:
 def _connection_error(where: DatabaseAddress, user: str, error: psycopg.Error) -> HeadraceError:
     text = error_message(error)
     if is_transient(error) and not any(word in text for word in _REFUSALS):
-        return PartUnavailable(
+        return ServiceUnavailable(
             f"Postgres at {where} does not answer.",
             why=f"The client says: {text}.",
             state="Nothing was written.",

@@ -12,7 +12,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._topic import TopicDescription
 
 from headrace.clients.kafka import connect_admin
-from headrace.errors import PartUnavailable
+from headrace.errors import ServiceUnavailable
 from headrace.flow.source import MissingOffsets
 from headrace.flow.target import Target
 
@@ -46,7 +46,7 @@ class TopicWatch:
         # Connect immediately: a broker that refuses the login would refuse it later too.
         self._client, _ = connect_admin(target.kafka, patience)
 
-    def identities(self) -> dict[str, str]:
+    def topic_ids(self) -> dict[str, str]:
         """Return the id of every existing topic. Retries for a while before a topic counts as missing."""
         deadline = time.monotonic() + _MISSING_TIMEOUT_SECONDS
         while True:
@@ -165,8 +165,8 @@ class TopicWatch:
             time.sleep(_RETRY_SECONDS)
         return offsets
 
-    def _unavailable(self, error: KafkaError) -> PartUnavailable:
-        return PartUnavailable(
+    def _unavailable(self, error: KafkaError) -> ServiceUnavailable:
+        return ServiceUnavailable(
             f"Kafka at {self._address} does not answer.",
             why=f"The client says: {error.str().rstrip('.')}.",
             state="The batch under way is not committed; it will be run again from the same offsets.",

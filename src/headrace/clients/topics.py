@@ -45,7 +45,7 @@ def create_topics(
                 continue
             if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
                 raise broker_unavailable(address, error) from problem
-            raise _refused(name, f"The broker says: {error.str()}.") from problem
+            raise _topic_mismatch_error(name, f"The broker says: {error.str()}.") from problem
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         try:
@@ -56,12 +56,12 @@ def create_topics(
         if not unready:
             break
         if time.monotonic() > deadline:
-            raise _refused(unready[0], "It has no leader: the broker is overloaded or broken.")
+            raise _topic_mismatch_error(unready[0], "It has no leader: the broker is overloaded or broken.")
         time.sleep(0.05)  # metadata follows the controller within milliseconds
     for name, count in topics.items():
         existing = len(metadata.topics[name].partitions)
         if existing != count:
-            raise _refused(name, f"It has {existing} partition(s) and {count} were asked for.")
+            raise _topic_mismatch_error(name, f"It has {existing} partition(s) and {count} were asked for.")
     return tuple(created)
 
 
@@ -76,7 +76,7 @@ def _usable(metadata: ClusterMetadata, name: str) -> bool:
     )
 
 
-def _refused(topic: str, why: str) -> DataError:
+def _topic_mismatch_error(topic: str, why: str) -> DataError:
     return DataError(
         f"Topic '{topic}' cannot be had as declared.",
         why=why,

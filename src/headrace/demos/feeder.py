@@ -29,7 +29,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from headrace import patterns
 from headrace.clients.kafka import require_topics
 from headrace.clients.kafka_settings import librdkafka_settings
-from headrace.errors import ConfigError, DataError, HeadraceError, PartUnavailable, did_you_mean
+from headrace.errors import ConfigError, DataError, HeadraceError, ServiceUnavailable, did_you_mean
 from headrace.flow.target import Target
 
 _ACKNOWLEDGED_WITHIN_MS = 10_000
@@ -223,7 +223,7 @@ def _failure(error: KafkaError, record: str, topic: str, *, accepted: int) -> He
             remedy=f"Create it with `headrace topics create {topic}` and run the command again.",
             code="HR-501",
         )
-    return PartUnavailable(
+    return ServiceUnavailable(
         f"Kafka did not take a record for topic '{topic}'.",
         why=f"{error.str()}, after {_ACKNOWLEDGED_WITHIN_MS // 1000} seconds of trying.",
         state=state,

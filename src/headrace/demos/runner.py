@@ -79,7 +79,7 @@ class DemoResult:
             "sent": dict(self.sent.by_kind) if self.sent else {},
             "rows_in": {name: figures.rows_in for name, figures in self.flows.items()},
             "late": {name: figures.late for name, figures in self.flows.items()},
-            "bad": {name: figures.bad for name, figures in self.flows.items()},
+            "invalid": {name: figures.invalid for name, figures in self.flows.items()},
             "flows": {name: figures.as_dict() for name, figures in self.flows.items()},
             **(self.verdict.as_dict() if self.verdict else {}),
         }

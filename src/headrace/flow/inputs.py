@@ -39,7 +39,7 @@ class Input:
     | key_required | whether a record without a key is invalid                                                     |
     | max_bytes    | records larger than this are invalid                                                          |
     | metadata_columns | columns of the source to pass on with the payload fields: topic, offset ...      |
-    | null_values  | how to treat a record without a value (a tombstone): `bad` (invalid) or `skip`          |
+    | null_values  | how to treat a record without a value (a tombstone): `invalid` or `skip`                |
     | rules        | data quality rules that each row must meet: see `Rule`                                     |
 
     An invalid row never reaches the transform and never advances the watermark. It is counted, and written with topic,
@@ -52,7 +52,7 @@ class Input:
     key_required: bool = False
     max_bytes: int = MAX_RECORD_BYTES
     metadata_columns: tuple[str, ...] = ()
-    null_values: Literal["bad", "skip"] = "bad"
+    null_values: Literal["invalid", "skip"] = "invalid"
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:

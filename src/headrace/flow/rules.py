@@ -69,7 +69,7 @@ def require_unique_names(rules: tuple[Rule, ...]) -> None:
     if duplicate is not None:
         raise _rule_error(
             f"Two rules of an input are called '{duplicate}'.",
-            "Rows are counted and filed by the name of the rule.",
+            "Rows are counted and recorded by the name of the rule.",
             "Give each rule a name of its own.",
         )
 

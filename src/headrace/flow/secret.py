@@ -21,6 +21,6 @@ class Secret:
         return f"<{self.reference}>"
 
 
-def revealed(value: str | Secret) -> str:
+def reveal_secret(value: str | Secret) -> str:
     """Return a setting as the client library needs it."""
     return value.reveal() if isinstance(value, Secret) else value

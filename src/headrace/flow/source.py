@@ -62,10 +62,10 @@ class MissingOffsets:
 class SourceWatch(Protocol):
     """Watches one source for lost rows while a flow reads it, over one connection. Used by one thread at a time.
 
-    Every method queries the broker and changes nothing. Raises PartUnavailable if the broker does not answer.
+    Every method queries the broker and changes nothing. Raises ServiceUnavailable if the broker does not answer.
     """
 
-    def identities(self) -> Mapping[str, str]:
+    def topic_ids(self) -> Mapping[str, str]:
         """Return the topic id of every existing topic that the source reads now."""
 
     def missing_offsets(self, start: str, end: str) -> tuple[MissingOffsets, ...]:

@@ -47,7 +47,7 @@ class KafkaConnect:
 
 
 @dataclass(frozen=True)
-class Service:
+class HttpEndpoint:
     """A receiver of rows over HTTP.
 
     | field   | meaning                                                                                           |
@@ -106,7 +106,7 @@ class Target:
     kafka: Mapping[str, str | Secret] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
     databases: Mapping[str, Database] = field(default_factory=dict)
-    services: Mapping[str, Service] = field(default_factory=dict)
+    services: Mapping[str, HttpEndpoint] = field(default_factory=dict)
     lease: Lease = Lease()
     connect: KafkaConnect | None = None
 

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, functions as F
 
 from headrace.clients.sql import column_named
 
-_TICK = "_headrace_beat"
+_TICK = "_headrace_idle_tick"
 
 # Earlier than any event.
 _MIN_TIME = datetime(1, 1, 1)  # noqa: DTZ001 - Spark reads it in the session's zone, and a day more or less is the same

@@ -54,10 +54,10 @@ from headrace.ingest.flat_json import read_flat_json
 
 # Internal columns during validation. Payload fields have a prefix, so that they cannot collide with columns of the
 # source.
-INVALID = "_headrace_bad"
+INVALID = "_headrace_invalid"
 _FIELD = "_headrace_field_"
 _TEXT, _PARSED, _CORRUPT = "_headrace_text", "_headrace_parsed", "_headrace_corrupt"
-_FLAT, _UNPARSABLE, _RAW = "_headrace_flat", "_headrace_unfit", "_headrace_raw"
+_FLAT, _UNPARSABLE, _RAW = "_headrace_flat", "_headrace_unparsable", "_headrace_raw"
 _PAYLOAD, _END = "payload", "end"
 _BEFORE, _AFTER = f'{{"{_PAYLOAD}":', f',"{_END}":true}}'
 _JSON = {

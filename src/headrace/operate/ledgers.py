@@ -48,13 +48,13 @@ def _with_deltalake(
 
     table = DeltaTable(str(local_path(location)))
     present = {field.name for field in table.schema().fields}
-    query = f"SELECT {_column_list(columns, present)} FROM filed"  # noqa: S608 - column names, all constants
+    query = f"SELECT {_column_list(columns, present)} FROM recorded"  # noqa: S608 - column names, all constants
     if newest_by:
         query += " ORDER BY " + ", ".join(f'"{name}" DESC' for name in newest_by)
     if limit is not None:
         query += f" LIMIT {limit}"
     # Not to_pyarrow_table(): its threads sometimes abort the interpreter at exit.
-    return pa.table(QueryBuilder().register("filed", table).execute(query).read_all())
+    return pa.table(QueryBuilder().register("recorded", table).execute(query).read_all())
 
 
 def _column_list(columns: Sequence[str], present: set[str]) -> str:

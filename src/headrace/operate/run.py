@@ -32,7 +32,7 @@ from headrace.sources.idle_ticks import idle_ticks
 from headrace.stack.jars import JarCache
 
 # The reason of invalid rows that were counted, but not recorded since their source cannot be read again.
-NOT_FILED = "not filed"
+NOT_RECORDED = "not recorded"
 # Earlier than every watermark.
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
@@ -51,7 +51,7 @@ class FlowFigures:
     rows_in: int = 0
     rows_out: int = 0
     batches: int = 0
-    bad: dict[str, int] = field(default_factory=dict)
+    invalid: dict[str, int] = field(default_factory=dict)
     rules: dict[str, int] = field(default_factory=dict)
     late: int = 0
     late_unexplained: list[UnexplainedDrop] = field(default_factory=list)
@@ -77,7 +77,7 @@ class FlowFigures:
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
             "batches": self.batches,
-            "bad": dict(self.bad),
+            "invalid": dict(self.invalid),
             "rules": dict(self.rules),
             "late": self.late,
             "late_unexplained": [drop.as_dict() for drop in self.late_unexplained],
@@ -220,10 +220,10 @@ def _delays(flow: Flow) -> dict[str, timedelta]:
     }
 
 
-def _add_audit(figures: FlowFigures, tally: AuditCounts, counted: int) -> None:
-    """Add what the audit recorded; invalid rows that were counted and not recorded get the reason NOT_FILED."""
-    missing = counted - sum(tally.bad.values())
-    figures.bad = tally.bad | ({NOT_FILED: missing} if missing > 0 else {})
-    figures.late = tally.late
-    figures.late_unexplained = tally.unexplained
-    figures.lost.extend(tally.unaudited)
+def _add_audit(figures: FlowFigures, counts: AuditCounts, counted: int) -> None:
+    """Add what the audit recorded; invalid rows that were counted and not recorded get the reason NOT_RECORDED."""
+    missing = counted - sum(counts.invalid.values())
+    figures.invalid = counts.invalid | ({NOT_RECORDED: missing} if missing > 0 else {})
+    figures.late = counts.late
+    figures.late_unexplained = counts.unexplained
+    figures.lost.extend(counts.unaudited)

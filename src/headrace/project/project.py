@@ -15,8 +15,8 @@ from headrace.clients.kafka_settings import require_settings
 from headrace.clients.storage import is_local
 from headrace.errors import ConfigError, did_you_mean
 from headrace.flow.flow import Flow
-from headrace.flow.secret import Secret, revealed
-from headrace.flow.target import Database, KafkaConnect, Lease, Service, Target
+from headrace.flow.secret import Secret, reveal_secret
+from headrace.flow.target import Database, HttpEndpoint, KafkaConnect, Lease, Target
 from headrace.project.secrets import resolve_secret
 from headrace.project.settings import LOCAL, LOCAL_DATABASES, ProjectSettings, TargetSettings, read_settings
 
@@ -69,7 +69,7 @@ class Project:
                 del kafka["bootstrap.servers"]
 
         def plain(key: str, value: str) -> str:
-            return revealed(resolve_secret(value, f"targets.{name}.{key}"))
+            return reveal_secret(resolve_secret(value, f"targets.{name}.{key}"))
 
         return Target(
             name=name,
@@ -80,7 +80,7 @@ class Project:
             databases=dict(_databases(name, target_settings, local_database)),
             spark={key: plain(f"spark.{key}", value) for key, value in target_settings.spark.items()},
             services={
-                service_name: Service(
+                service_name: HttpEndpoint(
                     url=plain(f"services.{service_name}.url", service.url),
                     headers={
                         key: resolve_secret(value, f"targets.{name}.services.{service_name}.headers.{key}")
@@ -134,7 +134,7 @@ def _databases(
             # Written out in headrace.yml: not for printing either.
             password = Secret(f"{setting}.password", password)
         url, user = (
-            revealed(resolve_secret(text, f"{setting}.{key}"))
+            reveal_secret(resolve_secret(text, f"{setting}.{key}"))
             for key, text in (("url", database.url), ("user", database.user))
         )
         yield name, Database(url, user, password if password.reveal() else None)

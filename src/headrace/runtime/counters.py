@@ -33,7 +33,7 @@ _RULE = "rule_"
 
 def count_validated(rows: DataFrame, name: str, input_rules: Sequence[Rule] = ()) -> DataFrame:
     """Count the rows of an input, the invalid rows and the violations of each rule."""
-    counts = (F.count(F.lit(1)).alias("rows"), F.count_if(F.col(INVALID)).alias("bad"))
+    counts = (F.count(F.lit(1)).alias("rows"), F.count_if(F.col(INVALID)).alias("invalid"))
     return rows.observe(f"{_IN}{name}", *counts, *rules.count_violations(input_rules, _RULE))
 
 
@@ -63,7 +63,7 @@ def batch_committed(flow: str, progress: StreamingQueryProgress, order: Sequence
             if planned.role == "rows"
         ),
         rows_out=int(observed.get(_OUT, {}).get("rows", 0)),
-        invalid={name.removeprefix(_IN): int(row["bad"]) for name, row in observed.items() if name.startswith(_IN)},
+        invalid={name.removeprefix(_IN): int(row["invalid"]) for name, row in observed.items() if name.startswith(_IN)},
         violations={name.removeprefix(_IN): _violations(row) for name, row in observed.items() if name.startswith(_IN)},
         dropped=sum(dropped),
         duration_ms=int(progress.durationMs.get("triggerExecution", 0)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from headrace.errors import ConfigError, DataError, FlowError, HeadraceError, PartUnavailable, RecoveryError
+from headrace.errors import ConfigError, DataError, FlowError, HeadraceError, RecoveryError, ServiceUnavailable
 from headrace.ingest.rules import VIOLATION_MARKER
 
 _STATE = "The sinks contain every batch up to the last commit; the failed batch will be retried from the same offsets."
@@ -122,7 +122,7 @@ _ERROR_MAPPINGS = (
     ),
     _ErrorMapping(
         ("No space left on device", "Disk quota exceeded"),
-        PartUnavailable,
+        ServiceUnavailable,
         "HR-602",
         "The disk is full.",
         "Free space; the flow then continues automatically.",
@@ -139,7 +139,7 @@ _ERROR_MAPPINGS = (
             "Failed to construct kafka consumer",
             "Failed to create new KafkaAdminClient",
         ),
-        PartUnavailable,
+        ServiceUnavailable,
         "HR-601",
         "Kafka does not answer.",
         "Start the broker; the flow then continues automatically.",
@@ -153,14 +153,14 @@ _ERROR_MAPPINGS = (
             # A task of continuous processing is never run again by Spark: the whole query has to be.
             "ContinuousTaskRetryException",
         ),
-        PartUnavailable,
+        ServiceUnavailable,
         "HR-603",
         "A part of the cluster was lost, or another writer was faster.",
         "Nothing: the flow then continues automatically.",
     ),
     _ErrorMapping(
         ("Python worker exited unexpectedly",),
-        PartUnavailable,
+        ServiceUnavailable,
         "HR-618",
         "A Python worker died.",
         "Nothing: the flow then continues automatically. If it repeats, give the machine more memory, or "

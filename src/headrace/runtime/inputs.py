@@ -151,4 +151,4 @@ def open_inputs(session: SparkSession, run: Run) -> tuple[dict[str, DataFrame], 
 
 
 def _tick_source(opened: OpenInput) -> PlannedSource:
-    return PlannedSource(opened.name, opened.spec.source.name, "beats")
+    return PlannedSource(opened.name, opened.spec.source.name, "idle ticks")

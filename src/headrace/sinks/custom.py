@@ -78,7 +78,7 @@ class CustomSink(_Custom):
 
     The rows are computed before the function is called, and persisted while it runs. It may read them repeatedly, in
     part, or not at all; the state of the query is committed in any case. An error that it raises stops the flow
-    (HR-206); a `PartUnavailable` restarts the flow after a delay.
+    (HR-206); a `ServiceUnavailable` restarts the flow after a delay.
     """
 
     function: Callable[[DataFrame, Batch], None]

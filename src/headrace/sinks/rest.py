@@ -16,7 +16,7 @@ from headrace.flow.duration import Duration
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, DeadLetters
-from headrace.flow.target import Service, Target
+from headrace.flow.target import HttpEndpoint, Target
 from headrace.sinks.kafka.topic import as_records
 
 # Errors of the configuration, not of the rows: every further request would fail too.
@@ -137,7 +137,7 @@ class Rest:
     def _numbers(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("max_rows", "max_bytes", "attempts", "in_flight")}
 
-    def _service(self, target: Target) -> Service:
+    def _service(self, target: Target) -> HttpEndpoint:
         if self.service not in target.services:
             raise ConfigError(
                 f"Target '{target.name}' has no service '{self.service}'.",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.errors import PartUnavailable
+from headrace.errors import ServiceUnavailable
 from headrace.flow.source import NotReplayable
 from headrace.flow.target import Target
 from headrace.sources.errors import source_not_replayable
@@ -61,7 +61,7 @@ class SocketSource(NotReplayable):
         try:
             socket.create_connection((self.host, self.port), timeout=_ANSWER_WITHIN_SECONDS).close()
         except OSError as error:
-            raise PartUnavailable(
+            raise ServiceUnavailable(
                 f"Nobody answers at {self.host}:{self.port}.",
                 why=f"The connection failed: {error}.",
                 state="Nothing was started. Lines that were sent in the meantime are lost.",

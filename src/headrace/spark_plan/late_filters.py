@@ -34,7 +34,7 @@ from headrace.spark_plan import tree
 ORIGIN = "_headrace_at"
 
 # The internal column with topic, partition and offset of a Kafka record.
-RECORD_POSITION = "_headrace_place"
+RECORD_POSITION = "_headrace_position"
 _POSITION_FIELDS = {"topic": "string", "partition": "int", "offset": "long"}
 
 # The aliases by which `transforms.keyed` marks, in the plan of a batch, the input rows of custom state. With event time

@@ -22,14 +22,14 @@ _SOURCE_NODES = {"StreamingRelation": "dataSource", "StreamingRelationV2": "tabl
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """One source of the plan: the rows of an input, or its idle ticks (role `beats`)."""
+    """One source of the plan: the rows of an input, or its idle ticks (role `idle ticks`)."""
 
     input: str
     source: str
-    role: Literal["rows", "beats"] = "rows"
+    role: Literal["rows", "idle ticks"] = "rows"
 
     def __str__(self) -> str:
-        return f"{self.source} ({self.input})" if self.role == "rows" else f"heartbeats of {self.input}"
+        return f"{self.source} ({self.input})" if self.role == "rows" else f"idle ticks of {self.input}"
 
     def is_same(self, other: PlannedSource) -> bool:
         """Whether it is the same source, even if either the input or the source was renamed."""

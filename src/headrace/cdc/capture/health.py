@@ -21,7 +21,7 @@ from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
 from headrace.cdc.capture.declaration import Capture
 from headrace.clients import mysql, postgres
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
-from headrace.errors import DataError, PartUnavailable
+from headrace.errors import DataError, ServiceUnavailable
 from headrace.flow.target import Database
 
 # What a trace says when the same call may succeed later: a server or a broker that stops, starts, or is out of reach.
@@ -174,11 +174,11 @@ def require_running(capture: Capture, connect: ConnectClient) -> None:
 
 def failed_connector_error(
     capture: Capture, status: ConnectorStatus, connect: ConnectClient
-) -> DataError | PartUnavailable:
+) -> DataError | ServiceUnavailable:
     """Return the error for a failed connector. Restarts the connector first if the cause is transient."""
     if _PASSING.search(status.trace):
         connect.restart(capture.connector)
-        return PartUnavailable(
+        return ServiceUnavailable(
             f"The connector '{capture.connector}' had failed and was restarted.",
             why=f"It says: {status.cause}.",
             state="Nothing is lost: Kafka Connect has its position, and the source has its log.",
@@ -194,9 +194,9 @@ def failed_connector_error(
     )
 
 
-def retained_log_error(capture: Capture, warning: str) -> PartUnavailable:
+def retained_log_error(capture: Capture, warning: str) -> ServiceUnavailable:
     """HR-616: the source keeps more log for a capture than it should."""
-    return PartUnavailable(
+    return ServiceUnavailable(
         f"The database '{capture.database}' retains log for capture '{capture.prefix}'.",
         why=warning,
         state="Nothing is lost yet. The server stops when its disk is full, or invalidates the slot before: then "

@@ -22,8 +22,8 @@ from headrace.clients import mysql, postgres
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import end_offsets, first_offsets
-from headrace.errors import ConfigError, DataError, PartUnavailable
-from headrace.flow.secret import revealed
+from headrace.errors import ConfigError, DataError, ServiceUnavailable
+from headrace.flow.secret import reveal_secret
 from headrace.flow.target import Database, Target
 
 # A connector starts within seconds; after a kill of its worker the old session has to end first.
@@ -68,7 +68,7 @@ def connect_worker(target: Target, database: str) -> ConnectWorker:
             remedy="Run `headrace up --with connect`, or set `connect` of the target in headrace.yml.",
             code="HR-135",
         )
-    bootstrap = connect.bootstrap or revealed(target.kafka.get("bootstrap.servers", ""))
+    bootstrap = connect.bootstrap or reveal_secret(target.kafka.get("bootstrap.servers", ""))
     return ConnectWorker(connect.url, bootstrap, connect.secrets, connect.passwords.get(database), target)
 
 
@@ -166,7 +166,7 @@ def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: fl
         if status is not None and status.state == "FAILED" and time.monotonic() >= believed:
             raise failed_connector_error(capture, status, connect)
         time.sleep(0.2)  # Kafka Connect gives no event when a connector runs
-    raise PartUnavailable(
+    raise ServiceUnavailable(
         f"The connector '{capture.connector}' does not start.",
         why=f"Kafka Connect took it, and after {START_SECONDS:.0f} s it does not run.",
         state="Nothing was lost: the source keeps its log.",

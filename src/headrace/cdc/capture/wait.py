@@ -8,7 +8,7 @@ from headrace.cdc.capture.health import check_capture
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient
-from headrace.errors import PartUnavailable
+from headrace.errors import ServiceUnavailable
 from headrace.flow.target import Database, Target
 
 # A snapshot of a small database is a matter of seconds; a busy machine takes its time to begin one.
@@ -54,8 +54,8 @@ def _within_time(is_done: Callable[[], bool]) -> bool:
     return True
 
 
-def _late(capture: Capture, why: str) -> PartUnavailable:
-    return PartUnavailable(
+def _late(capture: Capture, why: str) -> ServiceUnavailable:
+    return ServiceUnavailable(
         f"The capture '{capture.prefix}' has not made the expected progress within {PATIENCE_SECONDS:.0f} s.",
         why=f"{why}.",
         state="Nothing is lost: what is not captured yet is in the log of the source.",

@@ -42,11 +42,11 @@ class Cell:
         return self.verdict in (Compatibility.REFUSED, Compatibility.WRONG)
 
 
-def _no(reason: str, remedy: str, code: str = "HRC-111") -> Cell:
+def _unsupported(reason: str, remedy: str, code: str = "HRC-111") -> Cell:
     return Cell(Compatibility.REFUSED, code, reason, remedy)
 
 
-def _wrong(reason: str, remedy: str, code: str = "HRC-112") -> Cell:
+def _incorrect_result(reason: str, remedy: str, code: str = "HRC-112") -> Cell:
     return Cell(Compatibility.WRONG, code, reason, remedy)
 
 
@@ -65,7 +65,7 @@ _UNBOUNDED_KEYS = "Its state keeps every key forever."
 _GROUPS_UNBOUNDED = _warn(
     "HRC-201", _UNBOUNDED_KEYS, "Group by a window of the watermark's column too, or keep it: few keys do no harm."
 )
-_NEVER_CLOSES = _no(
+_NEVER_CLOSES = _unsupported(
     "In append mode a group is handed on when the watermark has passed it, and no watermark is among its keys: no row "
     "would ever come.",
     "Group by a window of the watermark's column and set watermark= on the Input; or take output_mode='update' with a "
@@ -76,7 +76,7 @@ _COMPLETE_STATE = _warn(
     "Complete mode keeps every group forever, regardless of the watermark.",
     "Take output_mode='update' with a sink that upserts, unless the groups are few.",
 )
-_SESSION_UPDATE = _no(
+_SESSION_UPDATE = _unsupported(
     "Sessions grow and merge, so an update could not take back the shorter ones it has sent.",
     "Set output_mode='append'.",
 )
@@ -84,64 +84,66 @@ _BOUND = (
     "Set watermark= on both inputs and join on a bound such as `pay_time between order_time and order_time + "
     "interval 1 hour`."
 )
-_UNBOUND_OUTER = _no(
+_UNBOUND_OUTER = _unsupported(
     "A row without a partner is written when the watermark has passed the join bound, and this join has no bound.",
     _BOUND,
 )
-_HALF_BOUND_FULL = _wrong(
+_HALF_BOUND_FULL = _incorrect_result(
     "A row without a partner is written when the watermark has passed the join bound. Here only one side has a bound: "
     "rows of the other side stay in the state forever and are never written. Spark accepts the query.",
     _BOUND,
 )
-_UNBOUND_SEMI = _no("Rows on the left would wait for a partner forever.", _BOUND)
-_OUTER_APPEND_ONLY = _no(
+_UNBOUND_SEMI = _unsupported("Rows on the left would wait for a partner forever.", _BOUND)
+_OUTER_APPEND_ONLY = _unsupported(
     "A row that was sent without a partner could not be taken back by an update.", "Set output_mode='append'."
 )
-_JOIN_COMPLETE = _no("A stream-stream join has no complete result that could be written.", "Set output_mode='append'.")
-_NO_EQUAL_KEY = _no(
+_JOIN_COMPLETE = _unsupported(
+    "A stream-stream join has no complete result that could be written.", "Set output_mode='append'."
+)
+_NO_EQUAL_KEY = _unsupported(
     "Streams are joined by the hash of a key, and there is no column that has to be equal.",
     "Join on at least one equality, for instance `l.id = r.id`.",
 )
-_ANTI = _no(
+_ANTI = _unsupported(
     "Spark has no anti join with a stream on the right.",
     "Take a left outer join with watermark and time bound, and keep the rows whose right side is null.",
 )
-_STATIC_OUTER = _no(
+_STATIC_OUTER = _unsupported(
     "Whether a static row never finds a partner is known only at the end of a stream, which does not come.",
     "Keep the rows of the stream: the stream on the left of a left join, or on the right of a right join.",
 )
-_DISTINCT = _no(
+_DISTINCT = _unsupported(
     "Spark cannot keep exact distinct counts over batches.",
     "Take approx_count_distinct, or exact: size(collect_set(...)), or dropDuplicates before a count in append mode.",
 )
-_PANDAS_AGG = _no(
+_PANDAS_AGG = _unsupported(
     "Spark has no streaming aggregation by a pandas function; it reports this only when the first batch runs.",
     "Use Spark's own aggregate functions, or transformWithState.",
 )
-_UNMARKED = _no("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
-_TIMERS_UNMARKED = _wrong(
+_UNMARKED = _unsupported("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
+_TIMERS_UNMARKED = _incorrect_result(
     "Its timers go by the watermark, and its rows have none: they never fire, and Spark gives no error.",
     "Set watermark= on the Input.",
 )
-_STATE_FOLLOWS = _no(
+_STATE_FOLLOWS = _unsupported(
     "Outside append mode an aggregation sends rows again with new values, and the state behind it would count each of "
     "them as one more row.",
     "Set output_mode='append'; or write the first aggregation to a table and read it in a second flow.",
 )
-_STATE_FOLLOWS_WRONG = _wrong(
+_STATE_FOLLOWS_WRONG = _incorrect_result(
     "dropDuplicates passes the first value of a group and drops every later one. Spark accepts the query.",
     "Leave dropDuplicates out: update mode with a sink that upserts keeps one row per group.",
 )
-_PANDAS_FOLLOWS = _no(
+_PANDAS_FOLLOWS = _unsupported(
     "Spark does not take this function behind an aggregation.",
     "Take transformWithState in append mode; or write the aggregation to a table and read it in a second flow.",
 )
-_AFTER_TIMEOUTS = _no(
+_AFTER_TIMEOUTS = _unsupported(
     "A timeout hands rows on whose event time has passed, and the state behind it would drop them as late.",
     "Take transformWithState; or write the first result to a table and read it in a second flow.",
 )
-_ONCE_ONLY = _no("Spark takes one of it per query.", "Put both into one function, or take transformWithState.")
-_SORT = _no(
+_ONCE_ONLY = _unsupported("Spark takes one of it per query.", "Put both into one function, or take transformWithState.")
+_SORT = _unsupported(
     "A stream has no end, so its rows cannot be put in order.",
     "Sort where the rows are read; or sort an aggregation in complete mode.",
 )
@@ -150,23 +152,25 @@ _LIMIT = _warn(
     "A limit counts over all batches: after so many rows the flow hands nothing on any more.",
     "Leave it out; to bound a batch, set the bound of the source.",
 )
-_LIMIT_UPDATE = _no("In update mode it is undefined which rows a limit would keep.", "Leave it out.")
-_FIRST_ROWS = _no("A stream has no first rows to leave out.", "Filter by a column instead.")
-_SAMPLE = _no("Spark does not sample streams.", "Filter by a hash: `where(hash(id) % 100 < 5)`.")
-_ROWS_WINDOW = _no(
+_LIMIT_UPDATE = _unsupported("In update mode it is undefined which rows a limit would keep.", "Leave it out.")
+_FIRST_ROWS = _unsupported("A stream has no first rows to leave out.", "Filter by a column instead.")
+_SAMPLE = _unsupported("Spark does not sample streams.", "Filter by a hash: `where(hash(id) % 100 < 5)`.")
+_ROWS_WINDOW = _unsupported(
     "A window over rows would have to look at all rows again in every batch.",
     "Group by window() of the event time; for the newest row of a key take max_by, or a sink that upserts.",
 )
-_ROW_NUMBERS = _no("Row numbers restart with every batch.", "Take an id of the event, or uuid().")
-_STATIC_UNION = _no(
+_ROW_NUMBERS = _unsupported("Row numbers restart with every batch.", "Take an id of the event, or uuid().")
+_STATIC_UNION = _unsupported(
     "The static rows would have to come with each batch, or with one.", "Load them once, in a separate job."
 )
-_INTERSECT = _no("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
+_INTERSECT = _unsupported("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
 _ANTI_STATIC = "Take a left anti join with the static table."
-_EXCEPT = _no(
+_EXCEPT = _unsupported(
     "Spark sees an aggregation without a watermark in it, and reports it when the first batch runs.", _ANTI_STATIC
 )
-_EXCEPT_UPDATE = _wrong("Rows of earlier batches are handed on again with each new one like them.", _ANTI_STATIC)
+_EXCEPT_UPDATE = _incorrect_result(
+    "Rows of earlier batches are handed on again with each new one like them.", _ANTI_STATIC
+)
 _PER_BATCH = _warn(
     "HRC-206",
     "The function sees the rows of a group in one batch, not the group: how rows fall into batches decides the result.",
@@ -185,14 +189,14 @@ _JOIN_HALF_UNBOUNDED = _warn(
     _BOUND,
 )
 
-_OWN_MODE = _no("The function hands rows on in update mode, and the flow in another.", "Set both alike.")
+_OWN_MODE = _unsupported("The function hands rows on in update mode, and the flow in another.", "Set both alike.")
 _OWN_MODE_APPEND = Cell(
     Compatibility.WITH_AGGREGATION,
     "HRC-111",
     "The function hands rows on in append mode, and the flow in another.",
     "Set both alike, or aggregate behind the function.",
 )
-_AGGREGATED_UPDATES = _no(
+_AGGREGATED_UPDATES = _unsupported(
     "Rows that replace earlier ones would be counted as more rows.", "Set the function's mode to append."
 )
 
@@ -383,12 +387,12 @@ def cells_in_mode(operators: Sequence[Operator], mode: OutputMode) -> list[tuple
     return cells
 
 
-def trigger_cells(kind: OperatorKind) -> tuple[Cell, Cell]:
+def trigger_compatibility(kind: OperatorKind) -> tuple[Cell, Cell]:
     """Return the cells of a kind of operator for continuous processing and real-time mode."""
     return TRIGGERS.get(kind, (_NO_STATE, _NO_STATE))
 
 
 def cells_under_trigger(operators: Sequence[Operator], *, real_time: bool) -> list[tuple[Operator, Cell]]:
     """Return the operators that continuous processing, or real-time mode, does not fully support."""
-    cells = ((operator, trigger_cells(operator.kind)[int(real_time)]) for operator in operators)
+    cells = ((operator, trigger_compatibility(operator.kind)[int(real_time)]) for operator in operators)
     return [(operator, cell) for operator, cell in cells if cell.verdict is not Compatibility.ALLOWED]

@@ -335,16 +335,16 @@ public final class FlatJson implements Serializable {
           return 0;
         }
         int second = in[i + 1] & 0xFF;
-        boolean bad = first == 0xE0 && second < 0xA0 || first == 0xED && second > 0x9F;
-        return bad ? 0 : 3;
+        boolean invalid = first == 0xE0 && second < 0xA0 || first == 0xED && second > 0x9F;
+        return invalid ? 0 : 3;
       }
       if (first >= 0xF0 && first <= 0xF4) {
         if (i + 3 >= end || !follows(i + 1) || !follows(i + 2) || !follows(i + 3)) {
           return 0;
         }
         int second = in[i + 1] & 0xFF;
-        boolean bad = first == 0xF0 && second < 0x90 || first == 0xF4 && second > 0x8F;
-        return bad ? 0 : 4;
+        boolean invalid = first == 0xF0 && second < 0x90 || first == 0xF4 && second > 0x8F;
+        return invalid ? 0 : 4;
       }
       return 0;
     }

@@ -19,7 +19,7 @@ from headrace.flow.target import Target
 from headrace.operate.erase.scan import SearchTerms
 from headrace.operate.erase.subject import Columns, Subject, Texts
 
-TableKind = Literal["table", "tombstones", "filed"]
+TableKind = Literal["table", "tombstones", "recorded"]
 
 _LEDGER_PATH = re.compile(r"_headrace/([^/]+)/[^/]+")
 # Changes that wait for the rest of their transaction, in the folder of a captured database.
@@ -107,7 +107,7 @@ def list_tables(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> L
         for path, files in files_by_table.items():
             location = f"{root}/{path}" if path else root
             name = path if root == lake else location
-            kind: TableKind = "filed" if _is_ledger(name) else "tombstones" if "_tombstones/" in name else "table"
+            kind: TableKind = "recorded" if _is_ledger(name) else "tombstones" if "_tombstones/" in name else "table"
             columns = _columns(spark, location)
             tables.append(LakeTable(name, location, kind, columns, tuple(files)))
     return Lake(tuple(tables), other_files)

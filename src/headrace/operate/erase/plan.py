@@ -25,7 +25,7 @@ class ScannedPlace:
 
     | field   | meaning                                                                                     |
     |---------|---------------------------------------------------------------------------------------------|
-    | kind    | `table`, `tombstones`, `filed` (quarantine, ledgers), `files`, `checkpoint`, `backup`       |
+    | kind    | `table`, `tombstones`, `recorded` (quarantine, ledgers), `files`, `checkpoint`, `backup`       |
     | erased  | whether it is a table that the erasure changes                                              |
     | live    | rows of the subject that the table shows now                                                |
     | before, after | the traces in its files                                                               |

@@ -22,7 +22,7 @@ _ONE_MILLISECOND = timedelta(milliseconds=1)
 
 _LATE_COLUMNS = (
     "query_id", "batch_id", "row_id", "input", "operator", "window_start", "window_end", "watermark", "event_time",
-    "late_by", "filed_at",
+    "late_by", "recorded_at",
 )  # fmt: skip
 _REPAIRED_COLUMNS = ("query_id", "window_start", "window_end", "up_to")
 
@@ -105,7 +105,7 @@ def summarise_late(
         by_batch=dict(
             sorted(Counter(_int(row["batch_id"]) for row in first_entries if row["query_id"] == query_id).items())
         ),
-        by_hour=dict(sorted(Counter(_hour(row["filed_at"]) for row in first_entries).items())),
+        by_hour=dict(sorted(Counter(_hour(row["recorded_at"]) for row in first_entries).items())),
         late_by={f"p{share}": _share(seconds_late, share) for share in (50, 90, 99)} | {"max": seconds_late[-1]}
         if seconds_late
         else {},

@@ -71,7 +71,7 @@ def _pinned_setting_findings(flow: Flow, checkpoint: Checkpoint, target: Target)
 
 def _idle_findings(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
     order = read_source_order(checkpoint) or ()
-    inputs_with_idle_ticks = {place.input for place in order if place.role == "beats"}
+    inputs_with_idle_ticks = {place.input for place in order if place.role == "idle ticks"}
     for name, input_ in flow.named_inputs.items():
         if input_.watermark is not None and input_.watermark.idle_timeout and name not in inputs_with_idle_ticks:
             yield Finding(

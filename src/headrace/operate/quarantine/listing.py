@@ -72,10 +72,12 @@ def list_quarantine(
     sent = {_identity(row) for row in read_ledger(redriven_table(target, flow), IDENTITY, session)}
     counts = Counter(str(row["reason"]) for row in rows)
     redriven = Counter(str(row["reason"]) for row in rows if _identity(row) in sent)
-    columns = ("reason", "input", *IDENTITY, "batch_id", "key", "value", "filed_at")
+    columns = ("reason", "input", *IDENTITY, "batch_id", "key", "value", "recorded_at")
     # With a `reason` more rows are read: it may be a rare one.
     row_limit = limit if reason is None else max(limit, len(rows))
-    newest = read_ledger(location, columns, session, newest_by=("filed_at", "offset"), limit=row_limit) if limit else []
+    newest = (
+        read_ledger(location, columns, session, newest_by=("recorded_at", "offset"), limit=row_limit) if limit else []
+    )
     examples = [row for row in newest if reason in (None, row["reason"])][:limit]
     return QuarantineList(
         flow,

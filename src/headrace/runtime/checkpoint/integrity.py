@@ -123,7 +123,7 @@ def _missing_files(checkpoint: Checkpoint, recorded: ManifestSums, present: set[
                 "The same as a crash before the commit: the next start runs the batch again from the same offsets.",
                 "Nothing to do: exactly-once sinks skip what they hold of it.",
             )
-        elif not _purged(path, present):
+        elif not _may_be_purged(path, present):
             yield _missing_flaw(checkpoint, path)
     oldest = max(planned[0], planned[-1] - _RETAINED) if planned else 0
     committed_later = {number for number in committed if planned and number > oldest}
@@ -145,7 +145,7 @@ def _gaps(batches: list[int]) -> set[int]:
     return set(range(max(batches[0], batches[-1] - _RETAINED + 1), batches[-1] + 1)) - set(batches)
 
 
-def _purged(path: str, present: set[str]) -> bool:
+def _may_be_purged(path: str, present: set[str]) -> bool:
     """Whether Spark may have deleted a file: it deletes the oldest files of a log, and compacted ones."""
     log, _, name = path.rpartition("/")
     number = _number(name)
@@ -166,11 +166,13 @@ def _contents(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str])
         checksum = recorded.sums.get(path)
         if checksum is not None and hashlib.sha256(content).hexdigest() == checksum:
             continue
-        problem = _torn(path, content)
+        problem = _parse_problem(path, content)
         if problem is None and checksum is not None:
             problem = "was changed since it was written: its sha256 is not that of the manifest"
         if problem is not None:
-            yield Flaw("damage", f"spark/{path}", problem, _meaning(path), _repair(checkpoint, path, last, present))
+            yield Flaw(
+                "damage", f"spark/{path}", problem, _file_purpose(path), _repair(checkpoint, path, last, present)
+            )
         elif recorded.sums:
             yield Flaw(
                 "note",
@@ -181,7 +183,7 @@ def _contents(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str])
             )
 
 
-def _torn(path: str, content: bytes) -> str | None:
+def _parse_problem(path: str, content: bytes) -> str | None:
     """Return the problem of a file that Spark could not parse, or None."""
     if not content:
         return "is empty"
@@ -220,10 +222,10 @@ def _parse(path: str, text: str) -> None:
 
 
 def _missing_flaw(checkpoint: Checkpoint, path: str) -> Flaw:
-    return Flaw("damage", f"spark/{path}", "is not there", _meaning(path), _BACKUP.format(flow=checkpoint.flow))
+    return Flaw("damage", f"spark/{path}", "is not there", _file_purpose(path), _BACKUP.format(flow=checkpoint.flow))
 
 
-def _meaning(path: str) -> str:
+def _file_purpose(path: str) -> str:
     log, _, name = path.rpartition("/")
     if path == "metadata":
         return "It holds the identity of the checkpoint, by which sinks know the batches that they hold."

@@ -34,7 +34,7 @@ from py4j.protocol import Py4JError
 
 from headrace.clients.file_lock import lock_file
 from headrace.clients.storage import is_local, local_path
-from headrace.errors import ConfigError, HeadraceError, PartUnavailable, RecoveryError
+from headrace.errors import ConfigError, HeadraceError, RecoveryError, ServiceUnavailable
 from headrace.flow.target import Lease
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
@@ -53,7 +53,7 @@ class ActiveLease:
         self._callback: Callable[[HeadraceError], None] = lambda _lost: None
 
     def check(self) -> None:
-        """Raise unless this lease is still the highest: RecoveryError if it is lost, PartUnavailable if unknown."""
+        """Raise unless this lease is still the highest: RecoveryError if it is lost, ServiceUnavailable if unknown."""
         try:
             highest = highest_lease(self._checkpoint)
             record = self._checkpoint.files.read(_path(self._checkpoint, self.token))
@@ -88,7 +88,7 @@ class ActiveLease:
         except RecoveryError as lost:
             lost.__cause__ = error
             return lost
-        except PartUnavailable:
+        except ServiceUnavailable:
             return error
         return error
 
@@ -113,7 +113,7 @@ class ActiveLease:
                 try:
                     self.check()
                     self._checkpoint.files.write(path, str(count))
-                except (OSError, Py4JError, PartUnavailable):
+                except (OSError, Py4JError, ServiceUnavailable):
                     # The storage is unavailable. Another driver may take over, and the next heartbeat notices that.
                     continue
                 except RecoveryError as lost:
@@ -250,8 +250,8 @@ def _already_running(checkpoint: Checkpoint) -> RecoveryError:
     )
 
 
-def _unreadable(checkpoint: Checkpoint, error: Exception) -> PartUnavailable:
-    return PartUnavailable(
+def _unreadable(checkpoint: Checkpoint, error: Exception) -> ServiceUnavailable:
+    return ServiceUnavailable(
         f"The lease of flow '{checkpoint.flow}' cannot be read.",
         why=f"{checkpoint.metadata_dir}: {next(iter(str(error).strip().splitlines()), type(error).__name__)}.",
         state="Nothing was committed by this driver without its lease.",

@@ -1,6 +1,6 @@
 """The files of the idle ticks of a flow: one for each tick, in a folder for each idle input.
 
-    FLOW/headrace/heartbeats/INPUT/MILLISECONDS
+    FLOW/headrace/idle_ticks/INPUT/MILLISECONDS
 
 An idle tick is a file, so a retried batch reads the same ticks and advances the watermark identically. Spark deletes a
 file after the batch that read it. Unread files of an earlier run are deleted at the start: with a new or restored
@@ -60,7 +60,7 @@ class TickFiles:
 
     def _had_ticks(self, name: str) -> bool:
         order = read_source_order(self._checkpoint) if self._checkpoint.planned_batches() else None
-        return any((source.input, source.role) == (name, "beats") for source in order or ())
+        return any((source.input, source.role) == (name, "idle ticks") for source in order or ())
 
     def _folder(self, name: str) -> str:
-        return f"{self._checkpoint.metadata_dir}/heartbeats/{name}"
+        return f"{self._checkpoint.metadata_dir}/idle_ticks/{name}"

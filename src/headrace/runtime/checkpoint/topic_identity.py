@@ -74,7 +74,7 @@ class TopicIdentities:
             self._save(topics)
 
     @property
-    def unwritten(self) -> int | None:
+    def unwritten_batch_id(self) -> int | None:
         """The planned batch that was refused before any run wrote rows of it."""
         return self._record.unwritten
 
@@ -84,7 +84,7 @@ class TopicIdentities:
             self._record.unwritten = batch_id
             self._write()
 
-    def forget(self, name: str, topics: set[str]) -> None:
+    def remove_topics(self, name: str, topics: set[str]) -> None:
         """Remove deleted topics from the record, after a batch continued without them."""
         remaining = {topic: topic_id for topic, topic_id in self._record.topics[name].items() if topic not in topics}
         if remaining != self._record.topics[name]:

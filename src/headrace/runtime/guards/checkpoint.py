@@ -75,7 +75,7 @@ class OwnershipGuard(Guard):
         require_matching_sinks(session, self._flow, self._target, self._checkpoint)
 
 
-class LeaseGuard(Guard):
+class LeaseLossGuard(Guard):
     """Lets no batch commit without the lease, and stops the query if it is lost (HR-330)."""
 
     def __init__(self, lease: ActiveLease, stop: Stop) -> None:

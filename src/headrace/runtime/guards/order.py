@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from headrace.errors import HeadraceError
 from headrace.runtime.guards.batches import CommitGuard, RetryGuard
 from headrace.runtime.guards.captures import CaptureGuard
-from headrace.runtime.guards.checkpoint import CheckpointGuard, LeaseGuard, OwnershipGuard, SettingsGuard
+from headrace.runtime.guards.checkpoint import CheckpointGuard, LeaseLossGuard, OwnershipGuard, SettingsGuard
 from headrace.runtime.guards.epochs import EpochGuard
 from headrace.runtime.guards.guard import Attempt, Guard, Progress
 from headrace.runtime.guards.idle_inputs import IdleInputGuard
@@ -43,7 +43,7 @@ class OrderedGuards(Guard):
             CaptureGuard(flow, target, publish, stopper.stop),
             SettingsGuard(flow, checkpoint, publish),
             OwnershipGuard(flow, target, checkpoint),
-            LeaseGuard(run.lease, stopper.stop),
+            LeaseLossGuard(run.lease, stopper.stop),
             RetryGuard(flow, checkpoint),
             IdleInputGuard(flow, target, checkpoint, run.clock),
             EpochGuard(flow, target, checkpoint, stopper.stop, self.on_progress),

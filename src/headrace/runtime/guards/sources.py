@@ -115,7 +115,7 @@ class SourceGuard(Guard):
         return error
 
     def _may_be_written(self, batch_id: int) -> bool:
-        return self._maybe_written == batch_id != self._identities.unwritten
+        return self._maybe_written == batch_id != self._identities.unwritten_batch_id
 
     def _require_offsets(self, batch_id: int, cause: str = "") -> None:
         """Raise HR-502 if offsets of a batch are lost and the source does not accept it."""
@@ -125,7 +125,7 @@ class SourceGuard(Guard):
                 raise self._lost_offsets_error(source, batch_id, missing, cause)
 
     def _ids(self) -> dict[str, dict[str, str]]:
-        return {name: dict(watch.identities()) for name, watch in self._watches.items()}
+        return {name: dict(watch.topic_ids()) for name, watch in self._watches.items()}
 
     def _missing_offsets(self, name: str, batch_id: int) -> tuple[MissingOffsets, ...]:
         offsets = self._offset_range(name, batch_id)
@@ -156,7 +156,7 @@ class SourceGuard(Guard):
             for topic in accepted:
                 lost.extend(self._skipped_offsets(topic, batch_id))
             # The next batch has no offsets of a deleted topic: if it is created again, it is read from its start.
-            self._identities.forget(
+            self._identities.remove_topics(
                 name, {offsets.topic for offsets in missing if offsets.end is None} - set(now[name])
             )
         added = self._lost.add(batch_id, lost)

@@ -103,8 +103,8 @@ class DeltaRollUps(DeltaUpsert):
         parts = (
             candidates.withColumn(_LONGER_START, F.window(START, length.spark()).getField("start"))
             .withColumn("_headrace_touched", F.max(_IS_NEW).over(by_window))
-            .withColumn("_headrace_place", F.row_number().over(by_part))
-            .where("_headrace_touched AND _headrace_place = 1")
+            .withColumn("_headrace_position", F.row_number().over(by_part))
+            .where("_headrace_touched AND _headrace_position = 1")
         )
         combined = self.combine(parts.groupBy(F.col(_LONGER_START).alias(START), *others))
         end = F.timestamp_millis(F.unix_millis(START) + length.ms)

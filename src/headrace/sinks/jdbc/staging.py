@@ -25,7 +25,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from headrace.errors import DataError, HeadraceError, PartUnavailable
+from headrace.errors import DataError, HeadraceError, ServiceUnavailable
 from headrace.flow.sink import Batch
 from headrace.flow.target import Database
 from headrace.sinks.jdbc.columns import NUL, to_staged_rows
@@ -163,9 +163,9 @@ def rows_rejected(batch: Batch, why: str) -> DataError:
     )
 
 
-def transaction_unfinished(batch: Batch, why: str, state: str) -> PartUnavailable:
+def transaction_unfinished(batch: Batch, why: str, state: str) -> ServiceUnavailable:
     """Return HR-607: the transaction did not finish, and the batch is retried."""
-    return PartUnavailable(
+    return ServiceUnavailable(
         f"The transaction for batch {batch.id} of flow '{batch.flow}' did not come to its end.",
         why=f"{why}.",
         state=state,

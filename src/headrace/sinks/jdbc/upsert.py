@@ -10,7 +10,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.postgres import connect, database_of, error_message, is_transient, session
-from headrace.errors import FlowError, PartUnavailable
+from headrace.errors import FlowError, ServiceUnavailable
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
@@ -222,7 +222,7 @@ class JdbcUpsert(TracksBatches):
         try:
             with closing(_connect(database, batch)) as connection, connection.transaction():
                 is_in = not Ledger(self._table).is_due(connection, batch)
-        except (psycopg.Error, PartUnavailable) as second:
+        except (psycopg.Error, ServiceUnavailable) as second:
             raise transaction_unfinished(batch, error_message(error), _ALL_OR_NOTHING) from second
         if not is_in:
             raise transaction_unfinished(batch, error_message(error), NOT_COMMITTED) from error

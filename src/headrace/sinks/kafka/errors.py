@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaError
 
-from headrace.errors import DataError, PartUnavailable, RecoveryError
+from headrace.errors import DataError, RecoveryError, ServiceUnavailable
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import RefusalText
 from headrace.sinks.batch.ledger import RefusalReason
@@ -145,9 +145,9 @@ def topic_missing(batch: Batch, problem: KafkaError) -> DataError:
     )
 
 
-def transaction_unfinished(batch: Batch, why: str, state: str, seconds: float) -> PartUnavailable:
+def transaction_unfinished(batch: Batch, why: str, state: str, seconds: float) -> ServiceUnavailable:
     """Return HR-604: the transaction did not finish; a retry may succeed."""
-    return PartUnavailable(
+    return ServiceUnavailable(
         f"The transaction for batch {batch.id} of flow '{batch.flow}' did not come to its end.",
         why=f"The client says: {why.rstrip('.')}.",
         state=state,
@@ -157,9 +157,9 @@ def transaction_unfinished(batch: Batch, why: str, state: str, seconds: float) -
     )
 
 
-def pieces_missing(batch: Batch, received: int, expected: int) -> PartUnavailable:
+def pieces_missing(batch: Batch, received: int, expected: int) -> ServiceUnavailable:
     """Return HR-609: the task did not receive all of its rows."""
-    return PartUnavailable(
+    return ServiceUnavailable(
         f"Batch {batch.id} of flow '{batch.flow}' did not completely reach the task that sends it.",
         why=f"{received} of {expected} pieces came: the executor or the driver died, or a part was recomputed.",
         state=NOT_COMMITTED,

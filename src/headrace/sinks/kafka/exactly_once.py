@@ -68,7 +68,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
         entries = committed_entries(
             target, self._ledger(flow), sink_identity(target.name, flow, step), range(self.slots)
         )
-        identity = TopicWatch(target, [self.topic]).identities().get(self.topic)
+        identity = TopicWatch(target, [self.topic]).topic_ids().get(self.topic)
         return CommittedBatches(f"the topic '{self.topic}'", identity, last_complete_batches(entries, self.slots))
 
     def write(self, rows: DataFrame, batch: Batch) -> None:

@@ -97,7 +97,7 @@ def committed_entries(target: Target, topic: str, identity: str, slots: Collecti
     this sink and stays open, the entries before it are returned: what it may still commit is the batch that is retried.
     A transaction that was just committed looks the same until the broker has written its markers. A transaction of
     another sink may hide entries of this sink, so this function waits for it. A missing ledger has no entries.
-    Raises PartUnavailable if the ledger cannot be read to its end.
+    Raises ServiceUnavailable if the ledger cannot be read to its end.
     """
     try:
         partition, deadline = TopicPartition(topic, 0), time.monotonic() + _MARKERS_SECONDS

@@ -23,7 +23,7 @@ from headrace.flow.source import (
     ValidatesStart,
 )
 from headrace.flow.target import Target
-from headrace.sources.kafka.start import Start, StartOffsets, StartTime, require_edge, resolve_start
+from headrace.sources.kafka.start import Start, StartOffsets, StartTime, require_earliest_or_latest, resolve_start
 from headrace.sources.kafka.topics import TopicNames, TopicPartitions, TopicPattern, TopicSelection
 from headrace.sources.validation import require_bounds, require_loss_reason, require_positive, require_topic_ids
 
@@ -88,7 +88,7 @@ class KafkaSource(Bounded, HasAutoBatchSize, CanLoseRows, ValidatesStart, ReadsT
             object.__setattr__(self, "topics", tuple(self.topics))
         name = self.name
         if not isinstance(self.starting, StartOffsets | StartTime):
-            require_edge(name, self.starting)
+            require_earliest_or_latest(name, self.starting)
         for field_name in ("min_partitions", "max_records_per_partition"):
             number = getattr(self, field_name)
             if number is not None:

@@ -166,7 +166,7 @@ def resolve_start(starting: Start, selection: TopicSelection, target: Target) ->
     return _explicit(offsets)["startingOffsets"]
 
 
-def require_edge(source: str, starting: object) -> None:
+def require_earliest_or_latest(source: str, starting: object) -> None:
     """Raise unless a start is `earliest` or `latest`."""
     if starting not in _EDGES:
         raise invalid_source(

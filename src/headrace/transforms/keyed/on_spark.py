@@ -52,7 +52,9 @@ def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> Data
         order = [clock.column] if isinstance(clock, EventTime) else []
         sorted_rows = rows.repartition(*key).sortWithinPartitions(*key, *order)
         sorted_rows = sorted_rows.alias(TIMED_STATE_INPUT if order else STATE_INPUT)
-        return sorted_rows.mapInArrow(_over_batches(processor, key, round(time.time() * 1000)), shape.out.spark)
+        return sorted_rows.mapInArrow(
+            _map_in_arrow_function(processor, key, round(time.time() * 1000)), shape.out.spark
+        )
     if isinstance(clock, EventTime):
         require_watermark(rows, clock.column)
     mode = "none" if clock is None else "eventtime" if isinstance(clock, EventTime) else "processingtime"
@@ -188,7 +190,7 @@ def _stored_type(kind: FieldKind) -> StructType:
     return kind.stored_type if isinstance(kind, StructKind) else StructType([StructField("value", kind.spark)])
 
 
-def _over_batches(
+def _map_in_arrow_function(
     processor: KeyedState[Any, Any], key: Sequence[str], now_ms: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow`, which gets partitions with rows sorted by key and time."""
