@@ -115,7 +115,7 @@ def reconciled(
     before = table_rows(spark, "delta", target.table(settings.table(how)))
     code, actual = command(NAMES[how], "--repair", "--yes")
     (plan,) = actual["flows"]
-    assert (code, plan["repaired"], plan["whole"]) == (0, True, False)
+    assert (code, plan["repaired"], plan["is_full_day"]) == (0, True, False)
     start, end = (round(datetime.fromisoformat(plan[name]).timestamp() * 1000) for name in ("start", "end"))
     assert start < end < (NOW - timedelta(hours=1)).timestamp() * 1000
     records = [read_records(target, topic) for topic in settings.topics]

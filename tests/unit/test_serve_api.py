@@ -162,7 +162,7 @@ def test_history_returns_the_newest_windows_oldest_first(board: CityBoard, clien
         publish(board, "Lisbon", window, count=window)
     answer = client.get("/api/v1/cities/Lisbon/history", params={"limit": 3}).json()
     assert [window["ride_count"] for window in answer["windows"]] == [3, 4, 5]
-    assert answer["held"] == 6
+    assert answer["available"] == 6
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "2017", "many"])

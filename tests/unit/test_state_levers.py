@@ -428,7 +428,7 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
         f"{checkpoint.metadata_dir}/order.json", json.dumps({"sources": [vars(item) for item in order]})
     )
     reads = list(next_reads(checkpoint, replace(target, kafka={}), ["something else"]))
-    assert [(read.source, read.input) for read in reads] == [(0, "rides"), (1, "heartbeats of rides")]
+    assert [(read.source, read.input) for read in reads] == [(0, "rides"), (1, "idle ticks of rides")]
 
 
 def test_the_figures_of_a_run_fit_a_line_of_eighty_characters_and_rare_ones_are_shown_where_there_are_some() -> None:

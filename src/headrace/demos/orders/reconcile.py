@@ -90,8 +90,7 @@ class JoinPlan:
 
     def as_dict(self) -> dict[str, object]:
         """The plan as `--json` prints it."""
-        fields = {"whole" if name == "is_full_day" else name: value for name, value in vars(self).items()}
-        return {**fields, "start": self.start.isoformat(), "end": self.end.isoformat()}
+        return {**vars(self), "start": self.start.isoformat(), "end": self.end.isoformat()}
 
     def lines(self) -> Iterator[str]:
         """Describe the differences, for people."""

@@ -230,7 +230,7 @@ public final class FlatJson implements Serializable {
         case DECIMAL:
           return decimal(precisions[field], scales[field]);
         default:
-          return whole(kinds[field]);
+          return integer(kinds[field]);
       }
     }
 
@@ -515,7 +515,7 @@ public final class FlatJson implements Serializable {
       return Decimal.createUnsafe(negative ? -unscaled : unscaled, precision, scale);
     }
 
-    private Object whole(int kind) {
+    private Object integer(int kind) {
       if (!number() || !plain || behind > 0 || count > MOST_DIGITS) {
         return UNSURE;
       }

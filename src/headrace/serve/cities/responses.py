@@ -116,7 +116,7 @@ class HistoryResponse(_Response):
     """The windows of one city, oldest first."""
 
     city: str
-    available: int = Field(serialization_alias="held", description="Windows available for this city.")
+    available: int = Field(description="Windows available for this city.")
     windows: list[WindowResponse]
 
 
