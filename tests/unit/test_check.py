@@ -88,7 +88,7 @@ def codes(flows: Iterable[Flow]) -> list[str]:
         (flow(inputs={}, transform=lambda: None), "HRC-103", Severity.ERROR),
         (flow(output_mode="update"), "HRC-104", Severity.ERROR),
         (flow(inputs=Input(KafkaSource("t"))), "HRC-105", Severity.ERROR),
-        (flow(inputs=Input(Table("t"), schema=SCHEMA)), "HRC-105", Severity.ERROR),
+        (flow(inputs=Input(Table("t"), schema=SCHEMA)), "HRC-125", Severity.ERROR),
         (flow(inputs=Input(KafkaSource("t"), schema=SCHEMA, metadata_columns=("value",))), "HRC-124", Severity.ERROR),
         (flow(inputs=Input(Table("t"), metadata_columns=("offset",))), "HRC-124", Severity.ERROR),
         (flow(inputs=on("absent")), "HRC-106", Severity.ERROR),

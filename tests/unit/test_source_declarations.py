@@ -52,7 +52,7 @@ def test_every_source_has_columns_of_its_own_and_passes_the_check(source: Source
     flow = Flow("read", Input(source, watermark=Watermark("at", "1 minute")), lambda rows: rows, Console())
     assert [finding.code for finding in check([flow]) if finding.severity == "error"] == []
     with_schema = Flow("read", Input(source, schema=ROW), lambda rows: rows, Console())
-    assert [finding.code for finding in check([with_schema]) if finding.severity == "error"] == ["HRC-105"]
+    assert [finding.code for finding in check([with_schema]) if finding.severity == "error"] == ["HRC-125"]
 
 
 @pytest.mark.parametrize(

@@ -9,31 +9,35 @@ operators need the query plan of the transform; they, and all that `matrix` deci
 | HRC-102 | error    | two flows of one name: they would share a checkpoint              |
 | HRC-103 | error    | a flow without inputs                                             |
 | HRC-104 | error    | a sink that does not support the output mode                      |
-| HRC-105 | error    | a payload without a schema, or a schema without a payload         |
+| HRC-105 | error    | a payload without a schema                                        |
 | HRC-106 | error    | a watermark on a column that is missing or not a timestamp        |
 | HRC-107 | error    | a transform whose parameters are not the inputs                   |
-| HRC-108 | error    | a trigger that the sink or the inputs cannot serve                |
+| HRC-108 | error    | a trigger without batches, and a sink or input that needs them    |
 | HRC-109 | error    | a flow that reads the topic it writes                             |
 | HRC-110 | error    | a source without a bound for a batch                              |
 | HRC-111 | error    | an operator that Spark refuses in the output mode                 |
-| HRC-112 | error    | an operator that Spark takes in the output mode and does wrong    |
+| HRC-112 | error    | an operator that Spark accepts, with a wrong result in the mode   |
 | HRC-113 | error    | an operator that continuous or real-time processing cannot do     |
-| HRC-114 | error    | an output mode that the trigger does not know                     |
+| HRC-114 | error    | an output mode that the trigger does not support                  |
 | HRC-115 | error    | a batch of real-time mode that is too short                       |
 | HRC-116 | error    | fewer task slots than a trigger without batches needs             |
-| HRC-117 | error    | a plan that Spark refuses for a reason of its own                 |
+| HRC-117 | error    | a plan that Spark refuses for another reason                      |
 | HRC-118 | error    | a transform that cannot be planned                                |
 | HRC-119 | error    | custom state without RocksDB                                      |
 | HRC-124 | error    | a metadata column that does not exist, or is a payload field too  |
+| HRC-125 | error    | a schema for a source without a payload                           |
 | HRC-201 | warning  | update or append with state but no watermark: state grows forever |
 | HRC-202 | warning  | a watermark column that may be null                               |
 | HRC-203 | warning  | several inputs, one of them without a watermark                   |
 | HRC-204 | warning  | a bound below the arrival rate                                    |
 | HRC-205 | warning  | complete mode, which keeps every group forever                    |
-| HRC-206 | warning  | an operator that behaves differently in micro-batches             |
+| HRC-206 | warning  | a limit, which counts over all batches                            |
 | HRC-207 | warning  | a trigger under its old name                                      |
 | HRC-208 | warning  | deduplication or joins whose state never expires                  |
 | HRC-209 | info     | a plan that could not be checked                                  |
+| HRC-217 | warning  | a function of the rows of a group, which sees one batch at a time |
+| HRC-218 | warning  | a Python function that waits for the end of an epoch              |
+| HRC-219 | warning  | the current time, which is the start of a long batch              |
 | HRC-301 | info     | a sink that may write rows twice after a crash                    |
 
 Checks of state and watermarks are in `state`.
@@ -118,7 +122,6 @@ def _shared_names(flows: Sequence[Flow]) -> Iterator[Finding]:
         if times > 1:
             yield Finding(
                 "HRC-102",
-                Severity.ERROR,
                 f"flow '{name}'",
                 f"{times} flows have this name, and so would share one checkpoint.",
                 "Give each flow a unique name.",
@@ -129,7 +132,6 @@ def _name(flow: Flow) -> Iterator[Finding]:
     if not FLOW_NAME.fullmatch(flow.name):
         yield Finding(
             "HRC-101",
-            Severity.ERROR,
             f"flow '{flow.name}'",
             "The name becomes a folder, so it may hold only a-z, 0-9, _ and -, and begins with a letter.",
             "Rename the flow.",
@@ -138,23 +140,21 @@ def _name(flow: Flow) -> Iterator[Finding]:
 
 def _inputs(flow: Flow) -> Iterator[Finding]:
     if not flow.named_inputs:
-        yield Finding("HRC-103", Severity.ERROR, f"flow '{flow.name}'", "The flow has no inputs.", "Declare an Input.")
+        yield Finding("HRC-103", f"flow '{flow.name}'", "The flow has no inputs.", "Declare an Input.")
     for name, input_ in flow.named_inputs.items():
         place = f"flow '{flow.name}', input '{name}'"
         if input_.source.carries_payload and input_.schema is None:
             yield Finding(
                 "HRC-105",
-                Severity.ERROR,
                 place,
                 f"{input_.source.name} delivers bytes, and no schema says what is in them.",
                 "Set schema= on the Input.",
             )
         if not input_.source.carries_payload and input_.schema is not None:
             yield Finding(
-                "HRC-105",
-                Severity.ERROR,
+                "HRC-125",
                 place,
-                f"{input_.source.name} has a schema of its own, so a schema for its payload has no meaning.",
+                f"{input_.source.name} has its own schema and no payload to parse with another one.",
                 "Remove schema= from the Input.",
             )
         fields = () if input_.schema is None else input_.schema.names
@@ -166,7 +166,6 @@ def _inputs(flow: Flow) -> Iterator[Finding]:
         if invalid:
             yield Finding(
                 "HRC-124",
-                Severity.ERROR,
                 place,
                 f"metadata_columns= names {', '.join(invalid)}: not a metadata column of the source, or also a payload "
                 "field.",
@@ -185,7 +184,6 @@ def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates])
             first = suggest_bound(bounds, rates, flow.trigger)
             yield Finding(
                 "HRC-110",
-                Severity.ERROR,
                 place,
                 f"Backpressure is required: {input_.source.name} has no bound, so the first batch would read all "
                 "available rows at once.",
@@ -195,11 +193,11 @@ def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates])
         if larger is not None:
             yield Finding(
                 "HRC-204",
-                Severity.WARNING,
                 place,
                 f"{larger.bound.name} lets {larger.bound.value:,} {larger.bound.unit} through per batch. "
                 f"{larger.reason} The flow can never keep up.",
                 f"Set {larger.bound.name}={larger.value:_}, or a shorter interval of the trigger.",
+                severity=Severity.WARNING,
             )
 
 
@@ -217,7 +215,6 @@ def _watermark_column(flow: Flow) -> Iterator[Finding]:
             actual = fields[column].dataType.simpleString() if column in fields else "not in the schema"
             yield Finding(
                 "HRC-106",
-                Severity.ERROR,
                 place,
                 f"The watermark is on '{column}', which is {actual}; it has to be a timestamp.",
                 "Name a timestamp column of the schema.",
@@ -225,10 +222,10 @@ def _watermark_column(flow: Flow) -> Iterator[Finding]:
         elif fields[column].nullable:
             yield Finding(
                 "HRC-202",
-                Severity.WARNING,
                 place,
                 f"'{column}' may be null: such a row never becomes late and never closes a window.",
                 f"Declare '{column}' as not nullable, so that rows without it are quarantined.",
+                severity=Severity.WARNING,
             )
 
 
@@ -245,9 +242,8 @@ def _transform_parameters(flow: Flow) -> Iterator[Finding]:
         inputs = "one DataFrame" if is_single else ", ".join(sorted(flow.named_inputs))
         yield Finding(
             "HRC-107",
-            Severity.ERROR,
             f"flow '{flow.name}', transform {getattr(flow.transform, '__name__', flow.transform)!s}",
-            f"It takes ({', '.join(sorted(names))}), and the inputs give {inputs}.",
+            f"Its parameters are ({', '.join(sorted(names))}), and the inputs are {inputs}.",
             "Name the parameters of the transform as the inputs are named.",
         )
 
@@ -262,9 +258,8 @@ def _own_topic(flow: Flow) -> Iterator[Finding]:
             ):
                 yield Finding(
                     "HRC-109",
-                    Severity.ERROR,
                     f"flow '{flow.name}', input '{name}'",
-                    f"{input_.source.name} takes in '{sink.written_topic()}', which the flow writes: an endless loop.",
+                    f"{input_.source.name} reads '{sink.written_topic()}', which the flow writes: an endless loop.",
                     "Write to another topic, or read topics that do not include it.",
                 )
 
@@ -275,10 +270,10 @@ def _unbounded_state(flow: Flow) -> Iterator[Finding]:
     if not has_watermark and flow.mode is OutputMode.UPDATE and not isinstance(flow.trigger, Continuous | RealTime):
         yield Finding(
             "HRC-201",
-            Severity.WARNING,
             f"flow '{flow.name}'",
             "Update mode without a watermark keeps every key forever.",
             "Set watermark= on the Input.",
+            severity=Severity.WARNING,
         )
 
 
@@ -288,10 +283,10 @@ def _watermark_missing(flow: Flow) -> Iterator[Finding]:
     if watermarked and unmarked:
         yield Finding(
             "HRC-203",
-            Severity.WARNING,
             f"flow '{flow.name}'",
             f"Inputs without a watermark ({', '.join(unmarked)}) are joined with state that never ends.",
             "Set watermark= on each Input.",
+            severity=Severity.WARNING,
         )
 
 
@@ -301,10 +296,10 @@ def _guarantee(flow: Flow) -> Iterator[Finding]:
             continue
         yield Finding(
             "HRC-301",
-            Severity.INFO,
             f"flow '{flow.name}', sink {sink.name}",
             f"The sink is {sink.guarantee}: after a crash its last batch may be written twice.",
             "Readers have to tolerate repeated rows, for instance by keeping the last one per key.",
+            severity=Severity.INFO,
         )
 
 

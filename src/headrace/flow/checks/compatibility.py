@@ -19,7 +19,7 @@ def check_sink_mode(flow: Flow) -> Iterator[Finding]:
     for _step, sink in leaf_sinks(flow.sink):
         if flow.mode not in sink.output_modes:
             cell = matrix.sink_cell(type(sink).__name__, flow.mode, sink.output_modes)
-            yield Finding("HRC-104", Severity.ERROR, f"flow '{flow.name}', sink {sink.name}", cell.reason, cell.remedy)
+            yield Finding("HRC-104", f"flow '{flow.name}', sink {sink.name}", cell.reason, cell.remedy)
 
 
 def check_trigger(flow: Flow) -> Iterator[Finding]:
@@ -28,11 +28,11 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
     if isinstance(flow.trigger, Once):
         yield Finding(
             "HRC-207",
-            Severity.WARNING,
             place,
             "Once is the old name of AvailableNow, and does the same here: it reads all that is there, in bounded "
             "batches. Spark's own `once` would read it in a single one.",
             "Write AvailableNow().",
+            severity=Severity.WARNING,
         )
     if not isinstance(flow.trigger, Continuous | RealTime):
         return
@@ -43,7 +43,6 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
     if isinstance(flow.trigger, RealTime) and flow.mode is not OutputMode.UPDATE:
         yield Finding(
             "HRC-114",
-            Severity.ERROR,
             place,
             f"Real-time mode writes in update mode only, and the flow in {flow.mode} mode.",
             "Set output_mode='update': without state it hands on the same rows.",
@@ -51,7 +50,6 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
     if isinstance(flow.trigger, Continuous) and flow.mode is OutputMode.COMPLETE:
         yield Finding(
             "HRC-114",
-            Severity.ERROR,
             place,
             "Continuous processing has no state, and complete mode writes a complete result.",
             "Set output_mode='append'.",
@@ -59,7 +57,6 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
     if isinstance(flow.trigger, RealTime) and flow.trigger.duration.seconds < MIN_BATCH_SECONDS:
         yield Finding(
             "HRC-115",
-            Severity.ERROR,
             place,
             f"A batch of {flow.trigger.batch} is shorter than Spark's least of {MIN_BATCH_SECONDS:.0f} seconds. "
             "Its length decides how often progress is noted down, not how soon a row arrives.",
@@ -72,7 +69,6 @@ def _check_source_and_sink(flow: Flow, place: str) -> Iterator[Finding]:
     if not isinstance(flow.sink, SupportsNativeWrite):
         yield Finding(
             "HRC-108",
-            Severity.ERROR,
             place,
             f"{flow.sink.name} commits in micro-batches, and this trigger has none.",
             "Write to a KafkaSink, or use Every, AvailableNow or AsFastAsPossible.",
@@ -81,7 +77,6 @@ def _check_source_and_sink(flow: Flow, place: str) -> Iterator[Finding]:
         if not isinstance(input_.source, SupportsContinuous):
             yield Finding(
                 "HRC-108",
-                Severity.ERROR,
                 f"{place}, input '{name}'",
                 f"{input_.source.name} is read in micro-batches, and this trigger has none.",
                 "Read from Kafka, or use Every, AvailableNow or AsFastAsPossible.",
@@ -89,7 +84,6 @@ def _check_source_and_sink(flow: Flow, place: str) -> Iterator[Finding]:
         if isinstance(input_.source, CanLoseRows) and input_.source.data_loss_reason is not None:
             yield Finding(
                 "HRC-108",
-                Severity.ERROR,
                 f"{place}, input '{name}'",
                 f"{input_.source.name} accepts loss, which is recorded batch by batch, and this trigger has none.",
                 "Remove data_loss_reason, or use Every, AvailableNow or AsFastAsPossible.",
@@ -116,7 +110,6 @@ def check_operators(flow: Flow, plan: QueryPlan | UnknownPlan) -> Iterator[Findi
     ):
         yield Finding(
             "HRC-119",
-            Severity.ERROR,
             place,
             "transformWithState keeps its state in RocksDB, and the flow declares InMemory.",
             "Set state=RocksDB().",
@@ -124,7 +117,6 @@ def check_operators(flow: Flow, plan: QueryPlan | UnknownPlan) -> Iterator[Findi
     if plan.spark_refusal and not has_error:
         yield Finding(
             "HRC-117",
-            Severity.ERROR,
             place,
             f"Spark refuses the plan in {flow.mode} mode: {plan.spark_refusal.rstrip('.')}.",
             "Change the transform or the output mode.",
@@ -136,7 +128,6 @@ def check_task_slots(flow: Flow, needed: int, free: int) -> Iterator[Finding]:
     if isinstance(flow.trigger, Continuous | RealTime) and needed > free:
         yield Finding(
             "HRC-116",
-            Severity.ERROR,
             f"flow '{flow.name}', trigger {type(flow.trigger).__name__}",
             f"Each of the {needed} partitions that the flow reads holds a task slot for as long as it runs, and there "
             f"{'is' if free == 1 else 'are'} {free} free, apart from the one for everything else. Records of the other "
@@ -149,7 +140,6 @@ def _check_unknown_plan(place: str, plan: UnknownPlan) -> Iterator[Finding]:
     if plan.is_transform_error:
         yield Finding(
             "HRC-118",
-            Severity.ERROR,
             place,
             f"The transform cannot be planned: {plan.why.rstrip('.')}.",
             "Correct the transform, or the schema of the Input.",
@@ -157,16 +147,16 @@ def _check_unknown_plan(place: str, plan: UnknownPlan) -> Iterator[Finding]:
     else:
         yield Finding(
             "HRC-209",
-            Severity.INFO,
             place,
             f"The plan could not be checked, so its operators are unknown. {plan.why.rstrip('.')}.",
             "Run the check where its sources can be reached; every start checks the plan too.",
+            severity=Severity.INFO,
         )
 
 
 def _finding(place: str, cell: matrix.Cell) -> Finding:
     severity = Severity.ERROR if cell.stops else Severity.WARNING
-    return Finding(cell.code, severity, place, cell.reason, cell.remedy)
+    return Finding(cell.code, place, cell.reason, cell.remedy, severity=severity)
 
 
 def _describe(operator: Operator) -> str:

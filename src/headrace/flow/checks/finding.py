@@ -17,10 +17,10 @@ class Finding:
     """The result of a check: what is wrong with a flow, where, and how to fix it."""
 
     code: str
-    severity: Severity
     place: str
     reason: str
     remedy: str
+    severity: Severity = Severity.ERROR
 
     def as_dict(self) -> dict[str, str]:
         """The finding as `--json` prints it."""

@@ -23,7 +23,7 @@ class Compatibility(StrEnum):
     """It runs, with a surprising result."""
     REFUSED = "no"
     """Spark refuses it."""
-    WRONG = "no, Spark would take it"
+    WRONG = "no, Spark would accept it"
     """Spark accepts it, and the result is wrong or the flow makes no progress."""
 
 
@@ -66,18 +66,17 @@ _GROUPS_UNBOUNDED = _warn(
     "HRC-201", _UNBOUNDED_KEYS, "Group by a window of the watermark's column too, or keep it: few keys do no harm."
 )
 _NEVER_CLOSES = _unsupported(
-    "In append mode a group is handed on when the watermark has passed it, and no watermark is among its keys: no row "
-    "would ever come.",
-    "Group by a window of the watermark's column and set watermark= on the Input; or take output_mode='update' with a "
+    "Append mode emits a group when the watermark passes it. No key has a watermark, so no row would ever be emitted.",
+    "Group by a window of the watermark's column and set watermark= on the Input; or use output_mode='update' with a "
     "sink that upserts.",
 )
 _COMPLETE_STATE = _warn(
     "HRC-205",
     "Complete mode keeps every group forever, regardless of the watermark.",
-    "Take output_mode='update' with a sink that upserts, unless the groups are few.",
+    "Use output_mode='update' with a sink that upserts, unless the groups are few.",
 )
 _SESSION_UPDATE = _unsupported(
-    "Sessions grow and merge, so an update could not take back the shorter ones it has sent.",
+    "Sessions grow and merge, so an update could not take back the shorter sessions it has written.",
     "Set output_mode='append'.",
 )
 _BOUND = (
@@ -85,36 +84,35 @@ _BOUND = (
     "interval 1 hour`."
 )
 _UNBOUND_OUTER = _unsupported(
-    "A row without a partner is written when the watermark has passed the join bound, and this join has no bound.",
-    _BOUND,
+    "A row without a match is written when the watermark has passed the join bound, and this join has no bound.", _BOUND
 )
 _HALF_BOUND_FULL = _incorrect_result(
-    "A row without a partner is written when the watermark has passed the join bound. Here only one side has a bound: "
+    "A row without a match is written when the watermark has passed the join bound. Here only one side has a bound: "
     "rows of the other side stay in the state forever and are never written. Spark accepts the query.",
     _BOUND,
 )
-_UNBOUND_SEMI = _unsupported("Rows on the left would wait for a partner forever.", _BOUND)
+_UNBOUND_SEMI = _unsupported("Rows on the left would wait for a match forever.", _BOUND)
 _OUTER_APPEND_ONLY = _unsupported(
-    "A row that was sent without a partner could not be taken back by an update.", "Set output_mode='append'."
+    "An update cannot take back a row that was written without a match.", "Set output_mode='append'."
 )
 _JOIN_COMPLETE = _unsupported(
     "A stream-stream join has no complete result that could be written.", "Set output_mode='append'."
 )
 _NO_EQUAL_KEY = _unsupported(
-    "Streams are joined by the hash of a key, and there is no column that has to be equal.",
+    "Streams are joined by the hash of a key, and this join compares no column for equality.",
     "Join on at least one equality, for instance `l.id = r.id`.",
 )
 _ANTI = _unsupported(
     "Spark has no anti join with a stream on the right.",
-    "Take a left outer join with watermark and time bound, and keep the rows whose right side is null.",
+    "Use a left outer join with watermark and time bound, and keep the rows whose right side is null.",
 )
 _STATIC_OUTER = _unsupported(
-    "Whether a static row never finds a partner is known only at the end of a stream, which does not come.",
+    "Whether a static row has no match is known only at the end of a stream, and a stream has no end.",
     "Keep the rows of the stream: the stream on the left of a left join, or on the right of a right join.",
 )
 _DISTINCT = _unsupported(
     "Spark cannot keep exact distinct counts over batches.",
-    "Take approx_count_distinct, or exact: size(collect_set(...)), or dropDuplicates before a count in append mode.",
+    "Use approx_count_distinct, or exact: size(collect_set(...)), or dropDuplicates before a count in append mode.",
 )
 _PANDAS_AGG = _unsupported(
     "Spark has no streaming aggregation by a pandas function; it reports this only when the first batch runs.",
@@ -122,82 +120,83 @@ _PANDAS_AGG = _unsupported(
 )
 _UNMARKED = _unsupported("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
 _TIMERS_UNMARKED = _incorrect_result(
-    "Its timers go by the watermark, and its rows have none: they never fire, and Spark gives no error.",
+    "Its timers need a watermark, and the input has none, so they never fire. Spark reports no error.",
     "Set watermark= on the Input.",
 )
 _STATE_FOLLOWS = _unsupported(
-    "Outside append mode an aggregation sends rows again with new values, and the state behind it would count each of "
-    "them as one more row.",
+    "Outside append mode an aggregation emits rows again with new values, and the next stateful operator would count "
+    "each of them as another row.",
     "Set output_mode='append'; or write the first aggregation to a table and read it in a second flow.",
 )
 _STATE_FOLLOWS_WRONG = _incorrect_result(
-    "dropDuplicates passes the first value of a group and drops every later one. Spark accepts the query.",
+    "dropDuplicates keeps the first value of a group and drops every later one. Spark accepts the query.",
     "Leave dropDuplicates out: update mode with a sink that upserts keeps one row per group.",
 )
 _PANDAS_FOLLOWS = _unsupported(
-    "Spark does not take this function behind an aggregation.",
-    "Take transformWithState in append mode; or write the aggregation to a table and read it in a second flow.",
+    "Spark does not support this function after an aggregation.",
+    "Use transformWithState in append mode; or write the aggregation to a table and read it in a second flow.",
 )
 _AFTER_TIMEOUTS = _unsupported(
-    "A timeout hands rows on whose event time has passed, and the state behind it would drop them as late.",
-    "Take transformWithState; or write the first result to a table and read it in a second flow.",
+    "Rows from a timeout are older than the watermark, so the next stateful operator drops them as late.",
+    "Use transformWithState; or write the first result to a table and read it in a second flow.",
 )
-_ONCE_ONLY = _unsupported("Spark takes one of it per query.", "Put both into one function, or take transformWithState.")
+_ONCE_ONLY = _unsupported(
+    "Spark supports only one applyInPandasWithState per query.",
+    "Put both into one function, or use transformWithState.",
+)
 _SORT = _unsupported(
-    "A stream has no end, so its rows cannot be put in order.",
+    "A stream has no end, so its rows cannot be sorted.",
     "Sort where the rows are read; or sort an aggregation in complete mode.",
 )
 _LIMIT = _warn(
     "HRC-206",
-    "A limit counts over all batches: after so many rows the flow hands nothing on any more.",
+    "A limit counts over all batches: after that many rows the flow emits nothing.",
     "Leave it out; to bound a batch, set the bound of the source.",
 )
 _LIMIT_UPDATE = _unsupported("In update mode it is undefined which rows a limit would keep.", "Leave it out.")
-_FIRST_ROWS = _unsupported("A stream has no first rows to leave out.", "Filter by a column instead.")
+_FIRST_ROWS = _unsupported("A stream has no first rows to skip.", "Filter by a column instead.")
 _SAMPLE = _unsupported("Spark does not sample streams.", "Filter by a hash: `where(hash(id) % 100 < 5)`.")
 _ROWS_WINDOW = _unsupported(
-    "A window over rows would have to look at all rows again in every batch.",
-    "Group by window() of the event time; for the newest row of a key take max_by, or a sink that upserts.",
+    "A window over rows would have to read all earlier rows again in every batch.",
+    "Group by window() of the event time; for the newest row of a key use max_by, or a sink that upserts.",
 )
-_ROW_NUMBERS = _unsupported("Row numbers restart with every batch.", "Take an id of the event, or uuid().")
+_ROW_NUMBERS = _unsupported("Row numbers restart with every batch.", "Use an id of the event, or uuid().")
 _STATIC_UNION = _unsupported(
-    "The static rows would have to come with each batch, or with one.", "Load them once, in a separate job."
+    "It is undefined whether every batch or only one contains the static rows.", "Load them once, in a separate job."
 )
 _INTERSECT = _unsupported("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
-_ANTI_STATIC = "Take a left anti join with the static table."
+_ANTI_STATIC = "Use a left anti join with the static table."
 _EXCEPT = _unsupported(
     "Spark sees an aggregation without a watermark in it, and reports it when the first batch runs.", _ANTI_STATIC
 )
-_EXCEPT_UPDATE = _incorrect_result(
-    "Rows of earlier batches are handed on again with each new one like them.", _ANTI_STATIC
-)
+_EXCEPT_UPDATE = _incorrect_result("Each new matching row emits the rows of earlier batches again.", _ANTI_STATIC)
 _PER_BATCH = _warn(
-    "HRC-206",
+    "HRC-217",
     "The function sees the rows of a group in one batch, not the group: how rows fall into batches decides the result.",
-    "Take transformWithState for groups that span batches, or an aggregation.",
+    "Use transformWithState for groups that span batches, or an aggregation.",
 )
 _DEDUP_UNBOUNDED = _warn(
     "HRC-208",
     _UNBOUNDED_KEYS,
-    "Take dropDuplicatesWithinWatermark, or add the watermark's column to the keys where copies carry the same time.",
+    "Use dropDuplicatesWithinWatermark, or add the watermark's column to the keys where copies carry the same time.",
 )
-_JOIN_UNBOUNDED = _warn("HRC-208", "Both sides keep every row forever, because a partner could still arrive.", _BOUND)
+_JOIN_UNBOUNDED = _warn("HRC-208", "Both sides keep every row forever, because a match could still arrive.", _BOUND)
 _JOIN_HALF_UNBOUNDED = _warn(
     "HRC-208",
-    "One side keeps every row forever, because a partner could still arrive: the join bound is open at one end, so "
+    "One side keeps every row forever, because a match could still arrive: the join bound is open at one end, so "
     "only the rows of the other side expire.",
     _BOUND,
 )
 
-_OWN_MODE = _unsupported("The function hands rows on in update mode, and the flow in another.", "Set both alike.")
+_OWN_MODE = _unsupported("The function's output mode is update, the flow's is another.", "Set both to the same mode.")
 _OWN_MODE_APPEND = Cell(
     Compatibility.WITH_AGGREGATION,
     "HRC-111",
-    "The function hands rows on in append mode, and the flow in another.",
-    "Set both alike, or aggregate behind the function.",
+    "The function's output mode is append, the flow's is another.",
+    "Set both to the same mode, or aggregate after the function.",
 )
 _AGGREGATED_UPDATES = _unsupported(
-    "Rows that replace earlier ones would be counted as more rows.", "Set the function's mode to append."
+    "Rows that replace earlier rows would be counted as additional rows.", "Set the function's mode to append."
 )
 
 
@@ -266,29 +265,29 @@ _BATCHES = "use Every, AvailableNow or AsFastAsPossible."
 _NO_STATE = Cell(
     Compatibility.REFUSED,
     "HRC-113",
-    "This trigger takes no state: only rows that are looked at one by one.",
-    f"Leave it to a flow of its own behind the topic, or {_BATCHES}",
+    "This trigger supports no state: it processes each row separately.",
+    f"Do it in a second flow that reads the topic, or {_BATCHES}",
 )
 _NO_SHUFFLE = Cell(
     Compatibility.REFUSED,
     "HRC-113",
-    "Rows go straight through under this trigger, and are never exchanged between tasks.",
+    "This trigger has no shuffle: tasks do not exchange rows.",
     f"Leave it out, or {_BATCHES}",
 )
 _NOT_IN_THIS = Cell(
-    Compatibility.REFUSED, "HRC-113", "Spark does not know it under this trigger.", f"Leave it out, or {_BATCHES}"
+    Compatibility.REFUSED, "HRC-113", "Spark does not support it under this trigger.", f"Leave it out, or {_BATCHES}"
 )
 _PYTHON_WAITS = Cell(
     Compatibility.WARNED,
-    "HRC-206",
-    "Rows wait in front of a Python function for the end of an epoch: they arrive at the interval of the trigger, and "
-    "not in milliseconds.",
+    "HRC-218",
+    "Rows wait for the end of an epoch before a Python function: their latency is the interval of the trigger, not "
+    "milliseconds.",
     f"Write it with Spark's own functions, or {_BATCHES}",
 )
 _PYTHON_REFUSED = Cell(
     Compatibility.REFUSED,
     "HRC-113",
-    "Real-time mode runs no Python.",
+    "Real-time mode does not support Python functions.",
     f"Write it with Spark's own functions, or {_BATCHES}",
 )
 _BROADCAST = Cell(
@@ -300,18 +299,18 @@ _BROADCAST = Cell(
 )
 _OLD_NOW = Cell(
     Compatibility.WARNED,
-    "HRC-206",
+    "HRC-219",
     "It is the start time of the batch, and under this trigger a batch is as long as the interval of the trigger.",
-    "Take the timestamp of the record, or leave the time to the reader.",
+    "Use the timestamp of the record, or let the reader add the time.",
 )
 _TWICE = Cell(
     Compatibility.REFUSED,
     "HRC-113",
-    "Real-time mode reads an input once.",
-    f"Take the rows of both in one pass, for instance by explode, or {_BATCHES}",
+    "Real-time mode supports reading an input only once.",
+    f"Read the rows of both in one pass, for instance by explode, or {_BATCHES}",
 )
 
-# By operator: continuous, real-time. What is not here needs state, or rows of other tasks.
+# By operator: continuous, real-time. An operator that is not listed needs state, or a shuffle.
 TRIGGERS: Mapping[OperatorKind, tuple[Cell, Cell]] = {
     OperatorKind.PROJECTION: (_YES, _YES),
     OperatorKind.EXPLODE: (_NOT_IN_THIS, _YES),
@@ -334,14 +333,15 @@ _APPENDED = (
 )
 _REPLACED = "The table is replaced by each batch, so only the rows of the last one would be left."
 _UPSERTED = (
-    "Rows are written by key, so a group that is no longer in the result would stay, and all others be written again."
+    "Rows are written by key, so a group that is no longer in the result would remain, and all others would be "
+    "written again."
 )
 _CHANGES = (
     "Its rows are changes of a source, each applied once and in the order of the source's log, so a row that replaces "
     "an earlier one would be an additional change."
 )
 
-# By the class of a sink: why it does not take the modes that it does not take, and which sink does.
+# By the class of a sink: why it does not support an output mode, and which sink does.
 SINKS: Mapping[str, tuple[str, Mapping[OutputMode, str]]] = {
     "DeltaAppend": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
     "FileSink": (_APPENDED, {OutputMode.UPDATE: "DeltaUpsert", OutputMode.COMPLETE: "DeltaOverwrite"}),
@@ -361,11 +361,11 @@ def sink_cell(name: str, mode: OutputMode, supported: frozenset[OutputMode]) -> 
         return _YES
     modes = " or ".join(sorted(supported))
     reason, others = SINKS.get(name, ("", {}))
-    other = f"write to {others[mode]}" if mode in others else f"choose a sink that takes {mode}"
+    other = f"write to {others[mode]}" if mode in others else f"choose a sink that supports {mode}"
     return Cell(
         Compatibility.REFUSED,
         "HRC-104",
-        f"The sink takes {modes}, and the flow writes in {mode} mode. {reason}".strip(),
+        f"The sink supports {modes}, and the flow writes in {mode} mode. {reason}".strip(),
         f"Set output_mode to {modes}, or {other}.",
     )
 

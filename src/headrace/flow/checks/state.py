@@ -30,7 +30,6 @@ def check_shared_memory(flows: Sequence[Flow]) -> Iterator[Finding]:
         settings = ", ".join(f"'{name}' {memory}" for name, memory in memory_by_flow.items())
         yield Finding(
             "HRC-120",
-            Severity.ERROR,
             f"flows {', '.join(repr(name) for name in memory_by_flow)}",
             f"They give RocksDB different amounts of memory ({settings}). All stores of an executor share one limit, "
             "and the first store that opens would set it for all.",
@@ -58,10 +57,10 @@ def _check_idle_timeout(flow: Flow) -> Iterator[Finding]:
             )
             yield Finding(
                 "HRC-210",
-                Severity.WARNING,
                 f"flow '{flow.name}', input '{name}'",
                 f"idle_timeout='{input_.watermark.idle_timeout}' has no effect: {why}.",
                 "Remove idle_timeout, or use another trigger, such as Every.",
+                severity=Severity.WARNING,
             )
 
 
@@ -70,11 +69,11 @@ def _check_future_rows(flow: Flow) -> Iterator[Finding]:
         if input_.watermark is not None and input_.schema is None and isinstance(input_.source, NotReplayable):
             yield Finding(
                 "HRC-212",
-                Severity.INFO,
                 f"flow '{flow.name}', input '{name}'",
                 f"Rows that are ahead of the clock by more than {input_.watermark.max_future} are dropped and counted, "
                 f"and cannot be quarantined: {input_.source.not_replayable_reason}",
                 "Check the count of invalid rows of the run.",
+                severity=Severity.INFO,
             )
 
 
@@ -93,11 +92,11 @@ def _check_budget(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates])
         )
         yield Finding(
             "HRC-214",
-            Severity.INFO,
             f"flow '{flow.name}'",
             f"The budget is {limit:,} rows of state, and about {expected:,.0f} records arrive within the delay of the "
             f"watermarks ({inputs}). Deduplication and joins keep a row for each; windows keep one per group.",
             "If each record is kept, raise the budget or shorten the delay.",
+            severity=Severity.INFO,
         )
 
 
@@ -128,12 +127,12 @@ def check_join_growth(
     inputs = ", ".join(f"{name} {rate:,.1f} a second" for name, rate in rates.items())
     yield Finding(
         "HRC-216",
-        Severity.WARNING,
         f"flow '{flow.name}'",
         f"At the rates that were measured ({inputs}) the join keeps {rows:,.0f} more rows with every hour, about "
         f"{format_bytes(round(state_bytes))}, and never gives one back.",
         "Set watermark= on both inputs and join on a bound of their times with two ends; the state then stays at rate "
         "x (delay + bound).",
+        severity=Severity.WARNING,
     )
 
 

@@ -50,7 +50,6 @@ def _pinned_setting_findings(flow: Flow, checkpoint: Checkpoint, target: Target)
     if pinned.state_class != declared:
         yield Finding(
             "HRC-121",
-            Severity.ERROR,
             f"flow '{flow.name}'",
             f"{declared}() is declared, and the checkpoint has its state in {pinned.state_class}. The first "
             "batch fixes it.",
@@ -61,11 +60,11 @@ def _pinned_setting_findings(flow: Flow, checkpoint: Checkpoint, target: Target)
         reason = "are declared" if flow.state.shuffle_partitions else "would match the cores of this machine"
         yield Finding(
             "HRC-213",
-            Severity.WARNING,
             f"flow '{flow.name}'",
             f"{partitions} shuffle partitions {reason}, and the checkpoint has {pinned.partitions}. The first batch "
             "fixes the number, and the flow keeps it.",
             f"Declare shuffle_partitions={pinned.partitions}. Another number needs a new name.",
+            severity=Severity.WARNING,
         )
 
 
@@ -76,7 +75,6 @@ def _idle_findings(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
         if input_.watermark is not None and input_.watermark.idle_timeout and name not in inputs_with_idle_ticks:
             yield Finding(
                 "HRC-122",
-                Severity.ERROR,
                 f"flow '{flow.name}', input '{name}'",
                 "`idle_timeout` was added after the first batch. Idle ticks are a separate source, and the checkpoint "
                 "has no offsets of it.",
@@ -95,8 +93,8 @@ def _budget_findings(flow: Flow, checkpoint: Checkpoint) -> Iterator[Finding]:
         is_over = used > limit
         yield Finding(
             "HRC-123" if is_over else "HRC-215",
-            Severity.ERROR if is_over else Severity.WARNING,
             f"flow '{flow.name}'",
             f"After batch {note.batch} the state had {amounts[0]} of a budget of {amounts[1]}.",
             "Raise the budget, or shorten the delay of the watermark or the window.",
+            severity=Severity.ERROR if is_over else Severity.WARNING,
         )
