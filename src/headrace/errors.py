@@ -7,8 +7,12 @@
     │   ├── RecoveryError        HR-3xx  a checkpoint, a lease or an identity that cannot be trusted
     │   ├── StackError           HR-4xx  a local part (broker, jars) that does not work
     │   └── DataError            HR-5xx  rows, offsets or topics that are missing or not as declared
+    │       ├── TopicNotFound        HR-501  a topic that does not exist
+    │       ├── KafkaDataLoss        HR-502  offsets that Kafka no longer has and the flow has not read
+    │       └── SourceNotReplayable  HR-511  a source that cannot read the rows of an old batch again
     └── Transient                a retry may help: the supervisor restarts the flow with back-off
-        └── ServiceUnavailable      HR-6xx  a broker, a database or a filesystem that does not answer
+        └── ServiceUnavailable   HR-6xx  a broker, a database or a filesystem that does not answer
+            └── TableNotCreated      HR-572  a Delta table that another flow has not created yet
 
 The supervisor reads only Terminal or Transient. Users and tests read `code`, which never changes
 its meaning. Exceptions of Spark, Kafka and Delta are mapped into this tree at the boundary.
@@ -97,10 +101,34 @@ class DataError(Terminal):
     code = "HR-500"
 
 
+class TopicNotFound(DataError):
+    """A topic does not exist."""
+
+    code = "HR-501"
+
+
+class KafkaDataLoss(DataError):
+    """Kafka no longer has offsets that the flow has not read."""
+
+    code = "HR-502"
+
+
+class SourceNotReplayable(DataError):
+    """A source cannot read the rows of an old batch again."""
+
+    code = "HR-511"
+
+
 class ServiceUnavailable(Transient):
     """A broker, a database or a filesystem does not answer."""
 
     code = "HR-600"
+
+
+class TableNotCreated(ServiceUnavailable):
+    """A Delta table does not exist yet: another flow creates it."""
+
+    code = "HR-572"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -179,7 +179,6 @@ SAME_MEANING = {
     "HR-221": "a rehearsal cannot know a value",
     "HR-321": "no flow has this name",
     "HR-356": "nothing that could be reconciled is closed",
-    "HR-501": "a topic does not exist",
     "HR-516": "no FileSink has committed a file to a folder",
     "HR-521": "the source database writes no log that can be captured",
     "HR-526": "there is no mirror",
@@ -189,11 +188,23 @@ SAME_MEANING = {
     "HR-610": "a service does not answer",
 }
 
+# The same for findings. The three verdicts of the compatibility matrix (HRC-111 to HRC-113) have a reason per operator.
+SAME_FINDING = {
+    "HRC-108": "the trigger has no batches, and a sink or an input needs them",
+    "HRC-111": "Spark refuses the operator in the output mode",
+    "HRC-113": "the trigger does not support the operator",
+    "HRC-114": "the trigger does not support the output mode",
+    "HRC-201": "the state of an aggregation without a watermark keeps every key",
+    "HRC-208": "deduplication or a join never removes rows from its state",
+}
+
 
 def test_a_code_that_is_raised_at_several_places_means_one_thing():
     codes = [code for path in SRC.rglob("*.py") for code in re.findall(r'code="(HR-\d{3})"', path.read_text())]
+    findings = [code for path in SRC.rglob("*.py") for code in re.findall(r'"(HRC-\d{3})"', path.read_text())]
 
     assert {code for code in codes if codes.count(code) > 1} == set(SAME_MEANING)
+    assert {code for code in findings if findings.count(code) > 1} == set(SAME_FINDING)
 
 
 @pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings, DatabaseSettings, ConnectSettings])

@@ -381,6 +381,7 @@ def test_the_public_names_are_these() -> None:
         "Input",
         "JdbcUpsert",
         "KafkaConnect",
+        "KafkaDataLoss",
         "KafkaExactlyOnceSink",
         "KafkaSink",
         "KafkaSource",
@@ -402,13 +403,16 @@ def test_the_public_names_are_these() -> None:
         "ServiceUnavailable",
         "Severity",
         "SocketSource",
+        "SourceNotReplayable",
         "StackError",
         "StartOffsets",
         "StartTime",
         "StateBudget",
+        "TableNotCreated",
         "Target",
         "Terminal",
         "Timers",
+        "TopicNotFound",
         "TopicPartitions",
         "TopicPattern",
         "Transaction",
@@ -485,6 +489,35 @@ def test_the_tree_of_errors_grows_in_one_module_only() -> None:
         if isinstance(node, ast.ClassDef) and kinds & {ast.unparse(base).split(".")[-1] for base in node.bases}
     }
     assert parents == {"errors.py"}
+
+
+def compared_codes(tree: ast.Module) -> Iterator[str]:
+    """Yield the comparisons of an error's `code` with a literal, also through a constant."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            literal = any(re.fullmatch(r"_?[A-Z][A-Z_]+|.*['\"]HRC?-\d+.*", side) for side in sides)
+            if literal and any(side.endswith(".code") for side in sides):
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    ("text", "compares"),
+    [
+        ("error.code == 'HR-309'", True),
+        ("error.code in ('HR-501', 'HR-502')", True),
+        ("error.code not in _LOSS_CODES", True),
+        ("isinstance(error, KafkaDataLoss)", False),
+        ("self._unhealthy.get(capture) != error.code", False),
+    ],
+)
+def test_a_comparison_with_the_code_of_an_error_is_recognized(text: str, compares: bool) -> None:
+    assert bool([*compared_codes(ast.parse(text))]) is compares
+
+
+def test_errors_are_distinguished_by_class_and_not_by_code() -> None:
+    compared = {f"{where}: {text}" for where, tree in trees() for text in compared_codes(tree)}
+    assert {text for text in compared if not text.startswith(("cdc/", "sinks/"))} == set()
 
 
 def test_the_table_of_findings_contains_exactly_the_codes_of_findings() -> None:

@@ -6,22 +6,23 @@ import pytest
 
 from headrace.errors import (
     ConfigError,
-    DataError,
     FlowError,
     HeadraceError,
+    KafkaDataLoss,
     RecoveryError,
     ServiceUnavailable,
     StackError,
     Terminal,
+    TopicNotFound,
     Transient,
 )
 from headrace.runtime.error_mapping import map_error
 
 EXISTING = [
-    ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", DataError, "HR-502"),
-    ("org.apache.kafka.clients.consumer.OffsetOutOfRangeException: out of range", DataError, "HR-502"),
-    ("org.apache.kafka.common.errors.UnknownTopicOrPartitionException: no topic", DataError, "HR-501"),
-    ("org.apache.kafka.common.errors.UnknownTopicIdException: gone", DataError, "HR-501"),
+    ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", KafkaDataLoss, "HR-502"),
+    ("org.apache.kafka.clients.consumer.OffsetOutOfRangeException: out of range", KafkaDataLoss, "HR-502"),
+    ("org.apache.kafka.common.errors.UnknownTopicOrPartitionException: no topic", TopicNotFound, "HR-501"),
+    ("org.apache.kafka.common.errors.UnknownTopicIdException: gone", TopicNotFound, "HR-501"),
     ("org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed", ConfigError, "HR-114"),
     ("org.apache.kafka.common.errors.SslAuthenticationException: SSL handshake failed", ConfigError, "HR-114"),
     ("javax.net.ssl.SSLHandshakeException: PKIX path building failed", ConfigError, "HR-114"),

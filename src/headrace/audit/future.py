@@ -5,13 +5,10 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import DataFrame, functions as F
 
 from headrace.clients.sql import column_named
-from headrace.errors import DataError
+from headrace.errors import SourceNotReplayable
 from headrace.flow.inputs import Input
 from headrace.ingest.future_events import invalid_rows, validate_by_clock
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-
-# The error of a source that cannot read the same rows a second time.
-_SOURCE_NOT_REPLAYABLE = "HR-511"
 
 
 def rejected_rows(
@@ -32,9 +29,7 @@ def rejected_rows(
     for number in batches:
         try:
             rows = scan(number, name)
-        except DataError as error:
-            if error.code != _SOURCE_NOT_REPLAYABLE:
-                raise
+        except SourceNotReplayable:
             continue
         if rows is None:
             continue

@@ -15,7 +15,7 @@ from functools import cached_property
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
-from headrace.errors import DataError
+from headrace.errors import SourceNotReplayable
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
@@ -32,8 +32,6 @@ from headrace.spark_plan.late_filters import (
 )
 
 # The error of a source whose rows cannot be read again. They are reported as unexplained: no later attempt helps.
-_SOURCE_NOT_REPLAYABLE = "HR-511"
-
 _ORIGIN = ("input", "topic", "partition", "offset", "row_id")
 
 _OUT_OF_STATE = "They came out of the state of another operator, and cannot be computed from the batch alone."
@@ -88,9 +86,7 @@ class LateAudit:
         for number, counts in dropped.items() if self.can_drop_rows else ():
             try:
                 frames = {name: self._frame(number, name, input_) for name, input_ in self._flow.named_inputs.items()}
-            except DataError as error:
-                if error.code != _SOURCE_NOT_REPLAYABLE:
-                    raise
+            except SourceNotReplayable as error:
                 drops.append(UnexplainedDrop(number, "", None if counts is None else sum(counts), error.why))
                 continue
             watermark_ms = self._checkpoint.offset_entry(number - 1).watermark_ms

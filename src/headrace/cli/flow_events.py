@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.output import err
+from headrace.errors import TableNotCreated
 from headrace.flow.size import format_bytes
 from headrace.operate.run import FlowFigures
 from headrace.runtime.events import (
@@ -25,8 +26,6 @@ from headrace.runtime.events import (
 )
 from headrace.runtime.state.size import total_state
 
-# The error of a missing table that another flow of the application creates.
-_TABLE_NOT_YET_CREATED = "HR-572"
 _RARE = ("quarantined", "lost ranges", "state rows")
 
 
@@ -147,7 +146,7 @@ def _figures(event: BatchCommitted) -> str:
 
 def _print_failure(event: FlowFailed | AuditFailed) -> None:
     error, retry_in = event.error, event.retry_in if isinstance(event, FlowFailed) else None
-    if error.code == _TABLE_NOT_YET_CREATED and retry_in is not None:
+    if isinstance(error, TableNotCreated) and retry_in is not None:
         # Not a failure: flows of one application start together, and one creates the table that another reads.
         _print_line(event, f" waits {retry_in:.0f} s: {error.what}", "dim")
         return

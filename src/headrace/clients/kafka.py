@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
 
 from headrace.clients.kafka_settings import Settings, invalid_settings, java_settings, librdkafka_settings
-from headrace.errors import ConfigError, DataError, ServiceUnavailable, did_you_mean
+from headrace.errors import ConfigError, ServiceUnavailable, TopicNotFound, did_you_mean
 from headrace.flow.target import Target
 
 # The timeout of the broker at the start of a flow.
@@ -162,12 +162,11 @@ def require_topics(target: Target, topics: Sequence[str]) -> dict[str, int]:
     present = list_topics(target)
     missing = [topic for topic in topics if topic not in present]
     if missing:
-        raise DataError(
+        raise TopicNotFound(
             f"Kafka at {target.kafka['bootstrap.servers']} has no topic {', '.join(map(repr, missing))}.",
             why=f"The topics there are: {', '.join(present) or 'none'}.{did_you_mean(missing[0], present)}",
             state="Nothing was started.",
             remedy=f"Create it with `headrace topics create {missing[0]}`, or correct the name in the flow.",
-            code="HR-501",
         )
     return {topic: present[topic] for topic in topics}
 

@@ -29,7 +29,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from headrace import patterns
 from headrace.clients.kafka import require_topics
 from headrace.clients.kafka_settings import librdkafka_settings
-from headrace.errors import ConfigError, DataError, HeadraceError, ServiceUnavailable, did_you_mean
+from headrace.errors import ConfigError, DataError, HeadraceError, ServiceUnavailable, TopicNotFound, did_you_mean
 from headrace.flow.target import Target
 
 _ACKNOWLEDGED_WITHIN_MS = 10_000
@@ -216,12 +216,11 @@ def _failure(error: KafkaError, record: str, topic: str, *, accepted: int) -> He
             code="HR-504",
         )
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-        return DataError(
+        return TopicNotFound(
             f"Topic '{topic}' is gone.",
             why=f"{error.str()}: it was deleted while records were sent.",
             state=state,
             remedy=f"Create it with `headrace topics create {topic}` and run the command again.",
-            code="HR-501",
         )
     return ServiceUnavailable(
         f"Kafka did not take a record for topic '{topic}'.",

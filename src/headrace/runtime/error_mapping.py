@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from headrace.errors import ConfigError, DataError, FlowError, HeadraceError, RecoveryError, ServiceUnavailable
+from headrace.errors import (
+    ConfigError,
+    DataError,
+    FlowError,
+    HeadraceError,
+    KafkaDataLoss,
+    RecoveryError,
+    ServiceUnavailable,
+    TopicNotFound,
+)
 from headrace.ingest.rules import VIOLATION_MARKER
 
 _STATE = "The sinks contain every batch up to the last commit; the failed batch will be retried from the same offsets."
@@ -42,14 +51,14 @@ _ERROR_MAPPINGS = (
     ),
     _ErrorMapping(
         ("KAFKA_DATA_LOSS", "Some data may have been lost", "OffsetOutOfRangeException"),
-        DataError,
+        KafkaDataLoss,
         "HR-502",
         "Kafka no longer has offsets that the flow has not read.",
         "Look at the topic's retention. To continue without the lost rows, start the flow under a new name.",
     ),
     _ErrorMapping(
         ("UnknownTopicOrPartitionException", "UnknownTopicIdException"),
-        DataError,
+        TopicNotFound,
         "HR-501",
         "A topic is not there.",
         "Create it with `headrace topics create NAME`, or correct the name in the flow.",
@@ -65,7 +74,7 @@ _ERROR_MAPPINGS = (
         ),
         ConfigError,
         "HR-114",
-        "Kafka does not let the flow's client in.",
+        "Kafka rejected the login of the flow's client.",
         "Correct the sasl and ssl settings under `kafka:` of the target in headrace.yml, and start the flow again.",
     ),
     _ErrorMapping(
@@ -198,7 +207,7 @@ def map_error(flow: str, error: BaseException | str) -> HeadraceError:
     worker_error = _WORKER_ERROR.match(in_python[-1]) if in_python else None
     if worker_error is not None:
         return FlowError(
-            f"Flow '{flow}': Python code of the flow did what cannot be done.",
+            f"Flow '{flow}': Python code of the flow used state, timers or values in an unsupported way.",
             why=_truncate(worker_error[2]),
             state=_STATE,
             remedy="Correct the code and start the flow again; it resumes where it stopped.",

@@ -19,7 +19,7 @@ def check_sink_mode(flow: Flow) -> Iterator[Finding]:
     for _step, sink in leaf_sinks(flow.sink):
         if flow.mode not in sink.output_modes:
             cell = matrix.sink_cell(type(sink).__name__, flow.mode, sink.output_modes)
-            yield Finding("HRC-104", f"flow '{flow.name}', sink {sink.name}", cell.reason, cell.remedy)
+            yield _finding(f"flow '{flow.name}', sink {sink.name}", cell)
 
 
 def check_trigger(flow: Flow) -> Iterator[Finding]:

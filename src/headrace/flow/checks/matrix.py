@@ -262,52 +262,41 @@ MODES: Mapping[OperatorKind, tuple[Cell, Cell, Cell]] = {
 
 
 _BATCHES = "use Every, AvailableNow or AsFastAsPossible."
-_NO_STATE = Cell(
-    Compatibility.REFUSED,
-    "HRC-113",
+_NO_STATE = _unsupported(
     "This trigger supports no state: it processes each row separately.",
     f"Do it in a second flow that reads the topic, or {_BATCHES}",
-)
-_NO_SHUFFLE = Cell(
-    Compatibility.REFUSED,
     "HRC-113",
-    "This trigger has no shuffle: tasks do not exchange rows.",
-    f"Leave it out, or {_BATCHES}",
 )
-_NOT_IN_THIS = Cell(
-    Compatibility.REFUSED, "HRC-113", "Spark does not support it under this trigger.", f"Leave it out, or {_BATCHES}"
+_NO_SHUFFLE = _unsupported(
+    "This trigger has no shuffle: tasks do not exchange rows.", f"Leave it out, or {_BATCHES}", "HRC-113"
 )
-_PYTHON_WAITS = Cell(
-    Compatibility.WARNED,
+_NOT_IN_THIS = _unsupported("Spark does not support it under this trigger.", f"Leave it out, or {_BATCHES}", "HRC-113")
+_PYTHON_WAITS = _warn(
     "HRC-218",
     "Rows wait for the end of an epoch before a Python function: their latency is the interval of the trigger, not "
     "milliseconds.",
     f"Write it with Spark's own functions, or {_BATCHES}",
 )
-_PYTHON_REFUSED = Cell(
-    Compatibility.REFUSED,
-    "HRC-113",
+_PYTHON_REFUSED = _unsupported(
     "Real-time mode does not support Python functions.",
     f"Write it with Spark's own functions, or {_BATCHES}",
-)
-_BROADCAST = Cell(
-    Compatibility.WRONG,
     "HRC-113",
+)
+_BROADCAST = _incorrect_result(
     "A static table has to be broadcast under this trigger. Spark broadcasts it while it is small, and stops the flow "
     "when it has grown.",
     f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_BATCHES}",
+    "HRC-113",
 )
-_OLD_NOW = Cell(
-    Compatibility.WARNED,
+_OLD_NOW = _warn(
     "HRC-219",
     "It is the start time of the batch, and under this trigger a batch is as long as the interval of the trigger.",
     "Use the timestamp of the record, or let the reader add the time.",
 )
-_TWICE = Cell(
-    Compatibility.REFUSED,
-    "HRC-113",
+_TWICE = _unsupported(
     "Real-time mode supports reading an input only once.",
     f"Read the rows of both in one pass, for instance by explode, or {_BATCHES}",
+    "HRC-113",
 )
 
 # By operator: continuous, real-time. An operator that is not listed needs state, or a shuffle.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from headrace.errors import DataError, HeadraceError, Transient
+from headrace.errors import HeadraceError, KafkaDataLoss, TopicNotFound, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.source import CanLoseRows, MissingOffsets, SourceWatch
 from headrace.flow.target import Target
@@ -26,9 +26,6 @@ from headrace.runtime.checkpoint.topic_identity import AcceptedTopic, TopicIdent
 from headrace.runtime.continuous import is_continuous
 from headrace.runtime.events import OffsetsLost
 from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
-
-# Error codes that a recreated topic or a lost range can cause.
-_LOSS_CODES = ("HR-501", "HR-502")
 
 # The maximum number of ranges in a message: a topic may have hundreds of partitions.
 _MAX_RANGES = 8
@@ -98,7 +95,8 @@ class SourceGuard(Guard):
 
     def on_end(self, error: HeadraceError | None) -> HeadraceError | None:
         """Explain lost data by its cause: a recreated topic (HR-311), or the lost ranges (HR-502)."""
-        if error is None or error.code not in _LOSS_CODES or not self._watches:
+        # A recreated topic or a lost range can cause these.
+        if not isinstance(error, TopicNotFound | KafkaDataLoss) or not self._watches:
             return error
         unfinished = self._checkpoint.unfinished_batch()
         if unfinished is None:
@@ -179,14 +177,13 @@ class SourceGuard(Guard):
 
     def _lost_offsets_error(
         self, source: CanLoseRows, batch_id: int, missing: Sequence[MissingOffsets], cause: str
-    ) -> DataError:
+    ) -> KafkaDataLoss:
         ranges = ", ".join(str(offsets) for offsets in missing[:_MAX_RANGES])
         more = f" and {len(missing) - _MAX_RANGES} more" if len(missing) > _MAX_RANGES else ""
-        return DataError(
+        return KafkaDataLoss(
             f"Flow '{self._flow.name}': Kafka no longer has offsets that the flow has not read: {ranges}{more}.",
             why=f"Batch {batch_id} needs them; retention or a deletion took them. {cause}".rstrip(),
             state="The sinks hold every batch up to the last commit. The rows of these offsets are lost.",
             remedy=f"To continue without them, set data_loss_reason='why' on {source.name}: the ranges are then "
             f"recorded in {self._checkpoint.metadata_dir}/lost. Look at the topic's retention.",
-            code="HR-502",
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaError
 
-from headrace.errors import DataError, RecoveryError, ServiceUnavailable
+from headrace.errors import DataError, RecoveryError, ServiceUnavailable, TopicNotFound
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import RefusalText
 from headrace.sinks.batch.ledger import RefusalReason
@@ -134,14 +134,13 @@ def broker_rejected(batch: Batch, problem: KafkaError) -> DataError:
     )
 
 
-def topic_missing(batch: Batch, problem: KafkaError) -> DataError:
+def topic_missing(batch: Batch, problem: KafkaError) -> TopicNotFound:
     """Return HR-501: a topic does not exist."""
-    return DataError(
+    return TopicNotFound(
         f"A topic that flow '{batch.flow}' writes to is not there.",
         why=f"The client says: {problem.str().rstrip('.')}.",
         state=NOT_COMMITTED,
         remedy="Create it with `headrace topics create NAME`, or correct the name in the flow.",
-        code="HR-501",
     )
 
 

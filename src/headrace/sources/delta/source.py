@@ -7,7 +7,7 @@ from functools import reduce
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
-from headrace.errors import ServiceUnavailable
+from headrace.errors import TableNotCreated
 from headrace.flow.source import HasStartOffset
 from headrace.flow.target import Target
 from headrace.sources.delta.offsets import files_of_version, parse_offsets
@@ -100,10 +100,9 @@ class DeltaSource(DeltaTableSource, HasStartOffset):
         table = target.table(self.path)
         if is_table(table, spark):
             return
-        raise ServiceUnavailable(
-            f"The Delta table {table} is not there yet.",
-            why="The flow that makes it has not committed a batch.",
+        raise TableNotCreated(
+            f"The Delta table {table} does not exist yet.",
+            why="The flow that creates it has not committed a batch.",
             state="Nothing was read.",
             remedy="Nothing, if that flow is running: this one continues automatically. Otherwise start that one.",
-            code="HR-572",
         )
