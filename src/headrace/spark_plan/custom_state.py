@@ -13,32 +13,18 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.clients.spark.jvm import analyzed_plan
 from headrace.flow.levers import AvailableNow, Trigger
 from headrace.spark_plan import tree
+from headrace.spark_plan.nodes import CUSTOM_STATE, NODES
 
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _BATCHES_WITHOUT_ROWS = "spark.sql.streaming.noDataMicroBatches.enabled"
-
-# Plan nodes without state. A node that is not listed may have state.
-_STATELESS = {
-    "CollectMetrics",
-    "EventTimeWatermark",
-    "Filter",
-    "Generate",
-    "LocalRelation",
-    "MapInArrow",
-    "MapInPandas",
-    "Project",
-    "StreamingRelation",
-    "StreamingRelationV2",
-    "SubqueryAlias",
-    "Union",
-}
 
 
 def configure_custom_state(session: SparkSession, result: DataFrame, trigger: Trigger) -> None:
     """Set what the custom state of a result needs. Called once per start of a flow, before the query is made."""
     nodes = list(tree.nodes(analyzed_plan(result)))
-    custom = [node for node in nodes if tree.node_name(node) in tree.CUSTOM_STATE]
-    if custom and {tree.node_name(node) for node in nodes} <= _STATELESS.union(tree.CUSTOM_STATE):
+    custom = [node for node in nodes if tree.node_name(node) in CUSTOM_STATE]
+    others = {tree.node_name(node) for node in nodes}.difference(CUSTOM_STATE)
+    if custom and all(name in NODES and NODES[name].state is None for name in others):
         session.conf.set(_ENCODING, "avro")
     uses_processing_time = any(node.timeMode().toString() == "ProcessingTime" for node in custom)
     if uses_processing_time and isinstance(trigger, AvailableNow):

@@ -29,6 +29,7 @@ from headrace.clients.sql import column_named
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
 from headrace.spark_plan import tree
+from headrace.spark_plan.nodes import GROUP_STATE, NODES
 
 # The internal column that `mark_input` adds: the origin of each row, and its event time.
 ORIGIN = "_headrace_at"
@@ -45,12 +46,8 @@ STATE_INPUT, TIMED_STATE_INPUT = "_headrace_state_input", "_headrace_timed_state
 _INPUT = "_headrace_input_"
 
 _STATEFUL_NODES = {
-    "Aggregate": "aggregation",
-    "Distinct": "deduplication",
-    "Deduplicate": "deduplication",
-    "DeduplicateWithinWatermark": "deduplication",
-    "GlobalLimit": "limit",
-    **dict.fromkeys((*tree.CUSTOM_STATE, *tree.GROUP_STATE, STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
+    **{name: node.state for name, node in NODES.items() if node.state is not None},
+    **dict.fromkeys((STATE_INPUT, TIMED_STATE_INPUT), "custom state"),
 }
 
 # Nodes that output all input columns. Joins and unions are checked afterwards.
@@ -159,7 +156,7 @@ class _Candidate:
 def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode) -> Iterator[_Candidate]:
     name = _node_name(node)
     # State of a group drops late rows only with an event-time timeout.
-    if name in ("GlobalLimit", STATE_INPUT) or (name in tree.GROUP_STATE and str(node.timeout()) != "EventTimeTimeout"):
+    if name in ("GlobalLimit", STATE_INPUT) or (name in GROUP_STATE and str(node.timeout()) != "EventTimeTimeout"):
         return
     if name == "Aggregate":
         if mode is OutputMode.COMPLETE:

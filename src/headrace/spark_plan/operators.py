@@ -16,42 +16,11 @@ from headrace.clients.spark.jvm import analyzed_plan, jvm_of
 from headrace.flow.checks.operators import Operator, OperatorKind
 from headrace.flow.levers import OutputMode
 from headrace.spark_plan import tree
+from headrace.spark_plan.nodes import CUSTOM_STATE, NODES, NodeType
 
 # Any timestamp in milliseconds; larger than 32 bits, so that py4j passes it as a long.
 _ANY_TIME_MS = 2**40
 
-_PROJECTIONS = {
-    "Project",
-    "Filter",
-    "SubqueryAlias",
-    "EventTimeWatermark",
-    "CollectMetrics",
-    "View",
-    "ResolvedHint",
-    "TypedFilter",
-}
-_KINDS_BY_NODE = {
-    "Generate": OperatorKind.EXPLODE,
-    "Expand": OperatorKind.EXPLODE,
-    "Repartition": OperatorKind.REPARTITION,
-    "RepartitionByExpression": OperatorKind.REPARTITION,
-    "RebalancePartitions": OperatorKind.REPARTITION,
-    "MapInPandas": OperatorKind.PYTHON_MAP,
-    "MapInArrow": OperatorKind.PYTHON_MAP,
-    "FlatMapGroupsInPandas": OperatorKind.GROUPED_PYTHON,
-    "FlatMapGroupsInArrow": OperatorKind.GROUPED_PYTHON,
-    "FlatMapCoGroupsInPandas": OperatorKind.GROUPED_PYTHON,
-    "FlatMapCoGroupsInArrow": OperatorKind.GROUPED_PYTHON,
-    "GlobalLimit": OperatorKind.LIMIT,
-    "LocalLimit": OperatorKind.LIMIT,
-    "Offset": OperatorKind.OFFSET,
-    "Sample": OperatorKind.SAMPLE,
-    "Window": OperatorKind.ROW_WINDOW,
-    "Intersect": OperatorKind.INTERSECT,
-    "Intersect All": OperatorKind.INTERSECT,
-    "Except": OperatorKind.EXCEPT,
-    "Except All": OperatorKind.EXCEPT,
-}
 _STATEFUL_JOINS = {
     OperatorKind.INNER_JOIN,
     OperatorKind.INNER_JOIN_HALF,
@@ -161,9 +130,10 @@ class _Reader:
 
     def _node_operators(self, plan: JavaObject, children: list[JavaObject], below: _Below) -> Iterator[Operator]:
         name = tree.node_name(plan)
+        kind = NODES.get(name, NodeType(OperatorKind.OTHER)).kind
         yield from self._expressions(plan)
         match name:
-            case _ if not children or name in _PROJECTIONS:
+            case _ if not children or kind is OperatorKind.PROJECTION:
                 yield Operator(OperatorKind.PROJECTION, name)
             case "Aggregate":
                 yield from self._aggregate(plan, below)
@@ -177,8 +147,11 @@ class _Reader:
                 elif below.aggregate:
                     yield Operator(OperatorKind.DEDUP_AFTER_AGGREGATE, _column_names(plan.keys()))
             case "DeduplicateWithinWatermark":
-                kind = OperatorKind.DEDUP_WITHIN if _has_watermark(children[0]) else OperatorKind.DEDUP_WITHIN_UNBOUNDED
-                yield Operator(kind, _column_names(plan.keys()))
+                bounded = _has_watermark(children[0])
+                yield Operator(
+                    OperatorKind.DEDUP_WITHIN if bounded else OperatorKind.DEDUP_WITHIN_UNBOUNDED,
+                    _column_names(plan.keys()),
+                )
                 yield from _chained_state(below)
             case "Join":
                 yield from self._join(plan, children, below)
@@ -187,7 +160,7 @@ class _Reader:
                 yield Operator(OperatorKind.STATIC_UNION if mixed else OperatorKind.UNION)
             case "Sort":
                 yield Operator(OperatorKind.SORT if below.aggregate else OperatorKind.SORT_ROWS)
-            case _ if name in tree.CUSTOM_STATE:
+            case _ if name in CUSTOM_STATE:
                 # Its timers use the watermark of the query, even if the watermark column no longer exists.
                 unmarked = "EventTime" in plan.timeMode().toString() and not _is_watermarked(plan)
                 yield Operator(OperatorKind.CUSTOM_TIMERS_UNMARKED if unmarked else OperatorKind.CUSTOM_STATE)
@@ -195,7 +168,7 @@ class _Reader:
             case "FlatMapGroupsInPandasWithState":
                 yield from _pandas_state(plan, below)
             case _:
-                yield Operator(_KINDS_BY_NODE.get(name, OperatorKind.OTHER), name)
+                yield Operator(kind or OperatorKind.OTHER, name)
 
     def _expressions(self, plan: JavaObject) -> Iterator[Operator]:
         """Yield the operators within the expressions of one node."""

@@ -14,10 +14,6 @@ from headrace.clients.spark.jvm import jvm_of
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 TIME_WINDOW, SESSION_WINDOW = "spark.timeWindow", "spark.sessionWindow"
 
-# Nodes of custom state, by `transformWithState`, and by the functions before it.
-CUSTOM_STATE = ("TransformWithState", "TransformWithStateInPySpark")
-GROUP_STATE = ("FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState")
-
 # Each pass of Spark's rule prunes one more node of a plan; a transform has some dozens of them at most.
 _MAX_PASSES = 100
 
