@@ -39,12 +39,14 @@ class HeadraceError(Exception):
     """
 
     code: str = "HR-000"
+    state: str
+    """A class whose errors are mostly raised before anything happens has a default."""
 
-    def __init__(self, what: str, *, why: str, state: str, remedy: str, code: str | None = None) -> None:
-        self.what, self.why, self.state, self.remedy = what, why, state, remedy
-        if code is not None:
-            self.code = code
-        super().__init__(f"[{self.code}] {what} {why} {state} {remedy}")
+    def __init__(self, what: str, *, why: str, remedy: str, state: str | None = None, code: str | None = None) -> None:
+        self.what, self.why, self.remedy = what, why, remedy
+        self.state = self.state if state is None else state
+        self.code = self.code if code is None else code
+        super().__init__(f"[{self.code}] {what} {why} {self.state} {remedy}")
 
     def __reduce__(self) -> tuple[Callable[[str], HeadraceError], tuple[str]]:
         # A task on an executor hands its error to the driver as a value.
@@ -75,12 +77,14 @@ class ConfigError(Terminal):
     """The configuration, the command line or the machine cannot do what was asked."""
 
     code = "HR-100"
+    state = "Nothing was started."
 
 
 class FlowError(Terminal):
     """A flow is declared in a way that cannot run."""
 
     code = "HR-200"
+    state = "Nothing was started."
 
 
 class RecoveryError(Terminal):

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from headrace.clients.storage import HadoopFileStore, LocalFileStore
+from headrace.clients.storage import HadoopFileStore
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -68,7 +68,7 @@ class Shop:
         return Application(self.spark, self.target, [self.flow]).run()[self.flow.name]
 
     def checkpoint(self) -> Checkpoint:
-        return Checkpoint.of(self.flow.name, self.target, LocalFileStore())
+        return Checkpoint.of(self.flow.name, self.target)
 
     def restore(self, backup: Path) -> Path | None:
         """Restore as the command does."""

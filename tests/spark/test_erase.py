@@ -23,7 +23,6 @@ from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.cli.main import app
 from headrace.clients.spark.delta_log import version
-from headrace.clients.storage import LocalFileStore
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -299,7 +298,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     assert (waits.exception.code, "waits in" in waits.exception.what) == ("HR-531", True)
 
     # While a flow runs that touches the tables, nothing is done.
-    with acquire_lease(Checkpoint.of("totals", lake.target, LocalFileStore())):
+    with acquire_lease(Checkpoint.of("totals", lake.target)):
         refused = lake.erase("--table", "customers", "--key", "42", "--yes")
     assert isinstance(refused.exception, RecoveryError)
     assert refused.exception.code == "HR-302"
@@ -314,7 +313,7 @@ def test_state_that_contains_the_row_is_listed_with_its_content_and_its_expiry(s
     orders = pa.table({"customer_id": [SUBJECT, 43], "at": [NOON, NOON]})
     write_deltalake(str(tmp_path / "orders"), orders)
     read = spark.readStream.format("delta").load(str(tmp_path / "orders")).withWatermark("at", "1 hour")
-    where = Checkpoint.of("totals", target, LocalFileStore()).location
+    where = Checkpoint.of("totals", target).location
     counted = read.groupBy("customer_id").count().writeStream.outputMode("update").format("noop")
     counted.option("checkpointLocation", where).trigger(availableNow=True).start().awaitTermination()
 
@@ -355,7 +354,7 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     assert places(lake.root)
 
     # The next one finishes. A flow that has nothing to do with it may run.
-    with acquire_lease(Checkpoint.of("apart", lake.target, LocalFileStore())):
+    with acquire_lease(Checkpoint.of("apart", lake.target)):
         done = lake.erase("--table", "customers", "--key", "42", "--yes", "--json", "--reference", "case 7")
     assert done.exit_code == 0, (done.output, done.exception)
     assert places(lake.root) == set()

@@ -71,7 +71,7 @@ def test_a_checkpoint_on_other_storage_is_leased_by_records(spark: SparkSession,
     The second driver reads the first one's next renewal, after two seconds. Twelve are for a machine that is busy.
     """
     target = Target("test", lake="unused", checkpoints=f"file:{tmp_path}")
-    checkpoint, terms = Checkpoint.of("rides", target, HadoopFileStore(spark)), Lease("record", 12)
+    checkpoint, terms = Checkpoint("rides", target.flow_folder("rides"), HadoopFileStore(spark)), Lease("record", 12)
     with acquire_lease(checkpoint, terms) as holding:
         holding.check()
         with pytest.raises(RecoveryError) as refused, acquire_lease(checkpoint, terms):

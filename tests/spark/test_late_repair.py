@@ -27,7 +27,6 @@ from headrace import (
     Target,
     Watermark,
 )
-from headrace.clients.storage import LocalFileStore
 from headrace.operate.late.plan import RepairPlan
 from headrace.operate.late.repair import open_repair
 from headrace.operate.late.summary import LateSummary, summarise_late
@@ -121,7 +120,7 @@ def repaired(spark: SparkSession, target: Target, flow: Flow) -> RepairPlan:
 
 
 def summary(spark: SparkSession, result: Rehearsal) -> LateSummary:
-    checkpoint = Checkpoint.of("totals", result.target, LocalFileStore())
+    checkpoint = Checkpoint.of("totals", result.target)
     return summarise_late("totals", result.target, result.flow, checkpoint.query_id(), lambda: spark)
 
 
@@ -207,7 +206,7 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     )
     sessions = replace(declared, transform=lambda o: o.groupBy(F.session_window("at", "5 minutes"), "shop").count())
     assert refused(sessions) == "HR-351"
-    with acquire_lease(Checkpoint.of("totals", result.target, LocalFileStore()), result.target.lease):
+    with acquire_lease(Checkpoint.of("totals", result.target), result.target.lease):
         assert refused(declared) == "HR-302"
 
     plan = repaired(spark, result.target, declared)

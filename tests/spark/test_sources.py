@@ -15,7 +15,6 @@ from live_run import PATIENCE
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from headrace.clients.storage import file_store
 from headrace.errors import DataError, HeadraceError, ServiceUnavailable
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
@@ -98,7 +97,7 @@ class Workspace:
 
     def read_again(self, source: Source, batch_id: int, *columns: str) -> list[tuple[Any, ...]]:
         """Return the rows of a batch after the first, by the offsets that Spark logged for it."""
-        checkpoint = Checkpoint.of("read", self.target, file_store(self.target.checkpoints, self.spark))
+        checkpoint = Checkpoint.of("read", self.target, self.spark)
         offsets = checkpoint.offset_range(batch_id, 0)
         assert offsets is not None
         rows = source.batch(self.spark, self.target, *offsets)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from headrace.clients.storage import LocalFileStore
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import next_reads
@@ -36,7 +35,7 @@ def test_the_end_of_each_partition_is_shown_and_a_new_partition_counts_from_its_
     (spark / "commits/0").write_text('v1\n{"nextBatchWatermarkMs":0}')
     target = Target("dev", lake="unused", checkpoints=str(tmp_path), kafka=kafka)
 
-    [source] = next_reads(Checkpoint.of("reader", target, LocalFileStore()), target, ["rows"])
+    [source] = next_reads(Checkpoint.of("reader", target), target, ["rows"])
 
     reads = [(item.place, item.start, item.latest, item.records) for item in source.ranges]
     assert reads == [("lag[0]", 5, 5, 0), ("lag[1]", 3, 7, 4), ("lag[2]", 0, 2, 2)]

@@ -29,7 +29,6 @@ from headrace import (
 )
 from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import committed_consumer, read_topic
-from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Compatibility
@@ -218,7 +217,7 @@ def test_a_flow_that_died_before_its_first_epoch_starts_at_the_same_offsets(
     newest = Input(KafkaSource("unbatched-late", starting="latest"), schema=ROW)
     created = flow("unbatched-late", Continuous(until_done=True), inputs=newest)
     # The first start has noted its beginning, and died.
-    record_start_offsets(created, place, Checkpoint.of(created.name, place, file_store(place.checkpoints)))
+    record_start_offsets(created, place, Checkpoint.of(created.name, place))
     send(place, "unbatched-late", range(4, 8), b"rubbish")
 
     figures = run(spark, place, created)

@@ -29,7 +29,6 @@ from headrace import (
     TopicPartitions,
     TopicPattern,
 )
-from headrace.clients.storage import file_store
 from headrace.clients.topics import create_topics
 from headrace.flow.sink import Batch
 from headrace.operate.preflight.batch_size import size_batches
@@ -109,7 +108,7 @@ class Workspace:
 
     def read_again(self, spark: SparkSession, source: KafkaSource, batch_id: int) -> DataFrame:
         """Return the rows of a batch, by the offsets that Spark logged for it."""
-        checkpoint = Checkpoint.of("read", self.target, file_store(self.target.checkpoints, spark))
+        checkpoint = Checkpoint.of("read", self.target, spark)
         offsets = checkpoint.offset_range(batch_id, 0)
         assert offsets is not None
         return source.batch(spark, self.target, *offsets)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 
 from headrace.audit.flow_audit import quarantine_table
-from headrace.clients.storage import LocalFileStore
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Row, table_rows
 from headrace.demos.feeder import generate
@@ -118,4 +117,4 @@ def violations(spark: SparkSession, target: Target, settings: MedallionSettings,
 
 
 def silver_checkpoint(target: Target) -> Checkpoint:
-    return Checkpoint.of("silver", target, LocalFileStore())
+    return Checkpoint.of("silver", target)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.storage import LocalFileStore
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -17,7 +16,7 @@ SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     target = Target("dev", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path))
-    return Checkpoint.of("rides", target, LocalFileStore())
+    return Checkpoint.of("rides", target)
 
 
 def put(checkpoint: Checkpoint, name: str, text: str) -> None:

@@ -49,7 +49,7 @@ class CheckpointFolder:
     def __init__(self, root: Path, flow: str = "rides", query_id: str = "6a1f") -> None:
         self.root, self.folder = root, root / flow
         self.target = Target("dev", lake=str(root / "lake"), checkpoints=str(root))
-        self.checkpoint = Checkpoint.of(flow, self.target, LocalFileStore())
+        self.checkpoint = Checkpoint.of(flow, self.target)
         self.put("metadata", f'{{"id":"{query_id}"}}')
         self.put("sources/0/0", '\0v1\n{"rides":{"0":0,"1":0}}')
 
@@ -343,7 +343,7 @@ def test_a_running_flow_is_neither_backed_up_nor_replaced(stored: CheckpointFold
 def test_what_is_damaged_or_was_never_started_is_not_backed_up(stored: CheckpointFolder, tmp_path: Path) -> None:
     stored.put("commits/1", "")
     assert code(lambda: back_up(stored.checkpoint, tmp_path / "backups")) == "HR-320"
-    fresh = Checkpoint.of("fresh", stored.target, LocalFileStore())
+    fresh = Checkpoint.of("fresh", stored.target)
     assert code(lambda: back_up(fresh, tmp_path / "backups")) == "HR-324"
     assert not (tmp_path / "backups").exists()
 
@@ -385,7 +385,7 @@ def test_a_backup_that_was_changed_is_refused(stored: CheckpointFolder, tmp_path
 
 def test_a_backup_of_another_flow_or_of_another_beginning_is_refused(stored: CheckpointFolder, tmp_path: Path) -> None:
     folder, _ = back_up(stored.checkpoint, tmp_path / "backups")
-    other = Checkpoint.of("other", stored.target, LocalFileStore())
+    other = Checkpoint.of("other", stored.target)
     assert code(lambda: plan_restore(other, folder, None)) == "HR-326"
     stored.put("metadata", '{"id":"begun anew"}')
     assert code(lambda: plan_restore(stored.checkpoint, folder, None)) == "HR-326"

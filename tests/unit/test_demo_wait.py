@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.storage import file_store
 from headrace.demos.wait import OffsetWaiter
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
@@ -59,7 +58,7 @@ def test_a_wait_ends_with_the_batch_that_contains_the_last_offset(
     assert arrivals.wait(AWAITED, 30) == {}
 
     later.join()
-    checkpoint = Checkpoint.of("f", target, file_store(target.checkpoints))
+    checkpoint = Checkpoint.of("f", target)
     assert committed_offsets(checkpoint) == {("t", 0): 9, ("u", 0): 1}
 
 

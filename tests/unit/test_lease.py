@@ -25,11 +25,10 @@ HOLDER = """
 import sys
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.clients.storage import LocalFileStore
 from headrace.runtime.checkpoint.lease import acquire_lease
 
 target = Target("dev", lake="unused", checkpoints=sys.argv[1])
-with acquire_lease(Checkpoint.of("rides", target, LocalFileStore()), Lease(sys.argv[2], float(sys.argv[3]))):
+with acquire_lease(Checkpoint.of("rides", target), Lease(sys.argv[2], float(sys.argv[3]))):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -40,7 +39,7 @@ PATIENT = Lease("record", 12)
 
 
 def checkpoint(root: Path | str, flow: str = "rides") -> Checkpoint:
-    return Checkpoint.of(flow, Target("dev", lake="unused", checkpoints=str(root)), LocalFileStore())
+    return Checkpoint.of(flow, Target("dev", lake="unused", checkpoints=str(root)))
 
 
 @pytest.fixture

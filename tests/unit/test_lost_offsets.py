@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from headrace.clients import topic_watch
-from headrace.clients.storage import LocalFileStore
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import DataError, RecoveryError
 from headrace.flow.source import CanLoseRows, MissingOffsets, SourceWatch
@@ -72,7 +71,7 @@ class Orders(CanLoseRows):
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     target = Target("dev", lake=str(tmp_path / "lake"), checkpoints=str(tmp_path))
-    created = Checkpoint.of("rides", target, LocalFileStore())
+    created = Checkpoint.of("rides", target)
     created.files.write(f"{created.location}/metadata", '{"id":"q1"}')
     return created
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from headrace.clients.storage import LocalFileStore
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -20,7 +19,7 @@ SETTINGS = '{"batchWatermarkMs":1714996800000,"batchTimestampMs":1714997400123,"
 
 
 def checkpoint(root: Path) -> Checkpoint:
-    return Checkpoint.of("rides", Target("dev", lake="unused", checkpoints=str(root)), LocalFileStore())
+    return Checkpoint.of("rides", Target("dev", lake="unused", checkpoints=str(root)))
 
 
 def batch(root: Path, number: int, *, committed: bool = True) -> None:

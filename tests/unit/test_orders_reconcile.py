@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from headrace import Target
-from headrace.clients.storage import LocalFileStore
 from headrace.demos.orders.reconcile import JoinReconciliation, surplus_by_cause
 from headrace.errors import RecoveryError
 from headrace.patterns.orders.flows import flows
@@ -46,7 +45,7 @@ def target(tmp_path: Path) -> Target:
 def work(target: Target, monkeypatch: pytest.MonkeyPatch, watermark_ms: int | None = None) -> JoinReconciliation:
     """Return the reconciliation of a flow without batches, or with one that ran with a watermark."""
     monkeypatch.setattr("headrace.demos.orders.reconcile.flow_session", lambda *_arguments: None)
-    checkpoint = Checkpoint.of(LEFT.name, target, LocalFileStore())
+    checkpoint = Checkpoint.of(LEFT.name, target)
     if watermark_ms is not None:
         settings = json.dumps({"batchWatermarkMs": watermark_ms, "batchTimestampMs": 1, "conf": {}})
         files, root = checkpoint.files, checkpoint.location
@@ -59,7 +58,7 @@ def work(target: Target, monkeypatch: pytest.MonkeyPatch, watermark_ms: int | No
 def test_another_flow_is_refused(target: Target):
     other = replace(LEFT, transform=lambda orders, payments: orders)
     with pytest.raises(RecoveryError, match="is not a join of orders and payments") as refused:
-        JoinReconciliation(NOBODY, target, other, Checkpoint.of(other.name, target, LocalFileStore()), NOBODY)
+        JoinReconciliation(NOBODY, target, other, Checkpoint.of(other.name, target), NOBODY)
     assert refused.value.code == "HR-355"
 
 

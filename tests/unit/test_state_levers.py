@@ -31,7 +31,6 @@ from headrace import (
 )
 from headrace.cli.flow_events import figures_table, print_event
 from headrace.cli.main import app
-from headrace.clients.storage import LocalFileStore
 from headrace.errors import HeadraceError
 from headrace.flow.checks.backpressure import MeasuredRates
 from headrace.flow.checks.finding import Severity
@@ -195,7 +194,7 @@ def target(tmp_path: Path) -> Target:
 
 def stateful(target: Target, *, provider: str = "RocksDBStateStoreProvider", partitions: int = 2) -> Checkpoint:
     """Write the files of a checkpoint with one committed batch and state, as Spark does."""
-    checkpoint = Checkpoint.of("rides", target, LocalFileStore())
+    checkpoint = Checkpoint.of("rides", target)
     conf = {
         "spark.sql.streaming.stateStore.providerClass": f"org.apache.spark.sql.execution.streaming.state.{provider}",
         "spark.sql.shuffle.partitions": str(partitions),
@@ -265,9 +264,9 @@ def test_a_checkpoint_without_a_record_has_its_sources_as_declared(target: Targe
     two = flow(inputs={name: Input(KafkaSource(name), schema=SCHEMA) for name in ("a", "b")})
     assert [source_index(checkpoint, two, name) for name in ("a", "b")] == [0, 1]
     require_same_source_order(
-        Checkpoint.of("new", target, LocalFileStore()), [PlannedSource("b", "kafka:b"), PlannedSource("a", "kafka:a")]
+        Checkpoint.of("new", target), [PlannedSource("b", "kafka:b"), PlannedSource("a", "kafka:a")]
     )
-    fresh = Checkpoint.of("new", target, LocalFileStore())
+    fresh = Checkpoint.of("new", target)
     assert [source_index(fresh, two, name) for name in ("a", "b")] == [1, 0]
 
 

@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from headrace.audit.future import rejected_rows
 from headrace.audit.late import LateAudit, UnexplainedDrop
 from headrace.clients.spark.delta_log import is_table, last_recorded
-from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.source import CanLoseRows, HasStartOffset, ReadsFiles, Source
@@ -79,7 +78,7 @@ class FlowAudit:
         self._session, self._target, self._flow = session, target, flow
         # No query prunes these tables by column statistics, and collecting them costs a pass.
         self._session.conf.set("spark.databricks.delta.stats.collect", "false")
-        self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, session))
+        self._checkpoint = Checkpoint.of(flow.name, target, session)
         self._note_path = f"{self._checkpoint.metadata_dir}/audited.json"
         self._lost = LostOffsets(self._checkpoint)
         self._unaudited: list[LostRange] = []

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -35,7 +34,7 @@ def processed_per_second(
 
     With `batches_of`, only if it had batches of that many rows: a flow that keeps up does not show its top speed.
     """
-    checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow, target, spark)
     text = checkpoint.files.read(_path(checkpoint))
     try:
         note = json.loads(text) if text else {}
@@ -48,8 +47,7 @@ class Throughput:
     """Measures the flows of one application from their events. Call `close` when all flows have ended."""
 
     def __init__(self, application: SparkSession, target: Target, flows: Sequence[Flow], bus: EventBus) -> None:
-        files = file_store(target.checkpoints, application)
-        self._flows = {flow.name: _SmoothedRate(Checkpoint.of(flow.name, target, files)) for flow in flows}
+        self._flows = {flow.name: _SmoothedRate(Checkpoint.of(flow.name, target, application)) for flow in flows}
         bus.subscribe(self._on_event)
 
     def close(self) -> None:

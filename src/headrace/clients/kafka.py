@@ -118,7 +118,6 @@ def list_topics(target: Target) -> dict[str, int]:
         raise ConfigError(
             f"Target '{target.name}' does not say where Kafka is.",
             why="A topic is asked for, and kafka.bootstrap.servers is not set or the local broker is not running.",
-            state="Nothing was started.",
             remedy="Run `headrace up`, or set kafka.bootstrap.servers of the target in headrace.yml.",
             code="HR-110",
         )
@@ -141,7 +140,6 @@ def _login_refused(address: str, error: KafkaError) -> ConfigError:
     return ConfigError(
         f"Kafka at {address} does not let this client in.",
         why=f"The client says: {error.str().rstrip('.')}.",
-        state="Nothing was started.",
         remedy="Correct security.protocol and the sasl and ssl settings under `kafka:` of the target in headrace.yml.",
         code="HR-114",
     )

@@ -176,7 +176,6 @@ def invalid_settings(what: str, why: str) -> ConfigError:
     return ConfigError(
         what,
         why=why,
-        state="Nothing was started.",
         remedy="Correct `kafka:` of the target in headrace.yml; docs/operate/kafka-login.md lists the settings.",
         code="HR-113",
     )

@@ -95,7 +95,6 @@ def _connection_error(where: DatabaseAddress, user: str, error: pymysql.Error) -
         return ConfigError(
             f"The database at {where} refuses the user '{user}'.",
             why=f"It says: {message}.",
-            state="Nothing was started.",
             remedy="Correct url, user and password of the database in headrace.yml, or grant the user its rights.",
             code="HR-119",
         )

@@ -55,7 +55,6 @@ def database_of(target: Target, name: str) -> Database:
             f"Target '{target.name}' does not say where the database '{name}' is.",
             why=f"The databases it names: {names}.{did_you_mean(name, target.databases)} One whose url is `local` or "
             "`local:mariadb` counts only while that part runs.",
-            state="Nothing was started.",
             remedy=f"Run `headrace up --with postgres`, or `--with mariadb`; or set databases.{name} of the target in "
             "headrace.yml.",
             code="HR-115",
@@ -152,7 +151,6 @@ def _connection_error(where: DatabaseAddress, user: str, error: psycopg.Error) -
     return ConfigError(
         f"Postgres at {where} refuses the role '{user}'.",
         why=f"It says: {text}.",
-        state="Nothing was started.",
         remedy="Correct url, user and password of the database in headrace.yml, or grant the role its rights.",
         code="HR-116",
     )
@@ -163,7 +161,6 @@ def wrong_url(why: str, example: str = "jdbc:postgresql://db.example.org:5432/sh
     return ConfigError(
         "The url of a database cannot be used.",
         why=why,
-        state="Nothing was started.",
         remedy=f"Correct `url` of the database in headrace.yml, such as {example}.",
         code="HR-120",
     )

@@ -20,7 +20,6 @@ from headrace.clients.kafka import first_timestamps
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.postgres import database_of, session
-from headrace.clients.storage import file_store
 from headrace.demos.feeder import SendResult
 from headrace.demos.protocol import DemoContext
 from headrace.errors import Transient
@@ -168,7 +167,7 @@ class CdcDemo:
     def _behind(self, context: DemoContext, tables: Sequence[SourceTable]) -> Mapping[str, str]:
         """Return, by table, how many changes its mirror lacks, and since when."""
         target, partitions = context.target, _partitions(tables)
-        reached = committed_offsets(Checkpoint.of(self._flow, target, file_store(target.checkpoints)))
+        reached = committed_offsets(Checkpoint.of(self._flow, target))
         ends = end_offsets(target, partitions.values())
         first = first_timestamps(target, {partition: reached.get(partition, 0) for partition in ends})
         lags = {}

@@ -8,7 +8,6 @@ from datetime import datetime
 from pyspark.sql import SparkSession
 
 from headrace.clients.sql import quote_name
-from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
@@ -66,7 +65,7 @@ def compare(
 
 def dimension_versions(spark: SparkSession, target: Target, settings: pattern.EnrichmentSettings) -> list[int]:
     """Return the version of the dimension that each batch used, from the commits of the table."""
-    checkpoint = Checkpoint.of("purchases", target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of("purchases", target, spark)
     history = (
         spark.sql(f"DESCRIBE HISTORY delta.{quote_name(target.table(settings.table))}").select("userMetadata").collect()
     )

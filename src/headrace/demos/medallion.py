@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.clients.kafka import read_topic
 from headrace.clients.positions import Partition
 from headrace.clients.spark.delta_log import is_table
-from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
@@ -113,7 +112,7 @@ def _bronze_row(row: Row) -> Row:
 
 def _rows_read(spark: SparkSession, target: Target, flow: Flow) -> DataFrame | None:
     """Return the rows that a flow has read from its table, up to its last committed batch."""
-    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, spark)
     committed, index, source = (
         checkpoint.committed_batches(),
         source_index(checkpoint, flow, SINGLE_INPUT),
@@ -164,7 +163,7 @@ class MedallionDemo(RecordsDemo):
         """Compare every row of every layer with the model, and report which rules were violated."""
         comparison, silver = compare(spark, context.target, self.flows(), self.settings)
         figures = context.figures["silver"]
-        checkpoint = Checkpoint.of("silver", context.target, file_store(context.target.checkpoints, spark))
+        checkpoint = Checkpoint.of("silver", context.target, spark)
         if figures.batches == len(checkpoint.committed_batches()):
             # The first run on this checkpoint: the counts are complete.
             comparison.add("rules of silver", _counts(silver.broken), _counts(figures.rules))

@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.kafka import newest_timestamp, read_topic
-from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.protocol import DemoSettings
 from headrace.flow.flow import Flow
@@ -35,7 +34,7 @@ def read_records(target: Target, topic: str) -> list[ConsumedRecord]:
 
 def batch_ranges(spark: SparkSession | None, target: Target, flow: Flow) -> list[dict[str, BatchOffsets]]:
     """Return the committed batches of a flow: for each batch and input the range of offsets."""
-    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, spark)
     indexes = {name: source_index(checkpoint, flow, name) for name in flow.named_inputs}
     return [
         {

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from headrace.clients.positions import Partition
-from headrace.clients.storage import file_store
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -50,7 +49,7 @@ class OffsetWaiter:
                     return remaining
 
     def _unreached(self, flow: str, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
-        checkpoint = Checkpoint.of(flow, self._target, file_store(self._target.checkpoints, self._spark))
+        checkpoint = Checkpoint.of(flow, self._target, self._spark)
         reached = committed_offsets(checkpoint)
         return {partition: offset for partition, offset in offsets.items() if reached.get(partition, 0) < offset}
 

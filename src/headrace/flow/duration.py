@@ -34,7 +34,6 @@ class Duration:
                 raise FlowError(
                     f"'{text}' is not a length of time.",
                     why="Headrace reads a number and a unit: ms, seconds, minutes, hours or days.",
-                    state="Nothing was started.",
                     remedy="Write it like '10 minutes', '90s' or '1 hour 30 minutes'.",
                     code="HR-201",
                 )
@@ -44,7 +43,6 @@ class Duration:
             raise FlowError(
                 "An empty text is not a length of time.",
                 why="Headrace reads a number and a unit.",
-                state="Nothing was started.",
                 remedy="Write it like '10 minutes' or '90s'.",
                 code="HR-201",
             )

@@ -44,7 +44,6 @@ class Flow:
             raise FlowError(
                 f"Flow '{self.name}' asks for output mode '{self.output_mode}'.",
                 why=f"The modes are {', '.join(modes)}.{did_you_mean(str(self.output_mode), modes)}",
-                state="Nothing was started.",
                 remedy="Set output_mode to one of them.",
                 code="HR-202",
             )

@@ -129,7 +129,6 @@ class Watermark:
             raise FlowError(
                 f"Watermark on '{self.column}' has an idle_timeout of zero.",
                 why="Every gap between two rows would count as idle and move event time to the clock.",
-                state="Nothing was started.",
                 remedy="Set idle_timeout to more than the usual gap between two rows, such as '5 minutes'.",
                 code="HR-225",
             )
@@ -181,7 +180,6 @@ class RocksDB:
             raise FlowError(
                 f"RocksDB memory is set to {self.memory}.",
                 why=f"It needs {_MIN_MEMORY} at least; with less every read goes to the disk.",
-                state="Nothing was started.",
                 remedy="Set memory to more, such as '512 MB', or leave it out.",
                 code="HR-226",
             )

@@ -75,4 +75,4 @@ def require_unique_names(rules: tuple[Rule, ...]) -> None:
 
 
 def _rule_error(what: str, why: str, remedy: str) -> FlowError:
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-570")
+    return FlowError(what, why=why, remedy=remedy, code="HR-570")

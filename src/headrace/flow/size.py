@@ -28,7 +28,6 @@ class Size:
             raise FlowError(
                 f"'{text}' is not an amount of memory or disk.",
                 why="Headrace reads a number above zero and a unit: B, KB, MB, GB or TB.",
-                state="Nothing was started.",
                 remedy="Write it like '512 MB' or '2 GB'.",
                 code="HR-227",
             )

@@ -31,7 +31,6 @@ class StateBudget:
             raise FlowError(
                 "A state budget has no limit.",
                 why="It needs a number of rows above zero, a size, or both.",
-                state="Nothing was started.",
                 remedy="Write it like StateBudget(rows=5_000_000) or StateBudget(bytes='2 GB').",
                 code="HR-224",
             )

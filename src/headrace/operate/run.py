@@ -11,7 +11,7 @@ from headrace.audit.auditor import Auditor
 from headrace.audit.flow_audit import AuditCounts, FlowAudit
 from headrace.audit.late import UnexplainedDrop
 from headrace.audit.throughput import Throughput
-from headrace.clients.storage import FileStore, file_store, is_local
+from headrace.clients.storage import is_local
 from headrace.errors import HeadraceError
 from headrace.flow.checks.check import require_no_errors
 from headrace.flow.flow import SINGLE_INPUT, Flow
@@ -113,13 +113,13 @@ def preflight(flows: Sequence[Flow], target: Target) -> None:
             input_.source.preflight(target)
         flow.sink.preflight(target)
     if is_local(target.checkpoints):
-        require_starts(flows, target, file_store(target.checkpoints))
+        require_starts(flows, target)
 
 
-def require_starts(flows: Sequence[Flow], target: Target, checkpoints: FileStore) -> None:
+def require_starts(flows: Sequence[Flow], target: Target, spark: SparkSession | None = None) -> None:
     """Raise for a new flow whose sources cannot start where declared; others continue from their checkpoint."""
     for flow in flows:
-        if not Checkpoint.of(flow.name, target, checkpoints).planned_batches():
+        if not Checkpoint.of(flow.name, target, spark).planned_batches():
             for input_ in flow.named_inputs.values():
                 if isinstance(input_.source, ValidatesStart):
                     input_.source.require_start(target)
@@ -207,7 +207,7 @@ def open_application(
     spark = open_session(target, jars, log=log)
     if not is_local(target.checkpoints):
         # Remote checkpoints can be read only with Spark.
-        require_starts(flows, target, file_store(target.checkpoints, spark))
+        require_starts(flows, target, spark)
     return Application(spark, target, flows, backoff=backoff), spark
 
 

@@ -52,7 +52,6 @@ class Project:
             raise ConfigError(
                 f"There is no target '{name}'.",
                 why=f"headrace.yml has the targets {', '.join(targets)}.{did_you_mean(name, targets)}",
-                state="Nothing was started.",
                 remedy="Name one of them with --target.",
                 code="HR-105",
             )
@@ -108,7 +107,6 @@ class Project:
                 raise ConfigError(
                     f"There is no flow '{name}'.",
                     why=f"The project has {', '.join(flow_names) or 'none'}.{did_you_mean(name, flow_names)}",
-                    state="Nothing was started.",
                     remedy="`headrace check` lists the flows.",
                     code="HR-106",
                 )
@@ -155,7 +153,6 @@ def _flows_of(folder: Path, file: str) -> Iterator[Flow]:
         raise ConfigError(
             f"headrace.yml names the file {file}.",
             why=f"{path} is {'not a Python file' if path.is_file() else 'not there'}.",
-            state="Nothing was started.",
             remedy="Correct `flows:` in headrace.yml.",
             code="HR-107",
         )
@@ -186,7 +183,6 @@ def _import_module(folder: Path, file: str, path: Path) -> ModuleType:
             raise ConfigError(
                 f"{file} cannot be imported.",
                 why=f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}).",
-                state="Nothing was started.",
                 remedy="Correct the file.",
                 code="HR-108",
             ) from error

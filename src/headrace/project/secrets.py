@@ -21,7 +21,6 @@ def resolve_secret(text: str, setting: str) -> str | Secret:
         raise ConfigError(
             f"{setting} refers to the environment variable {name}.",
             why="The variable is not set.",
-            state="Nothing was started.",
             remedy=f"Set {name} for this process.",
             code="HR-103",
         )
@@ -36,7 +35,6 @@ def _from_file(path: Path, setting: str) -> str:
         raise ConfigError(
             f"{setting} refers to the file {path}.",
             why=f"It cannot be read: {os.strerror(error.errno or 0)}.",
-            state="Nothing was started.",
             remedy="Correct the path, or make the file readable for this user.",
             code="HR-103",
         ) from error
@@ -44,7 +42,6 @@ def _from_file(path: Path, setting: str) -> str:
         raise ConfigError(
             f"{setting} refers to the file {path}.",
             why="Other users of this machine can read it.",
-            state="Nothing was started.",
             remedy=f"Run `chmod 600 {path}`.",
             code="HR-104",
         )

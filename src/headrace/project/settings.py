@@ -155,7 +155,6 @@ def read_settings(folder: Path) -> ProjectSettings:
         raise ConfigError(
             f"There is no {FILE} in {folder.absolute()}.",
             why="The command needs a project.",
-            state="Nothing was started.",
             remedy="Go to the folder of a project, name it with --project, or make one with `headrace init NAME`.",
             code="HR-101",
         ) from error
@@ -175,7 +174,6 @@ def _unusable_settings(path: Path, why: str) -> ConfigError:
     return ConfigError(
         f"{path} cannot be used.",
         why=why,
-        state="Nothing was started.",
         remedy="Correct the file. `headrace schema` prints its JSON schema for your editor.",
         code="HR-102",
     )

@@ -109,7 +109,6 @@ def open_session(
         raise ConfigError(
             f"Spark does not start with master '{target.master}'.",
             why=f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}.",
-            state="Nothing was started.",
             remedy="Run `headrace doctor`, and look at targets.<name>.master and .spark in headrace.yml.",
             code="HR-112",
         ) from error

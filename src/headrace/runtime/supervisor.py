@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from headrace.clients.storage import file_store
 from headrace.errors import HeadraceError, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
@@ -103,7 +102,7 @@ class Supervisor:
             threading.Thread(target=query.drain, args=(self._drain_seconds,), daemon=True).start()
 
     def _supervise(self, flow: Flow) -> None:
-        checkpoint = Checkpoint.of(flow.name, self._target, file_store(self._target.checkpoints, self._application))
+        checkpoint = Checkpoint.of(flow.name, self._target, self._application)
         try:
             with acquire_lease(checkpoint, self._target.lease) as lease, lock_sink_folders(flow, self._target):
                 self._run_until_done(flow, checkpoint, lease)

@@ -83,4 +83,4 @@ def require_topic_ids(source: str, accepted_topic_ids: tuple[str, ...] | str, da
 
 def invalid_source(what: str, why: str, remedy: str) -> FlowError:
     """Return HR-210: the declaration of the source is invalid."""
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-210")
+    return FlowError(what, why=why, remedy=remedy, code="HR-210")

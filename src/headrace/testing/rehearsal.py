@@ -10,7 +10,6 @@ from pyspark.sql.types import StructType
 
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.spark.delta_log import is_table
-from headrace.clients.storage import LocalFileStore
 from headrace.errors import FlowError
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.guarantee import Guarantee
@@ -123,7 +122,7 @@ def rehearse(
     }
     target = Target("rehearsal", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints"))
     memory = Memory() if sink is None else None
-    breaking = CrashingSink(sink or memory or flow.sink, Checkpoint.of(flow.name, target, LocalFileStore()))
+    breaking = CrashingSink(sink or memory or flow.sink, Checkpoint.of(flow.name, target))
     stand_in = replace(
         flow,
         inputs={name: _scripted_input(spec, sources[name]) for name, spec in flow.named_inputs.items()},

@@ -73,4 +73,4 @@ def _compare_times(left: Column, right: Column) -> Column:
 
 
 def _invalid(what: str, why: str, remedy: str) -> FlowError:
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-231")
+    return FlowError(what, why=why, remedy=remedy, code="HR-231")

@@ -96,4 +96,4 @@ def _offset(text: str, step: Duration) -> Duration:
 
 
 def _no_window(what: str, why: str, remedy: str) -> FlowError:
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-230")
+    return FlowError(what, why=why, remedy=remedy, code="HR-230")

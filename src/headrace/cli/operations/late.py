@@ -9,7 +9,7 @@ from rich.table import Table
 from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
-from headrace.clients.storage import file_store, is_local
+from headrace.clients.storage import is_local
 from headrace.operate.late.plan import RepairPlan
 from headrace.operate.late.repair import open_repair
 from headrace.operate.late.summary import LateSummary, summarise_late
@@ -45,8 +45,8 @@ def late_command(
                     repair_run.apply(plan)
             _print_repair(plan, json=json)
             return
-        files = file_store(run_target.checkpoints, None if is_local(run_target.checkpoints) else spark())
-        query_id = Checkpoint.of(flow, run_target, files).query_id()
+        session = None if is_local(run_target.checkpoints) else spark()
+        query_id = Checkpoint.of(flow, run_target, session).query_id()
         summary = summarise_late(flow, run_target, selected, query_id, spark)
     if json:
         emit({"ok": True, **summary.as_dict()})

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
-from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
@@ -68,13 +67,13 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
 
 def watermarks(spark: SparkSession | None, target: Target, flow: str) -> list[int]:
     """Return the watermark that each committed batch of a flow ran with."""
-    checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow, target, spark)
     return [checkpoint.offset_entry(batch_id).watermark_ms for batch_id in checkpoint.committed_batches()]
 
 
 def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool:
     """Return whether a flow was started more than once: every start takes a lease of the next number."""
-    checkpoint = Checkpoint.of(flow, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow, target, spark)
     return highest_lease(checkpoint) > 1
 
 
@@ -134,7 +133,7 @@ def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettin
         return []
     location = target.table(settings.table(how))
     # Read before the table: the table then has the rows of this watermark's batch.
-    checkpoint = Checkpoint.of(pattern.NAMES[how], target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(pattern.NAMES[how], target, spark)
     committed = checkpoint.committed_batches()
     if not committed or not is_table(location, spark):
         return []
@@ -167,7 +166,7 @@ def join_states(spark: SparkSession, target: Target, settings: pattern.OrderSett
     states = {}
     for how in settings.joins:
         flow = pattern.NAMES[how]
-        note = read_state_size(Checkpoint.of(flow, target, file_store(target.checkpoints, spark)))
+        note = read_state_size(Checkpoint.of(flow, target, spark))
         if note is not None:
             states[flow] = {
                 "rows": note.rows,

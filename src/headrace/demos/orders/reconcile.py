@@ -33,7 +33,6 @@ from pyspark.storagelevel import StorageLevel
 from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import timestamp_literal
-from headrace.clients.storage import file_store
 from headrace.demos.orders import errors
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
@@ -256,7 +255,7 @@ def open_reconciliation(spark: SparkSession, target: Target, flow: Flow) -> Iter
 
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
-    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, spark)
     with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
         reconciliation = JoinReconciliation(spark, target, flow, checkpoint, active_lease)
         if checkpoint.committed_batches():

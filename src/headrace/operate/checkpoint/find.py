@@ -22,7 +22,7 @@ def find_checkpoint(name: str, target: Target, files: FileStore, declared: Seque
             remedy="`headrace check` lists the flows.",
             code="HR-321",
         )
-    checkpoint = Checkpoint.of(name, target, files)
+    checkpoint = Checkpoint(name, target.flow_folder(name), files)
     _require_below_root(checkpoint, target)
     present = flow_folders(target, files)
     if name not in present and name not in declared:

@@ -97,11 +97,11 @@ class Erasure:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock out every flow that uses a changed table. Raises HR-302 or HR-337 if one is running."""
-        files = file_store(self._target.checkpoints, self._spark)
         with ExitStack() as stack:
             folders = []
             for flow in self.stopped_flows:
-                stack.enter_context(acquire_lease(Checkpoint.of(flow.name, self._target, files), self._target.lease))
+                checkpoint = Checkpoint.of(flow.name, self._target, self._spark)
+                stack.enter_context(acquire_lease(checkpoint, self._target.lease))
                 stack.enter_context(lock_sink_folders(flow, self._target))
                 folders += [
                     sink.folder(self._target) for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
@@ -252,7 +252,6 @@ class Erasure:
 
         The last batch stores pending changes, and those of the batch before until it is committed.
         """
-        files = file_store(self._target.checkpoints, self._spark)
         for table in (table for table in self._tables if table.is_erasable and table.location.endswith(f"/{PENDING}")):
             pending = self._spark.read.format("delta").load(table.location)
             subject_batch, last_batch = (
@@ -268,7 +267,7 @@ class Erasure:
                     continue
                 if (
                     subject_batch == last_batch
-                    or Checkpoint.of(flow.name, self._target, files).unfinished_batch() is not None
+                    or Checkpoint.of(flow.name, self._target, self._spark).unfinished_batch() is not None
                 ):
                     raise errors.change_pending(table.path, flow.name)
 

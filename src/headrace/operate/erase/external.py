@@ -13,7 +13,6 @@ from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.reconcile.source_row import row_exists
 from headrace.clients.kafka import list_topics
 from headrace.clients.postgres import database_of
-from headrace.clients.storage import file_store
 from headrace.clients.topics import topic_retention
 from headrace.errors import HeadraceError
 from headrace.flow.flow import Flow
@@ -113,7 +112,7 @@ def external_places(
 def _state_places(
     spark: SparkSession, target: Target, flow: Flow, subject: Subject, texts: Texts
 ) -> Iterator[ExternalPlace]:
-    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, spark)
     store_keys = {(store.operator, store.name) for store in state_stores(checkpoint.files.sizes(checkpoint.location))}
     bounded = any(input_.watermark is not None for input_ in flow.named_inputs.values())
     restart = f"Start flow '{flow.name}' under a new name, that is with a new checkpoint, and delete the old one."

@@ -29,7 +29,6 @@ from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
-from headrace.clients.storage import file_store
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
@@ -222,7 +221,7 @@ def open_repair(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Rep
 
     Raises when the flow is running (HR-302), or another process writes the table (HR-337).
     """
-    checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
+    checkpoint = Checkpoint.of(flow.name, target, spark)
     with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
         if checkpoint.committed_batches():
             FlowAudit(flow_session(spark, flow), target, flow).catch_up()

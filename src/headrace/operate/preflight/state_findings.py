@@ -11,7 +11,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from headrace.clients.storage import file_store, is_local
+from headrace.clients.storage import is_local
 from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
@@ -35,7 +35,7 @@ def state_findings(flows: Sequence[Flow], target: Target) -> list[Finding]:
         return []
     findings: list[Finding] = []
     for flow in flows:
-        checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints))
+        checkpoint = Checkpoint.of(flow.name, target)
         if checkpoint.planned_batches() and not any(flaw.level == "damage" for flaw in find_log_flaws(checkpoint)):
             findings.extend(_pinned_setting_findings(flow, checkpoint, target))
             findings.extend(_idle_findings(flow, checkpoint))

@@ -29,7 +29,6 @@ from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import require_topics
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import column_named
-from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -110,7 +109,7 @@ class Redrive:
     def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
         self._target, self._flow = target, flow
         self._session = flow_session(spark, flow)
-        self._checkpoint = Checkpoint.of(flow.name, target, file_store(target.checkpoints, spark))
+        self._checkpoint = Checkpoint.of(flow.name, target, spark)
 
     def plan(self, reason: str | None = None, to: str | None = None) -> RedrivePlan:
         """Validate the quarantined rows. Changes nothing."""

@@ -17,7 +17,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.clients.storage import FileStore
+from pyspark.sql import SparkSession
+
+from headrace.clients.storage import FileStore, file_store
 from headrace.errors import RecoveryError
 from headrace.flow.target import Target
 
@@ -51,9 +53,9 @@ class Checkpoint:
     files: FileStore
 
     @classmethod
-    def of(cls, flow: str, target: Target, files: FileStore) -> Checkpoint:
-        """Return the checkpoint of a flow in a target."""
-        return cls(flow, target.flow_folder(flow), files)
+    def of(cls, flow: str, target: Target, spark: SparkSession | None = None) -> Checkpoint:
+        """Return the checkpoint of a flow in a target. Without a session only local files can be read."""
+        return cls(flow, target.flow_folder(flow), file_store(target.checkpoints, spark))
 
     @property
     def location(self) -> str:

@@ -224,14 +224,13 @@ def _require_all(declared: Mapping[Partition, object], selection: TopicSelection
         raise FlowError(
             f"The start of {selection.label} does not fit its partitions.",
             why=" ".join(problems),
-            state="Nothing was started.",
             remedy="Give every partition that is read a start, and no other.",
             code="HR-212",
         )
 
 
 def _no_records(what: str, why: str, remedy: str) -> FlowError:
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-213")
+    return FlowError(what, why=why, remedy=remedy, code="HR-213")
 
 
 def _label(partition: Partition) -> str:

@@ -212,7 +212,7 @@ def require_topic_name(name: str) -> None:
 
 def missing_on_broker(what: str, why: str, remedy: str) -> FlowError:
     """Return HR-211: a declared topic or partition does not exist on the broker."""
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-211")
+    return FlowError(what, why=why, remedy=remedy, code="HR-211")
 
 
 def _all_partitions(counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

@@ -293,7 +293,7 @@ def element_kind(annotation: object, place: str) -> StructKind | PrimitiveKind |
 
 def invalid_state(what: str, why: str, remedy: str) -> FlowError:
     """Return HR-232: the declaration of the custom state is invalid."""
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-232")
+    return FlowError(what, why=why, remedy=remedy, code="HR-232")
 
 
 def _kind(annotation: Any, place: str) -> FieldKind:
