@@ -4,7 +4,7 @@
     ├── Terminal                 a retry cannot help: a person has to act
     │   ├── ConfigError          HR-1xx  headrace.yml, the command line, the machine
     │   ├── FlowError            HR-2xx  a flow that is declared wrongly
-    │   ├── RecoveryError        HR-3xx  a checkpoint, a lease or an identity that cannot be trusted
+    │   ├── RecoveryError        HR-3xx  a checkpoint, a lease or an identity that is not valid
     │   ├── StackError           HR-4xx  a local part (broker, jars) that does not work
     │   └── DataError            HR-5xx  rows, offsets or topics that are missing or not as declared
     │       ├── TopicNotFound        HR-501  a topic that does not exist
@@ -49,7 +49,7 @@ class HeadraceError(Exception):
         super().__init__(f"[{self.code}] {what} {why} {self.state} {remedy}")
 
     def __reduce__(self) -> tuple[Callable[[str], HeadraceError], tuple[str]]:
-        # A task on an executor hands its error to the driver as a value.
+        # A task on an executor sends its error to the driver as a value.
         parts = partial(type(self), why=self.why, state=self.state, remedy=self.remedy, code=self.code)
         return parts, (self.what,)
 
@@ -74,7 +74,7 @@ class Transient(HeadraceError):
 
 
 class ConfigError(Terminal):
-    """The configuration, the command line or the machine cannot do what was asked."""
+    """The configuration, the command line or the machine cannot do what a command needs."""
 
     code = "HR-100"
     state = "Nothing was started."
@@ -88,7 +88,7 @@ class FlowError(Terminal):
 
 
 class RecoveryError(Terminal):
-    """A checkpoint, a lease or an identity cannot be trusted."""
+    """A checkpoint, a lease or an identity is not valid."""
 
     code = "HR-300"
 
@@ -100,7 +100,7 @@ class StackError(Terminal):
 
 
 class DataError(Terminal):
-    """Rows, offsets or topics are not there, or not as declared."""
+    """Rows, offsets or topics are missing or not as declared."""
 
     code = "HR-500"
 

@@ -369,7 +369,7 @@ def test_committed_files_are_those_of_the_log_before_and_after_a_compaction(
         (folder / "_spark_metadata" / str(number)).unlink()
     assert len(committed_files(str(folder))) == 12
     (folder / "_spark_metadata" / "10").unlink()
-    with pytest.raises(DataError, match=r"HR-517.*batch 10 is not there"):
+    with pytest.raises(DataError, match=r"HR-517.*batch 10 does not exist"):
         committed_files(str(folder))
 
 

@@ -164,7 +164,7 @@ def test_topics_are_created_once_and_never_changed(broker) -> None:  # type: ign
         "stack-b",
     }
     assert create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 3, "stack-b": 1}) == ()
-    with pytest.raises(DataError, match=r"3 partition\(s\) and 4 were asked for") as caught:
+    with pytest.raises(DataError, match=r"3 partition\(s\) and the declaration has 4") as caught:
         create_topics({"bootstrap.servers": broker.bootstrap}, {"stack-a": 4})
     assert caught.value.code == "HR-503"
 

@@ -226,11 +226,11 @@ def test_a_bound_fits_into_memory_and_into_the_freshness_target(
 def test_a_suggested_bound_states_its_reason() -> None:
     assert (
         choose_batch_size(AutoBatchSize(), AvailableResources(1e9, 250)).reason
-        == "So many records, 250 bytes each, fit into 500 MB."
+        == "This many records, 250 bytes each, fit into 500 MB."
     )
     assert (
         choose_batch_size(AutoBatchSize(), AvailableResources(1e9)).reason
-        == "So many records, taken to be of 1,024 bytes, fit into 500 MB."
+        == "This many records, taken to be of 1,024 bytes, fit into 500 MB."
     )
     assert (
         choose_batch_size(AutoBatchSize(), AvailableResources(1e9, 250, 10_000)).reason

@@ -132,7 +132,7 @@ def test_an_entry_that_is_not_there_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(RecoveryError, match="offsets/3 cannot be read") as refused:
         checkpoint.offset_range(4, 0)
     assert refused.value.code == "HR-301"
-    assert "not there" in refused.value.why
+    assert "does not exist" in refused.value.why
 
 
 def test_an_entry_without_the_offsets_of_a_source_is_refused(checkpoint: Checkpoint) -> None:

@@ -257,7 +257,7 @@ def test_without_an_unfinished_batch_the_flow_continues_where_the_last_one_ended
         ("rides[0]", 30, None, None),
         ("rides[1]", 2, None, None),
     ]
-    assert source.unknown == "Target 'dev' does not say where Kafka is."
+    assert source.unknown == "Target 'dev' has no address of Kafka."
 
 
 def test_the_offsets_of_other_sources_are_described_in_words(stored: CheckpointFolder) -> None:

@@ -108,7 +108,7 @@ def test_a_setting_that_is_unknown_dangerous_or_without_effect_is_refused(
     ("text", "mode", "message"),
     [
         (None, 0o600, "cannot be read: No such file"),
-        ("nothing", 0o600, "holds no PEM block 'PRIVATE KEY'"),
+        ("nothing", 0o600, "contains no PEM block 'PRIVATE KEY'"),
         (KEY.replace("PRIVATE", "RSA PRIVATE"), 0o600, "openssl pkcs8 -topk8"),
         (KEY, 0o640, "chmod 600"),
     ],

@@ -257,7 +257,7 @@ class FlowAudit:
         return source.batch(self._session, self._target, *offsets)
 
     def _first_batch_range(self, batch_id: int, index: int, source: Source) -> tuple[str, str] | None:
-        """Return the range of a batch of which the checkpoint has only the end; None if it is empty."""
+        """Return the range of a batch whose start offset is not in the checkpoint; None if it is empty."""
         end = self._checkpoint.offset_entry(batch_id).offsets[index]
         first = source.start_offset(end) if isinstance(source, HasStartOffset) and end is not None else None
         if first is None or end is None:

@@ -34,7 +34,7 @@ from headrace.spark_plan.late_filters import (
 # The error of a source whose rows cannot be read again. They are reported as unexplained: no later attempt helps.
 _ORIGIN = ("input", "topic", "partition", "offset", "row_id")
 
-_OUT_OF_STATE = "They came out of the state of another operator, and cannot be computed from the batch alone."
+_OUT_OF_STATE = "They come from the state of another operator, and cannot be computed from the batch alone."
 _NO_ROWS_FOUND = "Spark counted more than the rows of the batch explain. The transform may not be pure."
 
 

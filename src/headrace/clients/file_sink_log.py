@@ -162,7 +162,7 @@ def _committed(files: FileStore, folder: str) -> set[str]:
     for number in range(first, last + 1):
         text = files.read(f"{folder}/{LOG}/{entries[number]}") if number in entries else None
         if text is None:
-            raise ValueError(f"the entry of batch {number} is not there")
+            raise ValueError(f"the entry of batch {number} does not exist")
         version, *lines = text.splitlines()
         if version != "v1":
             raise ValueError(f"the entry of batch {number} is of version {version}")
@@ -182,7 +182,7 @@ def _path(number: int, line: str) -> str:
         entry = json.loads(line)
         action, uri = entry["action"], urlsplit(entry["path"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"the entry of batch {number} holds {line!r}") from error
+        raise ValueError(f"the entry of batch {number} contains {line!r}") from error
     if action != "add":
         raise ValueError(f"the entry of batch {number} has the action {action!r}")
     # The log contains URIs: a space is %20.

@@ -116,7 +116,7 @@ class HttpReceiver:
         return ServiceUnavailable(
             f"The service '{self._name}' does not answer.",
             why=f"{type(cause).__name__}: {words}.",
-            state="Some rows of the batch may have been taken. It is sent again, under the same idempotency keys.",
+            state="The service may have some rows of the batch. It is sent again with the same idempotency keys.",
             remedy=f"Nothing, if it comes back. Otherwise correct the URL of services.{self._name} in headrace.yml.",
             code="HR-610",
         )

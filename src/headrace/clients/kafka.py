@@ -56,7 +56,7 @@ def admin_client(kafka: Settings, on_error: Callable[[KafkaError], None] = lambd
     except KafkaException as error:
         # For example a key with a wrong password.
         why = f"The client says: {error.args[0].str().rstrip('.')}."
-        raise invalid_settings("No client can be made with the settings of Kafka.", why) from error
+        raise invalid_settings("A Kafka client cannot be created with these settings.", why) from error
 
 
 def connect_admin(kafka: Settings, patience: float | None = None) -> tuple[AdminClient, ClusterMetadata]:
@@ -73,7 +73,7 @@ def connect_admin(kafka: Settings, patience: float | None = None) -> tuple[Admin
         try:
             return client, client.list_topics(timeout=min(_POLL_SECONDS, patience))
         except KafkaException as error:
-            # The exception only reports a timeout. The cause comes through the error callback.
+            # The exception only reports a timeout. The error callback receives the cause.
             client.poll(0)
             address = str(kafka["bootstrap.servers"])
             refusals = [problem for problem in errors if problem.code() in _LOGIN_REFUSED or _ALERT in problem.str()]
@@ -116,8 +116,8 @@ def list_topics(target: Target) -> dict[str, int]:
     address = target.kafka.get("bootstrap.servers")
     if not address:
         raise ConfigError(
-            f"Target '{target.name}' does not say where Kafka is.",
-            why="A topic is asked for, and kafka.bootstrap.servers is not set or the local broker is not running.",
+            f"Target '{target.name}' has no address of Kafka.",
+            why="A topic is needed, and kafka.bootstrap.servers is not set or the local broker is not running.",
             remedy="Run `headrace up`, or set kafka.bootstrap.servers of the target in headrace.yml.",
             code="HR-110",
         )
@@ -138,7 +138,7 @@ def broker_unavailable(address: str, error: KafkaError) -> ServiceUnavailable:
 
 def _login_refused(address: str, error: KafkaError) -> ConfigError:
     return ConfigError(
-        f"Kafka at {address} does not let this client in.",
+        f"Kafka at {address} rejected this client's login.",
         why=f"The client says: {error.str().rstrip('.')}.",
         remedy="Correct security.protocol and the sasl and ssl settings under `kafka:` of the target in headrace.yml.",
         code="HR-114",
@@ -147,10 +147,10 @@ def _login_refused(address: str, error: KafkaError) -> ConfigError:
 
 def _connection_closed(address: str, error: KafkaError) -> ServiceUnavailable:
     return ServiceUnavailable(
-        f"Kafka at {address} takes the connection and hangs up.",
+        f"Kafka at {address} accepts the connection and closes it.",
         why=f"Its listener may have another security.protocol. The client says: {error.str().rstrip('.')}.",
         state="Nothing was started.",
-        remedy="Set security.protocol as the listener at that port has it; else wait until the broker is up.",
+        remedy="Set security.protocol to that of the listener at that port; otherwise wait until the broker is up.",
         code="HR-605",
     )
 

@@ -142,7 +142,7 @@ class ConnectClient:
         if response.status >= 400:
             message = cast("dict[str, object]", answer).get("message", "") if isinstance(answer, dict) else ""
             raise ConfigError(
-                f"Kafka Connect at {self.url} refuses what it was asked.",
+                f"Kafka Connect at {self.url} refuses the request.",
                 why=f"It answers {response.status}: {' '.join(str(message).split())[:_SENTENCE] or 'nothing'}.",
                 state="The connector and its position are as they were.",
                 remedy="Correct the capture, or the rights of its user in the source database.",

@@ -88,7 +88,7 @@ def require_settings(kafka: Settings, place: str = "kafka") -> None:
         unused = next((name for name in kafka if name.startswith(kind)), None)
         if unused and not is_used:
             # Data and passwords would silently go over the network in clear text.
-            why = f"security.protocol is {protocol}, which makes no use of it."
+            why = f"security.protocol is {protocol}, which does not use it."
             raise invalid_settings(f"The setting {place}.{unused} has no effect.", why)
     if protocol.startswith("SASL_"):
         _require_login(kafka, place)
@@ -143,7 +143,7 @@ def _require_login(kafka: Settings, place: str) -> None:
     for name in ("sasl.username", "sasl.password"):
         if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in reveal_secret(kafka[name])):
             raise invalid_settings(
-                f"The setting {place}.{name} is refused.", "It holds a line break or another control character."
+                f"The setting {place}.{name} is refused.", "It contains a line break or another control character."
             )
 
 
@@ -165,7 +165,7 @@ def _pem(kafka: Settings, name: str, place: str = "kafka") -> str:
         raise invalid_settings(f"The setting {place}.{name} is refused.", why)
     if f"-----BEGIN {kind}-----" in text or f"-----BEGIN ENCRYPTED {kind}-----" in text:
         return text
-    why = f"The file {path} holds no PEM block '{kind}'."
+    why = f"The file {path} contains no PEM block '{kind}'."
     if "PRIVATE KEY-----" in text:
         why += " A key in an older form becomes one by `openssl pkcs8 -topk8 -in OLD -out NEW`."
     raise invalid_settings(f"The setting {place}.{name} cannot be used.", why)

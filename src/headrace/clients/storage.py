@@ -24,7 +24,7 @@ class FileStore(Protocol):
     """The file operations that a checkpoint needs. Paths are full locations, as in the target."""
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file, or None when it is not there."""
+        """Return the text of a file, or None when it does not exist."""
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return the bytes of a file, or None if it does not exist: for checksums and possibly damaged files."""
@@ -36,10 +36,10 @@ class FileStore(Protocol):
         """Create a file exclusively; False if it exists. Of concurrent callers on any machines one gets True."""
 
     def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file, if it exists."""
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, or none when it is not there."""
+        """Return the names in a folder, or none when it does not exist."""
 
     def sizes(self, path: str) -> dict[str, int]:
         """Return the size of every file below a folder by relative path. Ignores files that are being deleted."""
@@ -49,14 +49,14 @@ class LocalFileStore:
     """Files on the local disk."""
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file, or None when it is not there."""
+        """Return the text of a file, or None when it does not exist."""
         try:
             return local_path(path).read_text()
         except FileNotFoundError:
             return None
 
     def read_bytes(self, path: str) -> bytes | None:
-        """Return a file as it is, or None when it is not there."""
+        """Return a file as it is, or None when it does not exist."""
         try:
             return local_path(path).read_bytes()
         except FileNotFoundError:
@@ -93,11 +93,11 @@ class LocalFileStore:
         return True
 
     def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file, if it exists."""
         local_path(path).unlink(missing_ok=True)
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, or none when it is not there."""
+        """Return the names in a folder, or none when it does not exist."""
         folder = local_path(path)
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
@@ -118,12 +118,12 @@ class HadoopFileStore:
         self._spark = spark
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file, or None when it is not there."""
+        """Return the text of a file, or None when it does not exist."""
         content = self.read_bytes(path)
         return None if content is None else content.decode()
 
     def read_bytes(self, path: str) -> bytes | None:
-        """Return a file as it is, or None when it is not there."""
+        """Return a file as it is, or None when it does not exist."""
         where, filesystem = self._open(path)
         if not filesystem.exists(where):
             return None
@@ -160,7 +160,7 @@ class HadoopFileStore:
         return True
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, or none when it is not there."""
+        """Return the names in a folder, or none when it does not exist."""
         where, filesystem = self._open(path)
         if not filesystem.exists(where):
             return []
@@ -179,7 +179,7 @@ class HadoopFileStore:
         return sizes
 
     def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file, if it exists."""
         where, filesystem = self._open(path)
         filesystem.delete(where, False)
 

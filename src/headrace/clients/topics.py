@@ -61,7 +61,7 @@ def create_topics(
     for name, count in topics.items():
         existing = len(metadata.topics[name].partitions)
         if existing != count:
-            raise _topic_mismatch_error(name, f"It has {existing} partition(s) and {count} were asked for.")
+            raise _topic_mismatch_error(name, f"It has {existing} partition(s) and the declaration has {count}.")
     return tuple(created)
 
 
@@ -78,10 +78,10 @@ def _usable(metadata: ClusterMetadata, name: str) -> bool:
 
 def _topic_mismatch_error(topic: str, why: str) -> DataError:
     return DataError(
-        f"Topic '{topic}' cannot be had as declared.",
+        f"Topic '{topic}' does not match its declaration.",
         why=why,
         state="The topic and its records are untouched.",
-        remedy="Declare the topic as it is, or give it another name.",
+        remedy="Declare the topic as it is, or use another name.",
         code="HR-503",
     )
 
@@ -98,7 +98,7 @@ def topic_retention(kafka: Settings, reads: Callable[[str], bool]) -> dict[str, 
         try:
             settings = {name: str(entry.value) for name, entry in answer.result().items()}
         except KafkaException:
-            descriptions[resource.name] = "its retention could not be asked for"
+            descriptions[resource.name] = "its retention is not readable"
             continue
         descriptions[resource.name] = describe_retention(
             settings.get("cleanup.policy", ""), int(settings.get("retention.ms", "-1"))

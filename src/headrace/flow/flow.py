@@ -20,7 +20,7 @@ SINGLE_INPUT = "rows"
 class Flow:
     """A streaming job: inputs, a pure DataFrame transform, a sink, and its settings.
 
-    `transform` takes one DataFrame, or one per named input as keyword arguments, and returns a DataFrame. It is
+    `transform` has one DataFrame as parameter, or one per named input as keywords, and returns a DataFrame. It is
     called once per start of the flow with streaming DataFrames, by `headrace check` with empty streaming DataFrames,
     and by tests, repairs and nightly runs with batch DataFrames. It must not read, write or cache anything.
 

@@ -165,7 +165,7 @@ class RocksDB:
     |--------------------|-------------------------------------------------------------------------------------|
     | shuffle_partitions | pinned in the checkpoint by the first batch. None: one per core that the flow can    |
     |                    | use, instead of Spark's 200                                                         |
-    | memory             | the most that RocksDB takes on an executor, such as `512 MB`, shared by all stores   |
+    | memory             | the most memory of RocksDB on an executor, such as `512 MB`, shared by all stores   |
     |                    | of all flows there. None: a quarter of the machine, on a cluster half of the         |
     |                    | executors' memory overhead                                                          |
     | budget             | limit on the size of the state                                                      |
@@ -196,4 +196,4 @@ class OutputMode(StrEnum):
     UPDATE = "update"
     """Rows that changed in this batch, with their new values."""
     COMPLETE = "complete"
-    """The whole result, every batch."""
+    """The complete result, every batch."""

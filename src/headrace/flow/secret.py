@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret and the reference it came from. Prints as the reference; only `reveal()` gives the value.
+    """A secret and the reference it came from. Prints as the reference; only `reveal()` returns the value.
 
     `reveal()` is called at the last moment, by the source or the sink that opens the connection.
     """

@@ -43,7 +43,7 @@ class Batch:
     | step    | which sink of a fan-out writes                                                                         |
     | offsets | the sha256 of the batch's entry in the offset log: two attempts that differ in it read different rows  |
     | fence   | the fencing token of the lease; a later driver has a higher one                                        |
-    | mode    | the output mode of the flow: in complete mode the rows are the whole result                            |
+    | mode    | the output mode of the flow: in complete mode the rows are the complete result                         |
     | on_dead_letters | callback for rows that the sink could not deliver and has stored elsewhere                     |
     """
 

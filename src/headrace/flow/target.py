@@ -88,7 +88,7 @@ class Target:
     | field       | example                        | meaning                                                    |
     |-------------|--------------------------------|------------------------------------------------------------|
     | name        | dev                            | the key in headrace.yml                                    |
-    | master      | local[*], spark://host:7077    | handed to Spark as it is                                   |
+    | master      | local[*], spark://host:7077    | passed to Spark unchanged                                  |
     | lake        | /data/lake, s3a://bucket/lake  | root of tables; any URI that Hadoop's filesystems know     |
     | checkpoints | /data/checkpoints              | root of checkpoints; one folder per flow                   |
     | kafka       | bootstrap.servers, SASL ...    | options of Kafka clients; values may be secrets            |

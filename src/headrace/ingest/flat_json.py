@@ -3,7 +3,7 @@
 `FlatJson` (jvm/FlatJson.java) parses a record only if the result is certain, and returns null otherwise. Null does not
 mean invalid: `from_json` then decides. So the result always equals that of `from_json`; property tests compare the two.
 
-The class comes in `jvm/flat-json.jar`, which every session of Headrace loads. `make jar` builds it from the source; a
+The class is in `jvm/flat-json.jar`, which every session of Headrace loads. `make jar` builds it from the source; a
 test fails if they differ. A session without the class uses `from_json`.
 """
 

@@ -1,6 +1,6 @@
 """Parses records into typed rows and marks each row as valid or invalid.
 
-Validation takes one pass over the payload, in the query. The reason is computed only for the rows of a batch that
+Validation is one pass over the payload, in the query. The reason is computed only for the rows of a batch that
 reported invalid rows, when they are written to the quarantine table.
 
 A record of a flat schema that is certainly valid is parsed by `flat_json`. Every other record is parsed by `from_json`,

@@ -51,8 +51,8 @@ def require_task_slots(application: SparkSession, target: Target, flows: Sequenc
         flow_slots = ", ".join(f"'{name}' {count}" for name, count in occupied.items())
         raise FlowError(
             f"{sum(occupied.values())} partitions are read without batches, and Spark has {slots} task slots.",
-            why=f"Each of them holds a slot for as long as the flow runs ({flow_slots}), and {_RESERVED_SLOTS} has to "
-            "be left for everything else. Records of the others would wait unseen.",
+            why=f"Each of them occupies a slot while the flow runs ({flow_slots}), and {_RESERVED_SLOTS} has to "
+            "be free for everything else. Records of the other partitions would not be read.",
             state="Nothing was started and nothing was written.",
             remedy=f"Give the target {sum(occupied.values()) + _RESERVED_SLOTS} cores or more, run the flows in "
             "separate applications, or use a trigger with batches.",

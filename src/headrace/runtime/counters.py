@@ -51,7 +51,7 @@ def count_results(rows: DataFrame) -> DataFrame:
 
 
 def batch_committed(flow: str, progress: StreamingQueryProgress, order: Sequence[PlannedSource]) -> BatchCommitted:
-    """Convert Spark's progress of a committed batch into an event. `order` tells which sources are idle ticks."""
+    """Convert Spark's progress of a committed batch into an event. `order` says which sources are idle ticks."""
     observed = {name: row.asDict() for name, row in progress.observedMetrics.items()}
     dropped = tuple(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
     return BatchCommitted(

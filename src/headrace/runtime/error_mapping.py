@@ -47,7 +47,7 @@ _ERROR_MAPPINGS = (
         "HR-571",
         "A row breaks a rule that stops the flow.",
         "Correct the row at its source, or give the rule another action, and start the flow again: it begins with the "
-        "batch that holds the row.",
+        "batch that has the row.",
     ),
     _ErrorMapping(
         ("KAFKA_DATA_LOSS", "Some data may have been lost", "OffsetOutOfRangeException"),
@@ -60,7 +60,7 @@ _ERROR_MAPPINGS = (
         ("UnknownTopicOrPartitionException", "UnknownTopicIdException"),
         TopicNotFound,
         "HR-501",
-        "A topic is not there.",
+        "A topic does not exist.",
         "Create it with `headrace topics create NAME`, or correct the name in the flow.",
     ),
     _ErrorMapping(
@@ -159,7 +159,7 @@ _ERROR_MAPPINGS = (
             "FetchFailedException",
             "ConcurrentAppendException",
             "DELTA_CONCURRENT_",
-            # A task of continuous processing is never run again by Spark: the whole query has to be.
+            # A task of continuous processing is not retried by Spark: the query has to be restarted.
             "ContinuousTaskRetryException",
         ),
         ServiceUnavailable,
@@ -240,7 +240,7 @@ def map_error(flow: str, error: BaseException | str) -> HeadraceError:
 
 
 def _cause(text: str) -> str:
-    """Return the innermost cause, truncated: it says more than a whole stack trace."""
+    """Return the innermost cause, truncated: it says more than a complete stack trace."""
     causes, in_python = _ROOT_CAUSE.findall(text), _PYTHON_CAUSE.findall(text)
     line = causes[-1] if causes else next((part for part in text.splitlines() if part.strip()), "no message")
     if line.endswith("Traceback (most recent call last):") and in_python:

@@ -1,7 +1,7 @@
 """Builds Spark sessions: the only module that does.
 
 `open_session` builds the session of the application from a target. `flow_session` creates a session per flow on the
-same context, because a streaming query takes its settings (shuffle partitions, state store) from its session.
+same context, because a streaming query reads its settings (shuffle partitions, state store) from its session.
 """
 
 import logging
@@ -52,7 +52,7 @@ _APPLICATION = {
     "spark.scheduler.mode": "FAIR",
     # Small tables are the rule here; Delta's default of 50 tasks to read a snapshot costs seconds on a laptop.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # A version can be read for as long as its log and its files are there. Delta would refuse it after the time for
+    # A version can be read for as long as its log and its files exist. Delta would refuse it after the time for
     # which the table remembers removed files, though nobody has deleted one.
     "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
     # Spark forgets compiled code after 100 pieces. A batch of captured tables has more than that, and would compile all
@@ -60,7 +60,7 @@ _APPLICATION = {
     "spark.sql.codegen.cache.maxEntries": "1000",
     # Entries of the offset log are what audits and comparisons read; fewer than Spark's default would be too few.
     "spark.sql.streaming.minBatchesToRetain": "100",
-    # Spark's own INT96 is deprecated, and other readers take it for a time without a zone.
+    # Spark's own INT96 is deprecated, and other readers treat it as a time without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
     # Spark hides what looks like a secret in its UI, plans and logs. Keys by value and JAAS lines, which settings of
@@ -109,7 +109,7 @@ def open_session(
         raise ConfigError(
             f"Spark does not start with master '{target.master}'.",
             why=f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}.",
-            remedy="Run `headrace doctor`, and look at targets.<name>.master and .spark in headrace.yml.",
+            remedy="Run `headrace doctor`, and check targets.<name>.master and .spark in headrace.yml.",
             code="HR-112",
         ) from error
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
@@ -197,7 +197,7 @@ def flow_settings(flow: Flow, cores: int, memory_mb: int | None = None) -> dict[
     if isinstance(flow.state, RocksDB):
         settings |= {
             PROVIDER: f"{_STATE_STORES}.RocksDBStateStoreProvider",
-            # Upload the changes of a batch, not a snapshot of the whole store.
+            # Upload the changes of a batch, not a snapshot of the store.
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         }
         if memory_mb is not None:

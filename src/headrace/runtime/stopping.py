@@ -8,7 +8,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headrace.errors import HeadraceError
 from headrace.runtime.guards.guard import Guard, Progress
 
-# How long the in-flight batch of a query that a guard stops may take to commit before it is cancelled.
+# How long the in-flight batch of a query that a guard stops has to commit before it is cancelled.
 _DRAIN_SECONDS = 60.0
 
 # How often a drain checks the in-flight batch. A batch takes at least 100 ms.

@@ -48,7 +48,7 @@ class Backoff:
     attempts: int | None = None
 
     def delay(self, failures: int) -> float | None:
-        """Return the delay after so many failures in a row, or None to give up."""
+        """Return the delay after this many failures in a row, or None to give up."""
         if self.attempts is not None and failures > self.attempts:
             return None
         # Sixty doublings of any delay are longer than any outage, and a float overflows past a thousand.

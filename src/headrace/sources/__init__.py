@@ -1,1 +1,1 @@
-"""Where rows come from. The only room that holds a `readStream`."""
+"""Where rows come from. The only package with a `readStream`."""

@@ -75,9 +75,9 @@ class FileSource(Bounded, ReadsFiles, ReadsFolder):
                 "Set format to one of them.",
             )
         require_bounds(self.name, self.bounds, both=False)
-        taken = {option.lower() for option in _FIELDS}
+        fields = {option.lower() for option in _FIELDS}
         for option in self.options:
-            if option.lower() in taken:
+            if option.lower() in fields:
                 raise invalid_source(
                     f"{self.name} sets the option {option}.", "It is a field.", "Set the field instead."
                 )
@@ -130,7 +130,7 @@ class FileSource(Bounded, ReadsFiles, ReadsFolder):
         try:
             return reader.load(list(paths)).select(*(column_named(name) for name in self.schema.names))
         except AnalysisException as error:
-            raise source_not_replayable(self.name, "A file that was read is not there any more.") from error
+            raise source_not_replayable(self.name, "A file that was read no longer exists.") from error
 
     def _reading(self, spark: SparkSession, location: str) -> dict[str, str]:
         """Return the options of Spark's reader: the declared ones and Headrace's defaults."""

@@ -24,7 +24,7 @@ def require_readable(location: str, *, within: str = "") -> None:
             remedy=(
                 "Run the flow that writes the table first, or correct the path."
                 if within
-                else "Make the folder, let this user read it, or correct the path."
+                else "Create the folder, allow this user to read it, or correct the path."
             ),
             code="HR-510",
         ) from error

@@ -30,7 +30,7 @@ def require_bounds(source: str, bounds: Sequence[Bound], *, both: bool = True) -
     if len(set_bounds) > 1 and not both:
         names = " or ".join(bound.name for bound in bounds)
         raise invalid_source(
-            f"{source} has two bounds for a batch.", "Spark takes only one.", f"Set {names}, not both."
+            f"{source} has two bounds for a batch.", "Spark supports only one.", f"Set {names}, not both."
         )
     for bound in set_bounds:
         if isinstance(bound.value, int):
@@ -75,7 +75,7 @@ def require_topic_ids(source: str, accepted_topic_ids: tuple[str, ...] | str, da
         )
     if accepted_topic_ids and data_loss_reason is None:
         raise invalid_source(
-            f"{source} accepts a topic that was made again, and no loss.",
+            f"{source} accepts a recreated topic, and no loss.",
             "A flow that continues in such a topic skips the rows before its old offsets.",
             "Set data_loss_reason to a sentence that says why, or start the flow under a new name.",
         )

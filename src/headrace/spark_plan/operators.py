@@ -66,7 +66,7 @@ def read_operators(
 ) -> tuple[Operator, ...]:
     """Return the operators of a streaming DataFrame, each kind once, those next to the sources first.
 
-    `inputs` is the number of inputs: more streams in the plan mean that an input is read twice. `frames` holds the
+    `inputs` is the number of inputs: more streams in the plan mean that an input is read twice. `frames` has the
     input DataFrames by name; it is needed to name the unbounded inputs of a join.
     """
     plan = analyzed_plan(result)
@@ -101,7 +101,7 @@ def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
 
 
 class _Reader:
-    """Walks one plan. After `read`, `below` holds the properties of the whole plan."""
+    """Walks one plan. After `read`, `below` has the properties of the complete plan."""
 
     def __init__(self, jvm: JVMView, plan: JavaObject, frames: Mapping[str, DataFrame]) -> None:
         self._java, self._frames = jvm, frames

@@ -33,7 +33,7 @@ def plan_flow(session: SparkSession, flow: Flow, target: Target | None) -> Query
     for name, input_ in flow.named_inputs.items():
         columns_from = f"The columns of input '{name}' are known to {input_.source.name} only"
         if input_.schema is None and target is None:
-            return UnknownPlan(f"{columns_from}, and without a target it cannot be asked")
+            return UnknownPlan(f"{columns_from}, and without a target it cannot be read")
         try:
             frames[name] = _input_frame(session, input_, target)
         except (HeadraceError, PySparkException, Py4JError) as error:

@@ -37,7 +37,7 @@ class PlannedSource:
 
 
 def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFrame]) -> tuple[PlannedSource, ...]:
-    """Return the sources of a plan in Spark's order. `sources` holds the DataFrame that each source returned."""
+    """Return the sources of a plan in Spark's order. `sources` has the DataFrame that each source returned."""
     jvm = jvm_of(result.sparkSession)
     sources_by_token = {
         _token(jvm, leaf): source for source, frame in sources.items() for leaf in _leaves(analyzed_plan(frame))

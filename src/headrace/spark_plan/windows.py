@@ -30,7 +30,7 @@ class NotAWindowedAggregation(Exception):
 class WindowResults:
     """A transform over batch DataFrames whose only state is a windowed aggregation.
 
-    `holds` tells which result columns are copies of the window or of keys; the others are computed.
+    `holds` says which result columns are copies of the window or of keys; the others are computed.
     """
 
     result: DataFrame

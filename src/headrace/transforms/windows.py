@@ -6,7 +6,7 @@
 |----------------------|--------------------------------------|-------------------------------------------------------|
 | `tumbling(t, size)`  | one window                           | at multiples of `size`                                |
 | `sliding(t, size, every=...)` | `size / every` windows      | one of them after each `every`                        |
-| `sessions(t, gap=...)`| one window, together with its neighbours | when nothing came for `gap`                       |
+| `sessions(t, gap=...)`| one window, together with its neighbours | after `gap` without a row                         |
 
 They are Spark's own windows, but their lengths are parsed when the transform is declared: a typo fails at its own line
 and not in the query. All three are named `window`, so `window_bounds` works with each of them. A batch and a stream
@@ -77,7 +77,7 @@ def _length(name: str, text: str) -> Duration:
     length = Duration.parse(text)
     if length.ms == 0:
         raise _no_window(
-            f"A window with {name} '{text}' holds no time.",
+            f"A window with {name} '{text}' has no length.",
             "No row could be in it.",
             f"Set {name} to a length of time.",
         )

@@ -4,22 +4,22 @@
 
 | the rate is          | head room | reason                                                                       |
 |----------------------|-----------|------------------------------------------------------------------------------|
-| that of the flow     | 0.8       | a full batch is done before the next one is due, with a fifth of it to spare |
-| that of what arrives | 2         | a batch holds what arrives in its time, and as much again of what is waiting |
+| of the flow          | 0.8       | a full batch ends before the next one is due, with a fifth of the time left  |
+| of arrivals          | 2         | a batch reads the rows of one interval, and as many rows of the backlog      |
 
-Where little arrives, a tenth of the usual bound is suggested: any machine holds that, and a smaller bound would only
-make it slower to catch up after the flow was down.
+At a low arrival rate the suggestion is a tenth of the usual bound. Such a batch fits into the memory of any machine. A
+smaller bound would only slow down catching up after the flow was down.
 
-A trigger without an interval starts a batch when the last one is done. Ten seconds stand for it: long enough that the
-fixed cost of a batch, a few hundred milliseconds, does not matter, and short enough to be held in memory.
+A trigger without an interval starts a batch when the previous one ends. The formula then uses ten seconds. A batch of
+ten seconds fits into memory, and its fixed cost of a few hundred milliseconds does not matter.
 
-A bound that is left to the machine (`AutoBatchSize`) is worked out when the flow starts, as the smaller of two:
+An automatic bound (`AutoBatchSize`) is computed when the flow starts, as the smaller of two:
 
     by memory      half of what the executors have for data, shared by the flows, / (bytes of a record x 2)
     by freshness   the flow's own rate x freshness x 0.8
 
-It is a ceiling. A flow that keeps up reads what has arrived, however little that is; one that catches up reads batches
-of this size, because the size of a batch is the strongest lever of a drain.
+It is a maximum. A flow without a backlog reads the rows that have arrived. A flow with a backlog reads batches of this
+size, because large batches are the fastest way to read a backlog.
 """
 
 import math
@@ -50,7 +50,7 @@ class MeasuredRates:
 
     | field     | meaning                                                                             |
     |-----------|-------------------------------------------------------------------------------------|
-    | arrivals  | what arrived lately, by unit: records, files, bytes                                 |
+    | arrivals  | recent arrivals, by unit: records, files, bytes                                     |
     | processed | the records that the flow itself processed, while its batches were large; or None   |
     """
 
@@ -113,7 +113,7 @@ class AvailableResources:
     | field        | meaning                                                                       |
     |--------------|-------------------------------------------------------------------------------|
     | memory       | bytes that the executors have for data, this flow's share                     |
-    | record_bytes | the mean size of a record, or None when there is none to look at              |
+    | record_bytes | the mean size of a record, or None without records                            |
     | processed    | records a second that the flow itself processed, while its batches were large |
     """
 
@@ -140,8 +140,8 @@ def choose_batch_size(target: AutoBatchSize, resources: AvailableResources) -> B
     records = round(min(max(min(by_memory, by_freshness), MIN_RECORDS), MAX_RECORDS) / 1000) * 1000
     if by_freshness < by_memory:
         return BatchSize(records, f"At {resources.processed:,.0f} a second a batch is done within {target.freshness}.")
-    basis = f"{size:,.0f} bytes each" if resources.record_bytes else f"taken to be of {size:,.0f} bytes"
-    return BatchSize(records, f"So many records, {basis}, fit into {resources.memory * DATA_SHARE / 1e6:,.0f} MB.")
+    basis = f"{size:,.0f} bytes each" if resources.record_bytes else f"assumed to have {size:,.0f} bytes"
+    return BatchSize(records, f"This many records, {basis}, fit into {resources.memory * DATA_SHARE / 1e6:,.0f} MB.")
 
 
 def _suggest_by_arrivals(bound: Bound, rate: float, interval: float) -> Suggestion:

@@ -71,8 +71,8 @@ def check(
 ) -> list[Finding]:
     """Check flows that run in one application. Errors come first.
 
-    `measured` holds measured rates by flow and input, which bounds are compared with.
-    `plans` holds the query plan by flow; without it the operators of a flow are not checked.
+    `measured` has the measured rates by flow and input, to compare bounds with.
+    `plans` has the query plan by flow; without it the operators of a flow are not checked.
     """
     flows = list(flows)
     findings = [*_shared_names(flows), *check_shared_memory(flows)]
@@ -106,7 +106,7 @@ def raise_on_errors(findings: list[Finding]) -> list[Finding]:
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         first = errors[0]
-        more = f" Errors besides this one: {len(errors) - 1}." if len(errors) > 1 else ""
+        more = f" Further errors: {len(errors) - 1}." if len(errors) > 1 else ""
         raise FlowError(
             f"{first.place}: {first.reason}",
             why=f"The check {first.code} stops a flow that could not run.{more}",
@@ -194,7 +194,7 @@ def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates])
             yield Finding(
                 "HRC-204",
                 place,
-                f"{larger.bound.name} lets {larger.bound.value:,} {larger.bound.unit} through per batch. "
+                f"{larger.bound.name} limits a batch to {larger.bound.value:,} {larger.bound.unit}. "
                 f"{larger.reason} The flow can never keep up.",
                 f"Set {larger.bound.name}={larger.value:_}, or a shorter interval of the trigger.",
                 severity=Severity.WARNING,

@@ -29,8 +29,8 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
         yield Finding(
             "HRC-207",
             place,
-            "Once is the old name of AvailableNow, and does the same here: it reads all that is there, in bounded "
-            "batches. Spark's own `once` would read it in a single one.",
+            "Once is the old name of AvailableNow, and does the same here: it reads everything available, in bounded "
+            "batches. Spark's own `once` would read it in a single batch.",
             "Write AvailableNow().",
             severity=Severity.WARNING,
         )
@@ -45,7 +45,7 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
             "HRC-114",
             place,
             f"Real-time mode writes in update mode only, and the flow in {flow.mode} mode.",
-            "Set output_mode='update': without state it hands on the same rows.",
+            "Set output_mode='update': without state it emits the same rows.",
         )
     if isinstance(flow.trigger, Continuous) and flow.mode is OutputMode.COMPLETE:
         yield Finding(
@@ -59,8 +59,8 @@ def check_trigger(flow: Flow) -> Iterator[Finding]:
             "HRC-115",
             place,
             f"A batch of {flow.trigger.batch} is shorter than Spark's least of {MIN_BATCH_SECONDS:.0f} seconds. "
-            "Its length decides how often progress is noted down, not how soon a row arrives.",
-            "Set batch='1 minute'; rows pass in milliseconds all the same.",
+            "Its length decides how often progress is committed, not how soon a row arrives.",
+            "Set batch='1 minute'; rows still arrive within milliseconds.",
         )
 
 
@@ -129,7 +129,7 @@ def check_task_slots(flow: Flow, needed: int, free: int) -> Iterator[Finding]:
         yield Finding(
             "HRC-116",
             f"flow '{flow.name}', trigger {type(flow.trigger).__name__}",
-            f"Each of the {needed} partitions that the flow reads holds a task slot for as long as it runs, and there "
+            f"Each of the {needed} partitions that the flow reads occupies a task slot while it runs, and there "
             f"{'is' if free == 1 else 'are'} {free} free, apart from the one for everything else. Records of the other "
             "partitions would not be read.",
             f"Give the target {needed + 1} cores or more, for instance master: local[{needed + 1}], or use Every.",

@@ -115,7 +115,7 @@ class UnknownPlan:
     is_transform_error: bool = False
 
 
-# Complete mode writes the whole result, so it needs one of these.
+# Complete mode writes the complete result, so it needs one of these.
 AGGREGATIONS = frozenset(
     {
         OperatorKind.AGGREGATE,

@@ -128,8 +128,8 @@ def check_join_growth(
     yield Finding(
         "HRC-216",
         f"flow '{flow.name}'",
-        f"At the rates that were measured ({inputs}) the join keeps {rows:,.0f} more rows with every hour, about "
-        f"{format_bytes(round(state_bytes))}, and never gives one back.",
+        f"At the rates that were measured ({inputs}) the state of the join grows by {rows:,.0f} rows every hour, about "
+        f"{format_bytes(round(state_bytes))}, and never removes one.",
         "Set watermark= on both inputs and join on a bound of their times with two ends; the state then stays at rate "
         "x (delay + bound).",
         severity=Severity.WARNING,

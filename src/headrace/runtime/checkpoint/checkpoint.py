@@ -99,7 +99,7 @@ class Checkpoint:
         content = self.files.read_bytes(path)
         try:
             if content is None:
-                raise ValueError("the file is not there")
+                raise ValueError("the file does not exist")
             _version, settings, *offsets = content.decode().split("\n")
             continuous = not settings and any(offsets)
             metadata = json.loads(_NO_SETTINGS if continuous else settings)
@@ -112,7 +112,7 @@ class Checkpoint:
                 continuous=continuous,
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            why = f"An entry of the offset log holds a version, the settings and the offsets; here: {error}."
+            why = f"An entry of the offset log has a version, the settings and the offsets; here: {error}."
             raise self._damaged_error(path, why) from error
 
     def digest(self, batch_id: int) -> str:
@@ -120,7 +120,7 @@ class Checkpoint:
         path = f"{self.location}/offsets/{batch_id}"
         content = self.files.read_bytes(path)
         if content is None:
-            raise self._damaged_error(path, "The file is not there.")
+            raise self._damaged_error(path, "The file does not exist.")
         return hashlib.sha256(content).hexdigest()
 
     def offset_range(self, batch_id: int, source: int) -> tuple[str, str] | None:
@@ -162,7 +162,7 @@ class Checkpoint:
         """Return the end offset of a batch for one source."""
         offsets = self.offset_entry(batch_id).offsets
         if source >= len(offsets):
-            why = f"It holds the offsets of {len(offsets)} sources, and the flow reads at least {source + 1}."
+            why = f"It has the offsets of {len(offsets)} sources, and the flow reads at least {source + 1}."
             raise self._damaged_error(f"{self.location}/offsets/{batch_id}", why)
         return offsets[source]
 

@@ -103,9 +103,9 @@ def _manifest_flaws(checkpoint: Checkpoint, recorded: ManifestSums) -> Iterator[
             "damage",
             f"headrace/{path}",
             "is not what Headrace wrote",
-            "It holds sums of files of the checkpoint; these cannot be compared.",
+            "It has the checksums of files of the checkpoint, which now cannot be compared.",
             f"Look after the disk. If `headrace checkpoint verify {checkpoint.flow}` finds nothing else, delete the "
-            "file: the sums are taken again with the next batch.",
+            "file: the next batch records the checksums again.",
         )
 
 
@@ -179,7 +179,7 @@ def _contents(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str])
                 f"spark/{path}",
                 "is not in the manifest yet",
                 "The driver runs, or ended between the batch and its note. The file can be read.",
-                "Nothing to do: its sum is taken with the next batch.",
+                "Nothing to do: the next batch records its checksum.",
             )
 
 
@@ -228,7 +228,7 @@ def _missing_flaw(checkpoint: Checkpoint, path: str) -> Flaw:
 def _file_purpose(path: str) -> str:
     log, _, name = path.rpartition("/")
     if path == "metadata":
-        return "It holds the identity of the checkpoint, by which sinks know the batches that they hold."
+        return "It has the query id of the checkpoint, by which sinks recognize the batches that they contain."
     if log == "offsets":
         return f"It says which rows batch {name} reads."
     if log == "commits":

@@ -6,9 +6,9 @@ acquires a lease first. Every lease has a number, its fencing token, and the hig
     FLOW/headrace/leases/00000007        the holder of lease 7: a record that is created exclusively and never changed
     FLOW/headrace/leases/00000007.beat   a heartbeat counter that its holder increments, or `ended`
 
-Who may take the next number depends on the kind of the lease.
+Who may acquire the next number depends on the kind of the lease.
 
-| kind   | who takes the next number                                                         | a dead driver holds it |
+| kind   | who acquires the next number                                                      | a dead driver holds it |
 |--------|-----------------------------------------------------------------------------------|------------------------|
 | lock   | the process that holds a lock of the operating system on FLOW/headrace/lease      | not at all             |
 | record | a driver that saw no heartbeat for `seconds`, by its own monotonic clock          | for `seconds`          |
@@ -63,7 +63,9 @@ class ActiveLease:
         if highest == self.token and record == self._record:
             return
         cause = (
-            f"lease {highest} was taken by {_holder(self._checkpoint, highest)}" if highest else "its record is gone"
+            f"lease {highest} was acquired by {_holder(self._checkpoint, highest)}"
+            if highest
+            else "its record was deleted"
         )
         raise RecoveryError(
             f"Flow '{self._checkpoint.flow}' has lost its lease.",
@@ -135,7 +137,7 @@ class ActiveLease:
 
 @contextmanager
 def acquire_lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterator[ActiveLease]:
-    """Acquire the lease of a checkpoint, or raise if it is taken. Waits up to `terms.seconds` for a record."""
+    """Acquire the lease of a checkpoint; raise if another driver holds it. Waits up to `terms.seconds` for a record."""
     terms = terms or Lease()
     local = is_local(checkpoint.metadata_dir)
     if terms.kind == "lock" and not local:
@@ -243,7 +245,7 @@ def _holder(checkpoint: Checkpoint, number: int) -> str:
 def _already_running(checkpoint: Checkpoint) -> RecoveryError:
     return RecoveryError(
         f"Flow '{checkpoint.flow}' is running already.",
-        why=f"Its checkpoint {checkpoint.folder} was taken by {_holder(checkpoint, highest_lease(checkpoint))}.",
+        why=f"Its checkpoint {checkpoint.folder} was acquired by {_holder(checkpoint, highest_lease(checkpoint))}.",
         state="Nothing was started; the running flow is not touched.",
         remedy="Stop the other process, or run this flow against another target.",
         code="HR-302",

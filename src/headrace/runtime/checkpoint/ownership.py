@@ -86,7 +86,7 @@ def _recorded(checkpoint: Checkpoint) -> _Identity:
             f"Flow '{checkpoint.flow}': {_path(checkpoint)} cannot be read.",
             why=f"It records which places belong to the checkpoint; here: {error}.",
             state=_NOTHING_STARTED,
-            remedy="Restore the file, or delete it: what the sinks hold is compared all the same.",
+            remedy="Restore the file, or delete it: the batches of the sinks are compared in any case.",
             code="HR-338",
         ) from error
 
@@ -96,11 +96,11 @@ def _require_location(checkpoint: Checkpoint, recorded: _Identity) -> None:
     if recorded.location != _location(checkpoint):
         raise RecoveryError(
             f"The checkpoint of flow '{checkpoint.flow}' is at {_location(checkpoint)}, and was created elsewhere.",
-            why=f"It belongs to {recorded.location}. Two copies count the same batches, and a sink that has a batch "
-            "of one of them passes over the other's: its rows would be lost.",
+            why=f"It belongs to {recorded.location}. Two copies have the same batch numbers, and a sink that has "
+            "a batch of one of them skips that of the other: its rows would be lost.",
             state=_NOTHING_STARTED,
-            remedy="Run the flow on the original. If that is gone for good and this one stays in its place, delete "
-            f"{_path(checkpoint)}: the next start then takes this folder for the original.",
+            remedy="Run the flow on the original. If the original no longer exists, delete "
+            f"{_path(checkpoint)}: the next start then treats this folder as the original.",
             code="HR-335",
         )
 
@@ -114,9 +114,9 @@ def _require_match(checkpoint: Checkpoint, sink: CommittedBatches, identity: str
     if not committed and last is None and earlier:
         counts = ", ".join(f"{other} up to batch {number}" for other, number in earlier.items())
         raise RecoveryError(
-            f"Flow '{flow}' has a new checkpoint, and {sink.place} holds batches of an earlier one.",
-            why=f"It holds those of {counts}. A new checkpoint begins at the start of its sources.",
-            state=f"{_NOTHING_STARTED} The rows that are in would be written twice.",
+            f"Flow '{flow}' has a new checkpoint, and {sink.place} has batches of an earlier one.",
+            why=f"It has those of {counts}. A new checkpoint begins at the start of its sources.",
+            state=f"{_NOTHING_STARTED} The rows in the sink would be written twice.",
             remedy=f"Restore the earlier checkpoint to {checkpoint.folder}; or, to start over, move it away; or "
             f"{_NEW_NAME}.",
             code="HR-331",
@@ -126,7 +126,7 @@ def _require_match(checkpoint: Checkpoint, sink: CommittedBatches, identity: str
         ends = "has no batches" if end is None else f"ends at batch {end}"
         raise RecoveryError(
             f"The checkpoint of flow '{flow}' was set back: {sink.place} is ahead of it.",
-            why=f"It holds batch {last}, and the checkpoint {ends}: an old copy was restored, or entries were deleted.",
+            why=f"It has batch {last}, and the checkpoint {ends}: an old copy was restored, or entries were deleted.",
             state=f"{_NOTHING_STARTED} Batches {_after(end)} to {last} would be planned again with other rows. The "
             "sink skips these numbers: rows would be lost. At-least-once sinks would get rows twice.",
             remedy=f"Restore a checkpoint that ends at batch {last}, or restore the place to batch {_before(end)}; or "
@@ -148,7 +148,7 @@ def _require_match(checkpoint: Checkpoint, sink: CommittedBatches, identity: str
         )
     if last < committed[-1]:
         raise RecoveryError(
-            f"{sink.place[0].upper()}{sink.place[1:]} was set back behind the checkpoint of flow '{flow}'.",
+            f"{sink.place[0].upper()}{sink.place[1:]} was restored to a state before the checkpoint of flow '{flow}'.",
             why=f"It ends at batch {last}, and the checkpoint has committed batch {committed[-1]}.",
             state=f"{_NOTHING_STARTED} The rows of batches {last + 1} to {committed[-1]} would be lost.",
             remedy=f"Restore the place to batch {committed[-1]}, or a checkpoint that ends at batch {last}; or "

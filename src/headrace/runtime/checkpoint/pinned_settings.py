@@ -54,7 +54,7 @@ def require_same_state_store(flow: Flow, checkpoint: Checkpoint) -> PinnedSettin
         raise RecoveryError(
             f"Flow '{flow.name}' declares {declared}() for its state, and its checkpoint keeps it "
             f"with {pinned.state_class}.",
-            why="The first batch decides where state is kept. Spark would silently continue as before.",
+            why="The first batch decides where state is stored. Spark would silently continue as before.",
             state="Nothing was started and nothing was written.",
             remedy=f"Declare state={pinned.state_class}(), or start the flow under a new name.",
             code="HR-344",

@@ -48,7 +48,7 @@ def read_source_order(checkpoint: Checkpoint) -> tuple[PlannedSource, ...] | Non
     except (ValueError, KeyError, TypeError) as error:
         raise RecoveryError(
             f"Flow '{checkpoint.flow}': {_path(checkpoint)} cannot be read.",
-            why=f"It holds the order of the flow's sources in the offset log; here: {error}.",
+            why=f"It has the order of the flow's sources in the offset log; here: {error}.",
             state="Nothing was started and nothing was changed.",
             remedy="Restore the file from a backup. If neither the inputs nor the transform changed since the flow "
             "last ran, delete it: the next start writes it again.",
@@ -75,7 +75,7 @@ def _order_changed(checkpoint: Checkpoint, recorded: Sequence[str], order: Seque
     current = ", ".join(str(source) for source in order)
     return RecoveryError(
         f"Flow '{checkpoint.flow}' reads other sources than its checkpoint, or in another order.",
-        why=f"The checkpoint holds the offsets of {', '.join(recorded)}; the flow now reads {current}. Sources are "
+        why=f"The checkpoint has the offsets of {', '.join(recorded)}; the flow now reads {current}. Sources are "
         "numbered in the order in which the transform reads them, and an input with an idle_timeout has a second one "
         "for its idle ticks.",
         state="Nothing was started and nothing was written.",

@@ -118,7 +118,7 @@ class TopicIdentities:
             missing = sorted(set(self._record.topics.get(name, {})) - set(now[name]))
             if missing and source.data_loss_reason is None:
                 raise DataError(
-                    f"Flow '{self._checkpoint.flow}': topic '{missing[0]}', which {source.name} reads, is gone.",
+                    f"Flow '{self._checkpoint.flow}': topic '{missing[0]}' of {source.name} no longer exists.",
                     why=f"It had the id {self.id_of(name, missing[0])}; Kafka has no topic of this name any more, or "
                     "the source no longer names it.",
                     state="The sinks hold every batch up to the last commit. Records that were not read are lost.",
@@ -131,9 +131,9 @@ class TopicIdentities:
         unfinished = self._checkpoint.unfinished_batch()
         if unfinished is not None and unfinished != self._record.unwritten:
             raise RecoveryError(
-                f"Flow '{self._checkpoint.flow}': topic '{topic}' of id {new} cannot be accepted.",
-                why=f"Batch {unfinished} was begun on the topic of id {before} and not committed. Its rows may be in "
-                "the sinks, and the new topic has other rows at the same offsets.",
+                f"Flow '{self._checkpoint.flow}': topic '{topic}' with id {new} cannot be accepted.",
+                why=f"Batch {unfinished} was started on the topic with id {before} and not committed. Its rows may be "
+                "in the sinks, and the new topic has other rows at the same offsets.",
                 state="Nothing was started and nothing was written.",
                 remedy="Start the flow under a new name: it reads the new topic from its start.",
                 code="HR-318",
@@ -170,9 +170,9 @@ class TopicIdentities:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecoveryError(
                 f"Flow '{self._checkpoint.flow}': {self._path} cannot be read.",
-                why=f"It holds the ids of the topics that the checkpoint is about; here: {error}.",
+                why=f"It has the ids of the topics of the checkpoint; here: {error}.",
                 state="Nothing was started and nothing was written.",
-                remedy="Restore the file from a backup. If no topic was made again since the flow last ran, delete "
+                remedy="Restore the file from a backup. If no topic was recreated since the flow last ran, delete "
                 "it: the next start writes it again.",
                 code="HR-312",
             ) from error
@@ -182,10 +182,9 @@ class TopicIdentities:
     def _recreated_error(self, name: str, topic: str, before: str, now: str) -> RecoveryError:
         source = self._sources[name]
         return RecoveryError(
-            f"Flow '{self._checkpoint.flow}': topic '{topic}', which {source.name} reads, was deleted and "
-            "created again.",
-            why=f"The checkpoint is about the topic of id {before}; Kafka now has one of id {now} under this name. "
-            "The same offsets stand for other records there.",
+            f"Flow '{self._checkpoint.flow}': topic '{topic}', which {source.name} reads, was deleted and recreated.",
+            why=f"The checkpoint belongs to the topic with id {before}; Kafka now has one with id {now}. "
+            "The same offsets have other records there.",
             state="Nothing of the new topic was written. The sinks hold every batch up to the last commit. Records of "
             "the old topic that were not read are lost.",
             remedy="Start the flow under a new name: it reads the new topic from its start. Or continue at the old "

@@ -23,7 +23,7 @@ from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
 class CheckpointGuard(Guard):
     """Refuses a damaged checkpoint (HR-320) and one that batches cannot resume (HR-223). Records the files of batches.
 
-    The digest of an offset entry is taken before its batch is written, as the batch reads it.
+    The digest of an offset entry is computed before its batch is written, as the batch reads it.
     """
 
     def __init__(self, flow: Flow, checkpoint: Checkpoint) -> None:

@@ -1,4 +1,4 @@
-"""Reports the epochs of continuous processing, of which Spark reports nothing: the commit log is polled."""
+"""Reports the epochs of continuous processing. Spark does not report them, so the commit log is polled."""
 
 import json
 import threading

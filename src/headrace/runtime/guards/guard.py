@@ -17,7 +17,7 @@ from headrace.runtime.guards.idle_timer import InputProgress
 class Stop(Protocol):
     """Stops the query of a guard. May be called from any thread, also before the query has started.
 
-    Returns before the query has stopped. The flow ends with the first error that a guard gives.
+    Returns before the query has stopped. The flow ends with the first error of a guard.
     """
 
     def __call__(self, error: HeadraceError | None, *, immediately: bool = False) -> None:

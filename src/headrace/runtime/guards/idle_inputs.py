@@ -1,6 +1,6 @@
 """Writes the idle ticks of a running flow, when its inputs are idle.
 
-`IdleTimer` decides when a tick is due, `TickFiles` holds the ticks, and the inputs of the flow read them.
+`IdleTimer` decides when a tick is due, `TickFiles` stores the ticks, and the inputs of the flow read them.
 """
 
 import threading
@@ -60,7 +60,7 @@ class IdleInputGuard(Guard):
                 self._files.write(name, tick)
 
     def _sink_waits(self) -> bool:
-        """Whether a sink holds pending rows. If a sink cannot tell, the next trigger asks again."""
+        """Whether a sink holds pending rows. If a sink does not know, the next trigger asks again."""
         session = self._session
         with suppress(OSError, Py4JError, PySparkException):
             return session is not None and any(sink.is_due(session, self._target) for sink in self._pending_sinks)

@@ -36,7 +36,7 @@ class _InputIdleness:
 class IdleTimer:
     """Schedules the idle ticks of one run of a flow. Used by one thread at a time.
 
-    `sink_waits` tells whether the sink holds pending rows; it is called only if needed.
+    `sink_waits` says whether the sink holds pending rows; it is called only if needed.
     """
 
     def __init__(

@@ -8,7 +8,7 @@
 |          | the batch           | estimates it, with the previous version   |                                         |
 | RocksDB  | the same, as Spark  | SST files on the executors' disks. New    | their share of the memory that all      |
 |          | counts them         | rows are included after the next snapshot,| stores of all flows use together. It    |
-|          |                     | which is made every ten batches           | has its own limit                       |
+|          |                     | which is taken every ten batches          | has its own limit                       |
 
 A join stores rows and a counter for each key: Spark counts the rows only.
 """

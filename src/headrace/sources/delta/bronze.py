@@ -1,4 +1,4 @@
-"""A bronze Delta table of raw Kafka records, read like the topics that they came from."""
+"""A bronze Delta table of raw Kafka records, read like the topics that the records are from."""
 
 from dataclasses import dataclass
 from functools import reduce

@@ -57,5 +57,5 @@ def files_of_version(spark: SparkSession, source: str, table: str, number: int) 
     """Return the files of one version; raise HR-511 if the log no longer has it."""
     files = version_files(spark, table, number)
     if files is None:
-        raise source_not_replayable(source, f"Its log no longer holds version {number}.")
+        raise source_not_replayable(source, f"Its log no longer has version {number}.")
     return files

@@ -35,7 +35,7 @@ _CONSUMER = {
     "kafka.fetch.max.wait.ms": "50",
 }
 
-# The schema of a record, for a range of which the broker has no records left.
+# The schema of a record, for a range without records on the broker.
 _COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 _HEADERS = "headers array<struct<key: string, value: binary>>"
 

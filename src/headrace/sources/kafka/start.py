@@ -56,7 +56,7 @@ class StartOffsets:
                 )
 
     def options(self, selection: TopicSelection, target: Target) -> dict[str, str]:
-        """Return the offsets as Spark's connector takes them."""
+        """Return the offsets in the format of Spark's connector."""
         return _explicit({partition: _as_number(offset) for partition, offset in _by_partition(self.offsets).items()})
 
 
@@ -111,10 +111,10 @@ class StartTime:
                 )
 
     def options(self, selection: TopicSelection, target: Target) -> dict[str, str]:
-        """Return the time as Spark's connector takes it; asks the broker where `if_none` is `latest`.
+        """Return the time in the format of Spark's connector; asks the broker where `if_none` is `latest`.
 
-        Spark's own strategy `latest` asks for the end after it has asked for the time, so a record that arrives between
-        the two would never be read. Here the end is asked for first.
+        Spark's own strategy `latest` reads the end after it has looked up the time, so a record that arrives between
+        the two would never be read. Here the end is read first.
         """
         if self.if_none == "error":
             if isinstance(self.at, datetime):

@@ -90,7 +90,7 @@ class TopicPattern:
     regex: str
 
     def __post_init__(self) -> None:
-        remedy = r"Write an expression for the whole name, such as TopicPattern(r'rides-\w+')."
+        remedy = r"Write an expression for the complete name, such as TopicPattern(r'rides-\w+')."
         if not self.regex:
             raise invalid_source("An empty pattern matches no topic.", "There is nothing to read.", remedy)
         try:
@@ -98,7 +98,7 @@ class TopicPattern:
             if not _SHARED.fullmatch(self.regex):
                 raise invalid_source(
                     f"{self.label} cannot be used as a pattern.",
-                    "It holds something that Python and Java read differently, or that no name of a topic holds.",
+                    "It contains something that Python and Java read differently, or that no topic name can contain.",
                     remedy,
                 )
             re.compile(self._full_regex)
@@ -195,7 +195,7 @@ class TopicPartitions:
                 raise missing_on_broker(
                     f"Topic '{topic}' at {target.kafka['bootstrap.servers']} has no partition {missing[0]}.",
                     f"It has {present[topic]}, counted from 0.",
-                    "Name partitions that are there.",
+                    "Name partitions that exist.",
                 )
         return {topic: tuple(numbers) for topic, numbers in self.assigned.items()}
 
@@ -205,7 +205,7 @@ def require_topic_name(name: str) -> None:
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
         raise invalid_source(
             f"{name!r} is not the name of a topic.",
-            "A name holds a-z, A-Z, 0-9, dot, _ and -, at most 249 of them.",
+            "A name contains a-z, A-Z, 0-9, dot, _ and -, at most 249 of them.",
             "Correct the name; several topics are a list, and a pattern is a TopicPattern.",
         )
 

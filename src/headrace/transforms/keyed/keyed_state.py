@@ -106,7 +106,7 @@ class KeyedState(Generic[S, Out]):
 
         A timer that is registered here for a past time fires in the next batch.
         """
-        raise _missing_method(self, "handle_timer", "a moment that it asked for has come")
+        raise _missing_method(self, "handle_timer", "a timer expires")
 
 
 def _missing_method(processor: KeyedState[Any, Any], method: str, event: str) -> FlowError:
@@ -150,7 +150,7 @@ def _schema(cls: type[KeyedState[Any, Any]], state: StructKind, out: StructKind)
             )
         if ttl is not None and Duration.parse(ttl).ms == 0:
             raise invalid_state(
-                f"{place} has a ttl of '{ttl}'.", "Nothing would be kept.", "Set a length of time, or none."
+                f"{place} has a ttl of '{ttl}'.", "Nothing would be stored.", "Set a length of time, or none."
             )
     if VALUE in lists | maps:
         raise invalid_state(

@@ -45,7 +45,9 @@ def per_key(rows: DataFrame, processor: KeyedState[Any, Any], *key: str) -> Data
     """
     shape = type(processor).shape
     if not key:
-        raise invalid_state("No column was named as the key.", "State is kept per key.", "Name the columns of the key.")
+        raise invalid_state(
+            "No column was named as the key.", "State is stored per key.", "Name the columns of the key."
+        )
     _pickle_by_value(processor)
     clock = type(processor).clock
     if not rows.isStreaming:

@@ -267,7 +267,7 @@ def to_millis(when: datetime) -> int:
     """Return a datetime in epoch milliseconds, rounded up: a timer never fires early."""
     if when.tzinfo is None:
         raise FlowError(
-            f"A timer is asked for at {when}.",
+            f"A timer is registered for {when}.",
             why="A time without a zone is a different moment on every machine.",
             state="The batch was not written; the flow is where it was.",
             remedy="Use times with a zone, as rows have them.",

@@ -5,7 +5,7 @@
 | `str`, `bytes`, `bool`              | the same     |                                                                |
 | `int`, `float`                      | long, double |                                                                |
 | `Annotated[Decimal, Precision(12, 2)]` | decimal   | precision and scale                                            |
-| `datetime`                          | timestamp    | with a zone; comes back in UTC                                 |
+| `datetime`                          | timestamp    | with a zone; returned in UTC                                   |
 | `date`                              | date         |                                                                |
 | `list[T]`, `dict[K, V]`             | array, map   |                                                                |
 | a dataclass                         | struct       |                                                                |
@@ -250,7 +250,7 @@ class StructKind:
             return self.factories[name]()
         raise FlowError(
             f"{place} has no '{name}'.",
-            why="It was kept before the field was added, and the field has neither a default nor None.",
+            why="It was stored before the field was added, and the field has neither a default nor None.",
             state="The batch was not written; the flow is where it was.",
             remedy=f"Give {self.python.__name__}.{name} a default, or let it be None.",
             code="HR-234",
