@@ -151,7 +151,7 @@ def test_the_kinds_are_read_from_the_plans(spark: SparkSession) -> None:
         OperatorKind.READ_TWICE: {OperatorKind.UNION},
         OperatorKind.DISTINCT_AGGREGATE: {OperatorKind.AGGREGATE},
         OperatorKind.PANDAS_AGGREGATE: {OperatorKind.AGGREGATE},
-        OperatorKind.PANDAS_STATE_UNMARKED: {OperatorKind.PANDAS_STATE_APPEND},
+        OperatorKind.PANDAS_STATE_WITHOUT_WATERMARK: {OperatorKind.PANDAS_STATE_APPEND},
         OperatorKind.PANDAS_STATE_TWICE: {OperatorKind.PANDAS_STATE_APPEND},
         OperatorKind.PANDAS_STATE_AFTER_AGGREGATE: {
             OperatorKind.PANDAS_STATE_APPEND,
@@ -183,7 +183,7 @@ def test_of_every_join_it_is_known_which_side_never_ends_and_spark_takes_the_sam
 def test_spark_accepts_and_refuses_the_same_queries_as_the_matrix(
     stage: Stage, spark: SparkSession, kind: OperatorKind
 ) -> None:
-    if kind in (OperatorKind.CUSTOM_STATE, OperatorKind.CUSTOM_TIMERS_UNMARKED):
+    if kind in (OperatorKind.CUSTOM_STATE, OperatorKind.CUSTOM_TIMERS_WITHOUT_WATERMARK):
         stage = Stage(_session(spark, RocksDB(shuffle_partitions=1)), stage.folder)
     stage.put([[("a", 1, 0), ("a", 2, 0), ("b", 3, 1)]])
     created = {mode: EXAMPLES[kind] for mode in OutputMode}
@@ -278,7 +278,7 @@ def test_state_without_a_watermark_stays_and_with_one_it_expires(spark: SparkSes
     assert stored(EXAMPLES[OperatorKind.INNER_JOIN_UNBOUNDED], "join-ever") == 8
     assert stored(EXAMPLES[OperatorKind.INNER_JOIN], "join") < 8
     # Both sides have the same four rows: those on the right stay, and of those on the left the last ones.
-    assert 4 < stored(EXAMPLES[OperatorKind.OUTER_JOIN_HALF], "join-half") < 8
+    assert 4 < stored(EXAMPLES[OperatorKind.OUTER_JOIN_HALF_BOUNDED], "join-half") < 8
 
 
 def test_a_full_join_with_a_half_open_bound_writes_the_unmatched_rows_of_one_side_only(stage: Stage) -> None:

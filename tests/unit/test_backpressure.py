@@ -230,7 +230,7 @@ def test_a_suggested_bound_states_its_reason() -> None:
     )
     assert (
         choose_batch_size(AutoBatchSize(), AvailableResources(1e9)).reason
-        == "This many records, taken to be of 1,024 bytes, fit into 500 MB."
+        == "This many records, assumed to have 1,024 bytes, fit into 500 MB."
     )
     assert (
         choose_batch_size(AutoBatchSize(), AvailableResources(1e9, 250, 10_000)).reason

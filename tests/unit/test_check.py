@@ -159,7 +159,7 @@ def test_a_start_with_an_error_is_refused_and_counts_the_others() -> None:
     assert refused.value.code == "HR-203"
     assert "'Bad'" in refused.value.what
     assert "HRC-101" in refused.value.why
-    assert "besides this one: 1." in refused.value.why
+    assert "Further errors: 1." in refused.value.why
 
 
 def test_a_start_with_warnings_continues_and_returns_them() -> None:

@@ -48,4 +48,4 @@ def test_lengths_compare_by_time_and_not_by_spelling() -> None:
 
 @given(st.integers(0, 10**12))
 def test_the_text_for_spark_parses_to_the_same_duration(ms: int) -> None:
-    assert Duration.parse(Duration(ms).spark()) == Duration(ms)
+    assert Duration.parse(Duration(ms).as_interval()) == Duration(ms)

@@ -180,7 +180,7 @@ class Idle(KeyedState[Nothing, Rang]):
 def test_a_class_without_a_required_method_is_refused_with_its_name() -> None:
     drive = KeyedStateTester(Deaf(), "user")
     drive.arrive(click("ann", "a", 0))
-    with pytest.raises(FlowError, match="Deaf has no `handle_timer`, and a moment") as timer:
+    with pytest.raises(FlowError, match="Deaf has no `handle_timer`, and a timer expires") as timer:
         drive.advance_to(at(1))
     with pytest.raises(FlowError, match="Idle has no `handle_rows`, and rows") as rows:
         KeyedStateTester(Idle(), "user").arrive(click("ann", "a", 0))

@@ -175,7 +175,7 @@ def test_an_unbounded_join_is_reported_with_its_state_per_hour() -> None:
     # 15 records a second; a text of 24, a time of 8 and 48 more are 80 bytes each, 4,320,000 in all.
     assert "grows by 54,000 rows every hour, about 4.1 MB" in actual.reason
     # Of a join that keeps one side forever, its rows alone: 5 a second.
-    half = {two.name: QueryPlan((Operator(OperatorKind.OUTER_JOIN_HALF, unbounded_inputs=("b",)),))}
+    half = {two.name: QueryPlan((Operator(OperatorKind.OUTER_JOIN_HALF_BOUNDED, unbounded_inputs=("b",)),))}
     warned = {item.code: item.reason for item in check([two], measured, half)}
     assert "(b 5.0 a second) the state of the join grows by 18,000 rows every hour, about 1.4 MB" in warned["HRC-216"]
     assert "One side keeps every row forever" in warned["HRC-208"]

@@ -181,7 +181,7 @@ class FlowAudit:
         new = [drop for drop in drops if drop.batch_id in batches]
         self._unexplained.extend(new)
         self._unpublished.extend(new)
-        return [self._late.frame(new)] if new else []
+        return [self._late.to_dataframe(new)] if new else []
 
     def _append(
         self, table: str, kind: str, batches: Sequence[int], build_rows: Callable[[Sequence[int]], list[DataFrame]]

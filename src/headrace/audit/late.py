@@ -71,12 +71,12 @@ class LateAudit:
         """Whether any operator of the flow can drop late rows. Without a watermark none can."""
         if all(input_.watermark is None for input_ in self._flow.named_inputs.values()):
             return False
-        return bool(self._shape.filters)
+        return bool(self._late_plan.filters)
 
     @cached_property
-    def _shape(self) -> LatePlan:
+    def _late_plan(self) -> LatePlan:
         """The filters that drop late rows, found by planning with empty frames."""
-        frames = {name: self._empty(name, input_) for name, input_ in self._flow.named_inputs.items()}
+        frames = {name: self._empty_input(name, input_) for name, input_ in self._flow.named_inputs.items()}
         return find_late_filters(self._flow.apply(frames), self._flow.mode)
 
     def rows(self, dropped: Mapping[int, tuple[int, ...] | None]) -> tuple[list[DataFrame], list[UnexplainedDrop]]:
@@ -85,13 +85,15 @@ class LateAudit:
         drops: list[UnexplainedDrop] = []
         for number, counts in dropped.items() if self.can_drop_rows else ():
             try:
-                frames = {name: self._frame(number, name, input_) for name, input_ in self._flow.named_inputs.items()}
+                frames = {
+                    name: self._input_rows(number, name, input_) for name, input_ in self._flow.named_inputs.items()
+                }
             except SourceNotReplayable as error:
                 drops.append(UnexplainedDrop(number, "", None if counts is None else sum(counts), error.why))
                 continue
             watermark_ms = self._checkpoint.offset_entry(number - 1).watermark_ms
             for late_filter in find_late_filters(self._flow.apply(frames), self._flow.mode).filters:
-                if late_filter.rows is not None and self._count(late_filter, counts) != 0:
+                if late_filter.rows is not None and self._dropped_count(late_filter, counts) != 0:
                     rows = dropped_rows(late_filter, watermark_ms)
                     late_rows.append(rows.withColumn("batch_id", F.lit(number).cast("long")))
         return late_rows, drops
@@ -114,12 +116,12 @@ class LateAudit:
             # One row of the ledger per closed window; Spark counts those, too.
             for row in ledger.groupBy("batch_id", "operator_number").count().collect():
                 recorded[row["batch_id"], row["operator_number"]] = row["count"]
-        return [drop for number, counts in counted.items() for drop in self._missing(number, counts, recorded)]
+        return [drop for number, counts in counted.items() for drop in self._missing_drops(number, counts, recorded)]
 
-    def _missing(
+    def _missing_drops(
         self, number: int, counts: tuple[int, ...], recorded: Mapping[tuple[int, int], int]
     ) -> Iterator[UnexplainedDrop]:
-        if len(counts) != self._shape.operators:
+        if len(counts) != self._late_plan.operators:
             missing = sum(counts) - sum(rows for (batch, _), rows in recorded.items() if batch == number)
             if missing > 0:
                 yield UnexplainedDrop(number, "", missing, _NO_ROWS_FOUND)
@@ -127,25 +129,25 @@ class LateAudit:
         for operator, count in enumerate(counts):
             missing = count - recorded.get((number, operator), 0)
             if missing > 0:
-                filters = [late_filter for late_filter in self._shape.filters if late_filter.number == operator]
+                filters = [late_filter for late_filter in self._late_plan.filters if late_filter.number == operator]
                 why = _OUT_OF_STATE if any(late_filter.rows is None for late_filter in filters) else _NO_ROWS_FOUND
                 yield UnexplainedDrop(number, filters[0].operator if filters else "", missing, why)
 
-    def frame(self, drops: Sequence[UnexplainedDrop]) -> DataFrame:
+    def to_dataframe(self, drops: Sequence[UnexplainedDrop]) -> DataFrame:
         """Return drops as rows of their table."""
         rows = [(drop.batch_id, drop.operator, drop.dropped, drop.why) for drop in drops]
         return self._session.createDataFrame(rows, "batch_id long, operator string, dropped long, why string")
 
-    def _count(self, late_filter: LateFilter, counts: tuple[int, ...] | None) -> int | None:
+    def _dropped_count(self, late_filter: LateFilter, counts: tuple[int, ...] | None) -> int | None:
         """Return how many rows Spark counted at a filter's operator, or None if unknown."""
         # The two lists differ if Spark's optimizer has removed or added an operator.
-        return None if counts is None or len(counts) != self._shape.operators else counts[late_filter.number]
+        return None if counts is None or len(counts) != self._late_plan.operators else counts[late_filter.number]
 
-    def _frame(self, batch_id: int, name: str, input_: Input) -> DataFrame:
+    def _input_rows(self, batch_id: int, name: str, input_: Input) -> DataFrame:
         """Return the rows of an input that the transform got in a batch. Raises if they cannot be read again."""
         scan = self._scan(batch_id, name)
         if scan is None:
-            return self._empty(name, input_)
+            return self._empty_input(name, input_)
         if input_.columns is None:
             clock = F.timestamp_millis(F.lit(self._checkpoint.offset_entry(batch_id).timestamp_ms))
             rows = drop_invalid(validate_by_clock(scan, input_, clock), input_) if input_.rules else scan
@@ -154,7 +156,7 @@ class LateAudit:
             valid_rows(validate(scan, input_), input_, record_position()), name, input_, input_.columns.names
         )
 
-    def _empty(self, name: str, input_: Input) -> DataFrame:
+    def _empty_input(self, name: str, input_: Input) -> DataFrame:
         if name not in self._schemas:
             schema = input_.columns or input_.source.stream(self._session, self._target).schema
             self._schemas[name] = schema
@@ -179,7 +181,7 @@ def dropped_rows(late_filter: LateFilter, watermark_ms: int) -> DataFrame:
         for number, column in columns.items()
         if names[number] != ORIGIN and not (late_filter.window and number == late_filter.column)
     ]
-    origin_columns = [_origin(origin, name).alias(name) for name in _ORIGIN]
+    origin_columns = [_origin_field(origin, name).alias(name) for name in _ORIGIN]
     return rows.where(bound <= watermark).select(
         F.to_json(F.struct(*fields)).alias("row"),
         (compared.getField("start") if late_filter.window else F.lit(None).cast("timestamp")).alias("window_start"),
@@ -199,6 +201,6 @@ def _event_time(origin: Column | None, compared: Column | None) -> Column:
     return F.lit(None).cast("timestamp") if compared is None else compared.cast("timestamp")
 
 
-def _origin(origin: Column | None, name: str) -> Column:
+def _origin_field(origin: Column | None, name: str) -> Column:
     kinds = {"partition": "int", "offset": "long"}
     return F.lit(None).cast(kinds.get(name, "string")) if origin is None else origin.getField(name)

@@ -18,11 +18,11 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.events import BatchCommitted, Event, EventBus
 
 # The weight of the newest batch: after ten large batches little of the earlier rate is left.
-_NEWEST = 0.2
+_NEWEST_WEIGHT = 0.2
 
 # A batch is large if it has half the rows of the largest recent one, which fades by 1 % per batch.
-_LARGE = 0.5
-_FADING = 0.99
+_LARGE_SHARE = 0.5
+_LARGEST_DECAY = 0.99
 
 _WRITE_EVERY_SECONDS = 30.0
 
@@ -72,10 +72,10 @@ class _SmoothedRate:
     def add_batch(self, rows: int, seconds: float) -> None:
         if not rows or not seconds:
             return
-        self._largest = max(rows, self._largest * _FADING)
-        if rows >= self._largest * _LARGE:
+        self._largest = max(rows, self._largest * _LARGEST_DECAY)
+        if rows >= self._largest * _LARGE_SHARE:
             rate = rows / seconds
-            self._rate = rate if self._rate is None else self._rate + _NEWEST * (rate - self._rate)
+            self._rate = rate if self._rate is None else self._rate + _NEWEST_WEIGHT * (rate - self._rate)
         if time.monotonic() - self._written_at > _WRITE_EVERY_SECONDS:
             self.write()
 

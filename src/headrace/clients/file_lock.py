@@ -13,8 +13,10 @@ from pathlib import Path
 _RETRY_SECONDS = 0.1
 
 
-def lock_file(path: Path, *, patience: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> TextIOWrapper | None:
-    """Open and lock a file, or return None if another process has the lock for longer than `patience` seconds.
+def lock_file(
+    path: Path, *, timeout_seconds: float = 0.0, on_wait: Callable[[], None] = lambda: None
+) -> TextIOWrapper | None:
+    """Open and lock a file, or return None if another process has the lock for longer than `timeout_seconds` seconds.
 
     Closing the file unlocks it, unless a child process has inherited its descriptor: then the child's end does. Creates
     the file and its folder. `on_wait` is called once, if another process has the lock. Raises OSError if the file
@@ -22,7 +24,7 @@ def lock_file(path: Path, *, patience: float = 0.0, on_wait: Callable[[], None] 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+")
-    deadline, waiting = time.monotonic() + patience, False
+    deadline, waiting = time.monotonic() + timeout_seconds, False
     try:
         while not _try_lock(file):
             if not waiting:

@@ -21,11 +21,11 @@ _POLL_SECONDS = 0.5
 
 _LOGIN_REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 # librdkafka's messages for a rejected client certificate, and for an address that refuses the connection.
-_ALERT = "SSL alert"
+_TLS_ALERT = "SSL alert"
 _CONNECT_FAILED = "Connect to "
 # Parts of its messages for a failed handshake, with various error codes: some suggest a cause.
-_GUESSES = ("security.protocol", "listener")
-_OF_A_HANDSHAKE = ("handshake", "SASL", "SSL")
+_CAUSE_WORDS = ("security.protocol", "listener")
+_HANDSHAKE_WORDS = ("handshake", "SASL", "SSL")
 _NO_LEADER_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 # The broker writes commit markers within milliseconds after a commit, on a busy machine in a second or two. It sends
@@ -36,9 +36,9 @@ _STABLE_TIMEOUT_SECONDS, _MARKER_SECONDS = 30.0, 0.01
 _SAMPLED_PARTITIONS, _SAMPLED_RECORDS = 4, 250
 
 # librdkafka logs every refused connection; the errors below report it once, with a remedy.
-_QUIET = logging.getLogger("headrace.librdkafka")
-_QUIET.addHandler(logging.NullHandler())
-_QUIET.propagate = False
+_SILENT_LOGGER = logging.getLogger("headrace.librdkafka")
+_SILENT_LOGGER.addHandler(logging.NullHandler())
+_SILENT_LOGGER.propagate = False
 
 
 def connector_options(target: Target) -> dict[str, str]:
@@ -52,31 +52,33 @@ def admin_client(kafka: Settings, on_error: Callable[[KafkaError], None] = lambd
     `on_error` is called with connection errors, in the thread that polls the client.
     """
     try:
-        return AdminClient({**librdkafka_settings(kafka)}, logger=_QUIET, error_cb=on_error)
+        return AdminClient({**librdkafka_settings(kafka)}, logger=_SILENT_LOGGER, error_cb=on_error)
     except KafkaException as error:
         # For example a key with a wrong password.
         why = f"The client says: {error.args[0].str().rstrip('.')}."
         raise invalid_settings("A Kafka client cannot be created with these settings.", why) from error
 
 
-def connect_admin(kafka: Settings, patience: float | None = None) -> tuple[AdminClient, ClusterMetadata]:
+def connect_admin(kafka: Settings, timeout_seconds: float | None = None) -> tuple[AdminClient, ClusterMetadata]:
     """Connect an admin client to the broker; return it with the cluster metadata.
 
-    Raises HR-114 as soon as the broker refuses the login or the TLS handshake. After `patience` seconds, by default
+    Raises HR-114 as soon as the broker refuses the login or the TLS handshake. After `timeout_seconds`, by default
     ten, raises HR-605 if the broker closes the connection and HR-601 if it does not answer.
     """
-    patience = _ANSWER_WITHIN_SECONDS if patience is None else patience
+    timeout_seconds = _ANSWER_WITHIN_SECONDS if timeout_seconds is None else timeout_seconds
     errors: list[KafkaError] = []
     client = admin_client(kafka, errors.append)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_seconds
     while True:
         try:
-            return client, client.list_topics(timeout=min(_POLL_SECONDS, patience))
+            return client, client.list_topics(timeout=min(_POLL_SECONDS, timeout_seconds))
         except KafkaException as error:
             # The exception only reports a timeout. The error callback receives the cause.
             client.poll(0)
             address = str(kafka["bootstrap.servers"])
-            refusals = [problem for problem in errors if problem.code() in _LOGIN_REFUSED or _ALERT in problem.str()]
+            refusals = [
+                problem for problem in errors if problem.code() in _LOGIN_REFUSED or _TLS_ALERT in problem.str()
+            ]
             if refusals:
                 raise _login_refused(address, most_specific_error(refusals)) from error
             if time.monotonic() >= deadline:
@@ -99,11 +101,11 @@ def most_specific_error(errors: Sequence[KafkaError]) -> KafkaError:
 
     def rank(error: KafkaError) -> int:
         message = error.str()
-        if _ALERT in message or error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED):
+        if _TLS_ALERT in message or error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED):
             return 0
-        if error.code() == KafkaError._SSL or any(word in message for word in _GUESSES):
+        if error.code() == KafkaError._SSL or any(word in message for word in _CAUSE_WORDS):
             return 1
-        if any(word in message for word in _OF_A_HANDSHAKE):
+        if any(word in message for word in _HANDSHAKE_WORDS):
             return 2
         return 4 if error.code() == KafkaError._ALL_BROKERS_DOWN else 3
 
@@ -171,11 +173,11 @@ def require_topics(target: Target, topics: Sequence[str]) -> dict[str, int]:
 
 def newest_timestamp(target: Target, topic: str) -> datetime | None:
     """Return the latest timestamp of the last records of a topic's partitions, or None if it is empty."""
-    consumer = _reader(target)
+    consumer = _new_consumer(target)
     try:
         newest = -1
-        for partition in _partitions(consumer, topic):
-            first, end = _bounds(consumer, partition)
+        for partition in _topic_partitions(consumer, topic):
+            first, end = _offset_bounds(consumer, partition)
             if end > first:
                 last = TopicPartition(topic, partition.partition, end - 1)
                 newest = max([newest, *(message.timestamp()[1] for message in _records_before(consumer, last, end))])
@@ -186,12 +188,12 @@ def newest_timestamp(target: Target, topic: str) -> datetime | None:
 
 def first_timestamps(target: Target, offsets: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], datetime]:
     """Return the timestamps of the records at offsets, by partition, without partitions that end there."""
-    consumer = _reader(target)
+    consumer = _new_consumer(target)
     times = {}
     try:
         for (topic, number), offset in offsets.items():
             at = TopicPartition(topic, number, offset)
-            for message in _records_before(consumer, at, min(offset + 1, _bounds(consumer, at)[1])):
+            for message in _records_before(consumer, at, min(offset + 1, _offset_bounds(consumer, at)[1])):
                 times[topic, number] = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
     finally:
         consumer.close()
@@ -200,12 +202,12 @@ def first_timestamps(target: Target, offsets: Mapping[tuple[str, int], int]) -> 
 
 def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -> float | None:
     """Return the mean size of the newest records of some partitions, or None if there are no records."""
-    consumer = _reader(target)
+    consumer = _new_consumer(target)
     sampled = [TopicPartition(topic, number) for topic, numbers in partitions.items() for number in numbers]
     records = size = 0
     try:
         for partition in sampled[:: max(1, len(sampled) // _SAMPLED_PARTITIONS)]:
-            first, end = _bounds(consumer, partition)
+            first, end = _offset_bounds(consumer, partition)
             if end > first:
                 partition.offset = max(first, end - _SAMPLED_RECORDS)
                 for message in _records_before(consumer, partition, end):
@@ -222,20 +224,20 @@ def read_topic(target: Target, topic: str) -> Iterator[Message]:
     First waits for open transactions in the topic: see `await_stable`. Stores no consumer group and no offsets on the
     broker. For comparisons and tests, not for pipelines.
     """
-    return _committed(target, topic, await_stable(target, topic))
+    return _committed_records(target, topic, await_stable(target, topic))
 
 
 def read_stable(target: Target, topic: str) -> Iterator[Message]:
     """Yield the committed records of a topic up to the last stable offset of each partition, without waiting."""
-    return _committed(target, topic)
+    return _committed_records(target, topic)
 
 
-def _committed(target: Target, topic: str, ends: Mapping[int, int] | None = None) -> Iterator[Message]:
+def _committed_records(target: Target, topic: str, ends: Mapping[int, int] | None = None) -> Iterator[Message]:
     """Yield the committed records before `ends`, by default the last stable offsets."""
-    consumer = _reader(target)
+    consumer = _new_consumer(target)
     try:
-        for partition in _partitions(consumer, topic):
-            first, stable = _bounds(consumer, partition)
+        for partition in _topic_partitions(consumer, topic):
+            first, stable = _offset_bounds(consumer, partition)
             end = stable if ends is None else ends[partition.partition]
             yield from _records_before(consumer, TopicPartition(topic, partition.partition, first), end)
     finally:
@@ -249,14 +251,15 @@ def await_stable(target: Target, topic: str) -> dict[int, int]:
     offset is before the transaction, and a read_committed reader does not see its records.
     Raises ServiceUnavailable (HR-617) if a transaction is still open after 30 seconds.
     """
-    uncommitted, committed = _reader(target, "read_uncommitted"), _reader(target)
+    uncommitted, committed = _new_consumer(target, "read_uncommitted"), _new_consumer(target)
     try:
         ends = {
-            partition.partition: _bounds(uncommitted, partition)[1] for partition in _partitions(uncommitted, topic)
+            partition.partition: _offset_bounds(uncommitted, partition)[1]
+            for partition in _topic_partitions(uncommitted, topic)
         }
         deadline = time.monotonic() + _STABLE_TIMEOUT_SECONDS
         for number, end in ends.items():
-            while (stable := _bounds(committed, TopicPartition(topic, number))[1]) < end:
+            while (stable := _offset_bounds(committed, TopicPartition(topic, number))[1]) < end:
                 if time.monotonic() > deadline:
                     raise _open_transaction(topic, number, stable, end)
                 time.sleep(_MARKER_SECONDS)
@@ -279,27 +282,27 @@ def _open_transaction(topic: str, partition: int, stable: int, end: int) -> Serv
 
 def committed_consumer(target: Target) -> Consumer:
     """Return a read_committed consumer without a group that reports the end of a partition."""
-    return _reader(target)
+    return _new_consumer(target)
 
 
 def log_bounds(target: Target, partition: TopicPartition) -> tuple[int, int]:
     """Return the first offset and the high watermark of a partition."""
-    consumer = _reader(target, "read_uncommitted")
+    consumer = _new_consumer(target, "read_uncommitted")
     try:
-        return _bounds(consumer, partition)
+        return _offset_bounds(consumer, partition)
     finally:
         consumer.close()
 
 
 def first_open_transaction(target: Target, partition: TopicPartition) -> Message | None:
     """Return the first record of an open transaction in a partition, or None."""
-    consumer = _reader(target)
+    consumer = _new_consumer(target)
     try:
-        _, stable = _bounds(consumer, partition)
+        _, stable = _offset_bounds(consumer, partition)
     finally:
         consumer.close()
     _, end = log_bounds(target, partition)
-    consumer = _reader(target, "read_uncommitted")
+    consumer = _new_consumer(target, "read_uncommitted")
     try:
         begin = TopicPartition(partition.topic, partition.partition, stable)
         return next(_records_before(consumer, begin, end), None) if stable < end else None
@@ -307,20 +310,20 @@ def first_open_transaction(target: Target, partition: TopicPartition) -> Message
         consumer.close()
 
 
-def _reader(target: Target, isolation: str = "read_committed") -> Consumer:
+def _new_consumer(target: Target, isolation: str = "read_committed") -> Consumer:
     settings = librdkafka_settings(target.kafka)
     group = {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True}
     # These readers stop at the end of a partition, where a broker delays its response by half a second by default.
     quick = {"isolation.level": isolation, "fetch.wait.max.ms": 10}
-    return Consumer(settings | group | quick, logger=_QUIET)
+    return Consumer(settings | group | quick, logger=_SILENT_LOGGER)
 
 
-def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
+def _topic_partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
     partitions = consumer.list_topics(topic, timeout=_ANSWER_WITHIN_SECONDS).topics[topic].partitions
     return [TopicPartition(topic, number) for number in sorted(partitions)]
 
 
-def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+def _offset_bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
     """Return the first offset and the end offset of a partition."""
     deadline = time.monotonic() + _ANSWER_WITHIN_SECONDS
     while True:

@@ -38,13 +38,16 @@ class TopicWatch:
     """Watches the topics of one source, by names or by a predicate on names."""
 
     def __init__(
-        self, target: Target, topics: Sequence[str] | Callable[[str], bool], patience: float = ANSWER_WITHIN_SECONDS
+        self,
+        target: Target,
+        topics: Sequence[str] | Callable[[str], bool],
+        timeout_seconds: float = ANSWER_WITHIN_SECONDS,
     ) -> None:
-        self._topics, self._patience = topics, patience
+        self._topics, self._timeout_seconds = topics, timeout_seconds
         self._known_topics: set[str] = set()
         self._address = str(target.kafka.get("bootstrap.servers", ""))
         # Connect immediately: a broker that refuses the login would refuse it later too.
-        self._client, _ = connect_admin(target.kafka, patience)
+        self._client, _ = connect_admin(target.kafka, timeout_seconds)
 
     def topic_ids(self) -> dict[str, str]:
         """Return the id of every existing topic. Retries for a while before a topic counts as missing."""
@@ -63,7 +66,9 @@ class TopicWatch:
         partitions = _partitions(first) | _partitions(last)
         earliest = self._earliest(partitions)
         lost_ranges = (
-            _lost_range(partition, _at(first, partition) or 0, _at(last, partition), earliest.get(partition))
+            _lost_range(
+                partition, _offset_of(first, partition) or 0, _offset_of(last, partition), earliest.get(partition)
+            )
             for partition in sorted(partitions)
         )
         return tuple(partition for partition in lost_ranges if partition is not None)
@@ -81,7 +86,9 @@ class TopicWatch:
         ranges = (
             # If the topic is shorter than the old one, Spark resumes at its first observed end.
             MissingOffsets(
-                *partition, earliest.get(partition, 0), min(_at(first, partition) or 0, _at(last, partition) or 0)
+                *partition,
+                earliest.get(partition, 0),
+                min(_offset_of(first, partition) or 0, _offset_of(last, partition) or 0),
             )
             for partition in sorted(partitions)
         )
@@ -104,19 +111,19 @@ class TopicWatch:
         if not callable(self._topics):
             return list(self._topics)
         try:
-            present = self._client.list_topics(timeout=self._patience).topics
+            present = self._client.list_topics(timeout=self._timeout_seconds).topics
         except KafkaException as error:
             raise self._unavailable(error.args[0]) from error
         return sorted(self._known_topics.union(filter(self._topics, present)))
 
     def _ids(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-        return ((name, str(description.topic_id)) for name, description in self._described(names))
+        return ((name, str(description.topic_id)) for name, description in self._descriptions(names))
 
-    def _described(self, names: Sequence[str]) -> Iterator[tuple[str, TopicDescription]]:
+    def _descriptions(self, names: Sequence[str]) -> Iterator[tuple[str, TopicDescription]]:
         """Yield the description of each existing topic."""
         if not names:
             return
-        answers = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._patience)
+        answers = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._timeout_seconds)
         for name, answer in answers.items():
             try:
                 yield name, answer.result()
@@ -128,7 +135,7 @@ class TopicWatch:
         """Return the records per second of the last minutes, by their timestamps."""
         partitions = {
             (name, partition.id)
-            for name, description in self._described(self._names())
+            for name, description in self._descriptions(self._names())
             for partition in description.partitions
         }
         since = OffsetSpec.for_timestamp(int((time.time() - _RATE_WINDOW_SECONDS) * 1000))
@@ -146,10 +153,10 @@ class TopicWatch:
     def _offsets(self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
         """Return the offset of a specification for each existing partition."""
         requests = {TopicPartition(*partition): spec for partition in partitions}
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._timeout_seconds
         offsets = {}
         while requests:
-            answers = self._client.list_offsets(requests, request_timeout=self._patience)
+            answers = self._client.list_offsets(requests, request_timeout=self._timeout_seconds)
             for partition, answer in answers.items():
                 try:
                     offsets[partition.topic, partition.partition] = answer.result().offset
@@ -179,7 +186,7 @@ def _partitions(offsets: Offsets) -> set[tuple[str, int]]:
     return {(topic, int(number)) for topic, numbers in offsets.items() for number in numbers}
 
 
-def _at(offsets: Offsets, partition: tuple[str, int]) -> int | None:
+def _offset_of(offsets: Offsets, partition: tuple[str, int]) -> int | None:
     topic, number = partition
     return offsets.get(topic, {}).get(str(number))
 

@@ -52,7 +52,7 @@ def create_topics(
             metadata = client.list_topics(timeout=ANSWER_SECONDS)
         except KafkaException as problem:
             raise broker_unavailable(address, problem.args[0]) from problem
-        unready = [name for name in topics if not _usable(metadata, name)]
+        unready = [name for name in topics if not _has_leaders(metadata, name)]
         if not unready:
             break
         if time.monotonic() > deadline:
@@ -65,7 +65,7 @@ def create_topics(
     return tuple(created)
 
 
-def _usable(metadata: ClusterMetadata, name: str) -> bool:
+def _has_leaders(metadata: ClusterMetadata, name: str) -> bool:
     """Whether every partition of a topic has a leader."""
     topic = metadata.topics.get(name)
     return (

@@ -53,6 +53,6 @@ class Duration:
         """The duration in seconds."""
         return self.ms / 1_000
 
-    def spark(self) -> str:
+    def as_interval(self) -> str:
         """The duration as a Spark interval string."""
         return f"{self.ms} milliseconds"

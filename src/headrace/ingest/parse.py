@@ -112,7 +112,7 @@ def _validate_with_from_json(rows: DataFrame, input_: Input, schema: StructType,
             _UNPARSABLE: is_unparsed & F.col(_TEXT).isNull(),
         }
     )
-    fields = {_FIELD + field.name: _typed(field) for field in schema}
+    fields = {_FIELD + field.name: _cast_field(field) for field in schema}
     if is_flat:
         flat = {_FIELD + field.name: F.col(_FLAT).getField(field.name) for field in schema}
         fields = {
@@ -179,7 +179,7 @@ def _parsed_field(field: StructField) -> Column:
     return F.col(_PARSED).getField(_PAYLOAD).getField(field.name)
 
 
-def _typed(field: StructField) -> Column:
+def _cast_field(field: StructField) -> Column:
     value = _parsed_field(field)
     if not _is_time(field):
         return value
@@ -200,7 +200,7 @@ def _is_parsable(input_: Input) -> Column:
 
 def _is_invalid(schema: StructType) -> Column:
     parsed = F.col(_PARSED)
-    return _any(
+    return _any_of(
         parsed.getField(_CORRUPT).isNotNull(),
         parsed.getField(_END).isNull(),
         *(_field(field).isNull() for field in schema if not field.nullable),
@@ -221,19 +221,19 @@ def _in_future(input_: Input, schema: StructType) -> Column:
     return F.coalesce(event_time > F.col("timestamp") + max_future, F.lit(False))
 
 
-def _any(*conditions: Column) -> Column:
+def _any_of(*conditions: Column) -> Column:
     return reduce(or_, conditions)
 
 
 def _reason(input_: Input, schema: StructType) -> Column:
     text = F.col("value").cast("string")
     reasons = F.when(F.col("value").isNull(), "null_value")
-    for condition, reason in _causes(input_, schema, text):
+    for condition, reason in _reasons(input_, schema, text):
         reasons = reasons.when(F.coalesce(condition, F.lit(False)), reason)
     return reasons.otherwise("malformed_json")
 
 
-def _causes(input_: Input, schema: StructType, text: Column) -> Iterator[tuple[Column, str]]:
+def _reasons(input_: Input, schema: StructType, text: Column) -> Iterator[tuple[Column, str]]:
     yield F.octet_length("value") > input_.max_bytes, "too_large"
     if input_.key_required:
         yield F.col("key").isNull(), "null_key"

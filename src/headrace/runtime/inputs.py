@@ -107,7 +107,7 @@ def set_watermark(opened: OpenInput) -> DataFrame:
     """Set the watermark."""
     if opened.watermark is None:
         return opened.rows
-    return opened.rows.withWatermark(opened.watermark.column, opened.watermark.duration.spark())
+    return opened.rows.withWatermark(opened.watermark.column, opened.watermark.duration.as_interval())
 
 
 def drop_idle_ticks(opened: OpenInput) -> DataFrame:

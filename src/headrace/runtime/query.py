@@ -98,12 +98,12 @@ class RunningQuery:
 def _trigger_options(trigger: Trigger) -> dict[str, str | bool]:
     match trigger:
         case Every() as interval:
-            return {"processingTime": interval.duration.spark()}
+            return {"processingTime": interval.duration.as_interval()}
         case AvailableNow():
             return {"availableNow": True}
         case AsFastAsPossible():
             return {"processingTime": "0 seconds"}
         case RealTime() as real_time:
-            return {"realTime": real_time.duration.spark()}
+            return {"realTime": real_time.duration.as_interval()}
         case Continuous() as continuous:
-            return {"continuous": continuous.duration.spark()}
+            return {"continuous": continuous.duration.as_interval()}

@@ -145,7 +145,7 @@ def find_late_filters(result: DataFrame, mode: OutputMode) -> LatePlan:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class _LateFilterCandidate:
     """A late filter, the plan of its input rows, and the id of the compared column."""
 
     late_filter: LateFilter
@@ -153,7 +153,9 @@ class _Candidate:
     expression: JavaObject
 
 
-def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode) -> Iterator[_Candidate]:
+def _find_filters(
+    number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode
+) -> Iterator[_LateFilterCandidate]:
     name = _node_name(node)
     # State of a group drops late rows only with an event-time timeout.
     if name in ("GlobalLimit", STATE_INPUT) or (name in GROUP_STATE and str(node.timeout()) != "EventTimeTimeout"):
@@ -175,17 +177,17 @@ def _find_filters(number: int, node: JavaObject, pruned: JavaObject, mode: Outpu
             is_window = marked.dataType().typeName() == "struct"
             late_filter = LateFilter(number, _describe(operator, marked), None, -1, is_window)
             from_state = next(stateful_nodes(source), None) is not None
-            yield _Candidate(late_filter, None if from_state else source, marked.exprId())
+            yield _LateFilterCandidate(late_filter, None if from_state else source, marked.exprId())
 
 
 def _describe(operator: str, marked: JavaObject) -> str:
     if operator != "aggregation":
         return operator
     windows = ((tree.SESSION_WINDOW, "session window"), (tree.TIME_WINDOW, "window"))
-    return next((name for mark, name in windows if tree.has_mark(marked, mark)), operator)
+    return next((name for mark, name in windows if tree.has_metadata(marked, mark)), operator)
 
 
-def _with_rows(candidate: _Candidate, session: SparkSession) -> LateFilter:
+def _with_rows(candidate: _LateFilterCandidate, session: SparkSession) -> LateFilter:
     """Return the filter with its input rows: all their columns, and their origin if available."""
     assert candidate.source is not None  # noqa: S101 - checked by the caller
     with_origin = _with_origin(candidate.source, session)

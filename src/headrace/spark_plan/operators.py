@@ -23,26 +23,26 @@ _ANY_TIME_MS = 2**40
 
 _STATEFUL_JOINS = {
     OperatorKind.INNER_JOIN,
-    OperatorKind.INNER_JOIN_HALF,
+    OperatorKind.INNER_JOIN_HALF_BOUNDED,
     OperatorKind.INNER_JOIN_UNBOUNDED,
     OperatorKind.SEMI_JOIN,
-    OperatorKind.SEMI_JOIN_HALF,
+    OperatorKind.SEMI_JOIN_HALF_BOUNDED,
     OperatorKind.OUTER_JOIN,
-    OperatorKind.OUTER_JOIN_HALF,
+    OperatorKind.OUTER_JOIN_HALF_BOUNDED,
 }
 # By join type: the kind if the state of both sides, of one side, or of no side is bounded. Spark accepts one bounded
 # side if that is the side whose unmatched rows it emits.
 _JOIN_KINDS = {
-    "Inner": (OperatorKind.INNER_JOIN, OperatorKind.INNER_JOIN_HALF, OperatorKind.INNER_JOIN_UNBOUNDED),
-    "LeftSemi": (OperatorKind.SEMI_JOIN, OperatorKind.SEMI_JOIN_HALF, OperatorKind.SEMI_JOIN_UNBOUNDED),
-    "LeftOuter": (OperatorKind.OUTER_JOIN, OperatorKind.OUTER_JOIN_HALF, OperatorKind.OUTER_JOIN_UNBOUNDED),
-    "RightOuter": (OperatorKind.OUTER_JOIN, OperatorKind.OUTER_JOIN_HALF, OperatorKind.OUTER_JOIN_UNBOUNDED),
-    "FullOuter": (OperatorKind.OUTER_JOIN, OperatorKind.FULL_JOIN_HALF, OperatorKind.OUTER_JOIN_UNBOUNDED),
+    "Inner": (OperatorKind.INNER_JOIN, OperatorKind.INNER_JOIN_HALF_BOUNDED, OperatorKind.INNER_JOIN_UNBOUNDED),
+    "LeftSemi": (OperatorKind.SEMI_JOIN, OperatorKind.SEMI_JOIN_HALF_BOUNDED, OperatorKind.SEMI_JOIN_UNBOUNDED),
+    "LeftOuter": (OperatorKind.OUTER_JOIN, OperatorKind.OUTER_JOIN_HALF_BOUNDED, OperatorKind.OUTER_JOIN_UNBOUNDED),
+    "RightOuter": (OperatorKind.OUTER_JOIN, OperatorKind.OUTER_JOIN_HALF_BOUNDED, OperatorKind.OUTER_JOIN_UNBOUNDED),
+    "FullOuter": (OperatorKind.OUTER_JOIN, OperatorKind.FULL_JOIN_HALF_BOUNDED, OperatorKind.OUTER_JOIN_UNBOUNDED),
 }
 
 
 @dataclass(frozen=True)
-class _Below:
+class _SubtreeProperties:
     """Properties of a subtree of a plan that matter for operators above it."""
 
     aggregate: bool = False
@@ -51,8 +51,8 @@ class _Below:
     pandas_updates: bool = False
     sources: int = 0
 
-    def __add__(self, other: _Below) -> _Below:
-        return _Below(
+    def __add__(self, other: _SubtreeProperties) -> _SubtreeProperties:
+        return _SubtreeProperties(
             self.aggregate or other.aggregate,
             self.timeouts or other.timeouts,
             self.pandas_state or other.pandas_state,
@@ -104,31 +104,33 @@ class _Reader:
     """Walks one plan. After `read`, `below` has the properties of the complete plan."""
 
     def __init__(self, jvm: JVMView, plan: JavaObject, frames: Mapping[str, DataFrame]) -> None:
-        self._java, self._frames = jvm, frames
+        self._jvm, self._frames = jvm, frames
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         marks = {OperatorKind.PYTHON: patterns.PYTHON_UDF(), OperatorKind.CURRENT_TIME: patterns.CURRENT_LIKE()}
         # Each check is a call to the JVM. Most plans contain neither pattern, so their expressions are not checked.
-        self._marks = {kind: mark for kind, mark in marks.items() if plan.containsPattern(mark)}
-        self.below = _Below()
+        self._patterns = {kind: mark for kind, mark in marks.items() if plan.containsPattern(mark)}
+        self.below = _SubtreeProperties()
 
     def read(self, plan: JavaObject) -> Iterator[Operator]:
         """Yield the operators of a plan from the sources up."""
         if not plan.isStreaming():
-            self.below = _Below()
+            self.below = _SubtreeProperties()
             return
-        below = _Below()
+        below = _SubtreeProperties()
         children = tree.children(plan)
         for child in children:
             yield from self.read(child)
             below += self.below
         if not children:
-            below = _Below(sources=1)
+            below = _SubtreeProperties(sources=1)
         for operator in self._node_operators(plan, children, below):
             yield operator
-            below += _properties(operator, plan)
+            below += _operator_properties(operator, plan)
         self.below = below
 
-    def _node_operators(self, plan: JavaObject, children: list[JavaObject], below: _Below) -> Iterator[Operator]:
+    def _node_operators(
+        self, plan: JavaObject, children: list[JavaObject], below: _SubtreeProperties
+    ) -> Iterator[Operator]:
         name = tree.node_name(plan)
         kind = NODES.get(name, NodeType(OperatorKind.OTHER)).kind
         yield from self._expressions(plan)
@@ -162,8 +164,8 @@ class _Reader:
                 yield Operator(OperatorKind.SORT if below.aggregate else OperatorKind.SORT_ROWS)
             case _ if name in CUSTOM_STATE:
                 # Its timers use the watermark of the query, even if the watermark column no longer exists.
-                unmarked = "EventTime" in plan.timeMode().toString() and not _is_watermarked(plan)
-                yield Operator(OperatorKind.CUSTOM_TIMERS_UNMARKED if unmarked else OperatorKind.CUSTOM_STATE)
+                unmarked = "EventTime" in plan.timeMode().toString() and not _declares_watermark(plan)
+                yield Operator(OperatorKind.CUSTOM_TIMERS_WITHOUT_WATERMARK if unmarked else OperatorKind.CUSTOM_STATE)
                 yield from _chained_state(below)
             case "FlatMapGroupsInPandasWithState":
                 yield from _pandas_state(plan, below)
@@ -175,19 +177,19 @@ class _Reader:
         expressions = plan.expressions()
         if "monotonically_increasing_id()" in expressions.toString():
             yield Operator(OperatorKind.ROW_NUMBERS)
-        for kind, mark in self._marks.items():
+        for kind, mark in self._patterns.items():
             if any(expression.containsPattern(mark) for expression in tree.items(expressions)):
                 yield Operator(kind)
 
-    def _aggregate(self, plan: JavaObject, below: _Below) -> Iterator[Operator]:
+    def _aggregate(self, plan: JavaObject, below: _SubtreeProperties) -> Iterator[Operator]:
         keys = list(tree.items(plan.groupingExpressions()))
         bounded = tree.watermark_column(keys) is not None
         key_names = _column_names(plan.groupingExpressions())
-        if any(tree.has_mark(key, tree.SESSION_WINDOW) for key in keys):
+        if any(tree.has_metadata(key, tree.SESSION_WINDOW) for key in keys):
             yield Operator(OperatorKind.SESSION if bounded else OperatorKind.SESSION_UNBOUNDED, key_names)
         else:
             yield Operator(OperatorKind.AGGREGATE if bounded else OperatorKind.AGGREGATE_UNBOUNDED, key_names)
-        for call in _calls(plan.aggregateExpressions()):
+        for call in _aggregate_calls(plan.aggregateExpressions()):
             if call.isDistinct():
                 yield Operator(OperatorKind.DISTINCT_AGGREGATE, str(call.toString()))
             if tree.node_name(call.aggregateFunction()) == "PythonUDAF":
@@ -196,10 +198,10 @@ class _Reader:
             yield Operator(OperatorKind.PANDAS_UPDATES_AGGREGATED)
         yield from _chained_state(below)
 
-    def _join(self, plan: JavaObject, children: list[JavaObject], below: _Below) -> Iterator[Operator]:
+    def _join(self, plan: JavaObject, children: list[JavaObject], below: _SubtreeProperties) -> Iterator[Operator]:
         how = str(plan.joinType().toString())
         left, right = (child.isStreaming() for child in children)
-        keyed = self._java.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
+        keyed = self._jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
         if left and right:
             kind, unbounded = self._stream_join(plan, how, keyed=keyed)
             yield Operator(kind, how, tuple(name for side in unbounded for name in self._inputs_of(side)))
@@ -217,8 +219,8 @@ class _Reader:
             return OperatorKind.ANTI_JOIN, []
         if not keyed:
             return OperatorKind.KEYLESS_JOIN, []
-        bounds = self._java.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
-        any_time = self._java.scala.Some(_ANY_TIME_MS)
+        bounds = self._jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+        any_time = self._jvm.scala.Some(_ANY_TIME_MS)
 
         def is_bounded(side: JavaObject, against: JavaObject) -> bool:
             """Whether the watermark of the other side evicts the rows of a side.
@@ -256,7 +258,7 @@ def _read_columns(plan: JavaObject) -> Iterator[int]:
     )
 
 
-def _chained_state(below: _Below) -> Iterator[Operator]:
+def _chained_state(below: _SubtreeProperties) -> Iterator[Operator]:
     """Yield operators for stateful operators below another one."""
     if below.aggregate:
         yield Operator(OperatorKind.STATE_AFTER_AGGREGATE)
@@ -264,11 +266,11 @@ def _chained_state(below: _Below) -> Iterator[Operator]:
         yield Operator(OperatorKind.STATE_AFTER_TIMEOUTS)
 
 
-def _pandas_state(plan: JavaObject, below: _Below) -> Iterator[Operator]:
+def _pandas_state(plan: JavaObject, below: _SubtreeProperties) -> Iterator[Operator]:
     updates = plan.outputMode().toString() == "Update"
     yield Operator(OperatorKind.PANDAS_STATE_UPDATE if updates else OperatorKind.PANDAS_STATE_APPEND)
     if "EventTime" in plan.timeout().toString() and not _has_watermark(tree.children(plan)[0]):
-        yield Operator(OperatorKind.PANDAS_STATE_UNMARKED)
+        yield Operator(OperatorKind.PANDAS_STATE_WITHOUT_WATERMARK)
     if below.pandas_state:
         yield Operator(OperatorKind.PANDAS_STATE_TWICE)
     if below.aggregate:
@@ -276,7 +278,7 @@ def _pandas_state(plan: JavaObject, below: _Below) -> Iterator[Operator]:
     yield from _chained_state(below)
 
 
-def _properties(operator: Operator, plan: JavaObject) -> _Below:
+def _operator_properties(operator: Operator, plan: JavaObject) -> _SubtreeProperties:
     match operator.kind:
         case (
             OperatorKind.AGGREGATE
@@ -284,23 +286,23 @@ def _properties(operator: Operator, plan: JavaObject) -> _Below:
             | OperatorKind.SESSION
             | OperatorKind.SESSION_UNBOUNDED
         ):
-            return _Below(aggregate=True)
+            return _SubtreeProperties(aggregate=True)
         case OperatorKind.PANDAS_STATE_APPEND | OperatorKind.PANDAS_STATE_UPDATE:
             timeouts = "EventTime" in plan.timeout().toString()
-            return _Below(
+            return _SubtreeProperties(
                 timeouts=timeouts, pandas_state=True, pandas_updates=operator.kind is OperatorKind.PANDAS_STATE_UPDATE
             )
         case _:
-            return _Below()
+            return _SubtreeProperties()
 
 
-def _calls(expressions: JavaObject) -> Iterator[JavaObject]:
+def _aggregate_calls(expressions: JavaObject) -> Iterator[JavaObject]:
     """Yield the calls of aggregate functions within expressions."""
     for expression in tree.items(expressions):
         if tree.node_name(expression) == "AggregateExpression":
             yield expression
         else:
-            yield from _calls(expression.children())
+            yield from _aggregate_calls(expression.children())
 
 
 def _is_broadcast(plan: JavaObject) -> bool:
@@ -315,7 +317,7 @@ def _has_watermark(plan: JavaObject) -> bool:
     return tree.watermark_column(tree.items(plan.output())) is not None
 
 
-def _is_watermarked(plan: JavaObject) -> bool:
+def _declares_watermark(plan: JavaObject) -> bool:
     """Whether a watermark is declared anywhere in a plan."""
     return any(tree.node_name(node) == "EventTimeWatermark" for node in tree.nodes(plan))
 

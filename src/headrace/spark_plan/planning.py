@@ -64,7 +64,7 @@ def _input_frame(session: SparkSession, input_: Input, target: Target | None) ->
         assert target is not None  # noqa: S101 - checked by `plan_flow`
         rows = input_.source.stream(session, target)
     if input_.watermark is not None:
-        rows = rows.withWatermark(input_.watermark.column, input_.watermark.duration.spark())
+        rows = rows.withWatermark(input_.watermark.column, input_.watermark.duration.as_interval())
     return rows
 
 

@@ -39,26 +39,28 @@ class PlannedSource:
 def plan_source_order(result: DataFrame, sources: Mapping[PlannedSource, DataFrame]) -> tuple[PlannedSource, ...]:
     """Return the sources of a plan in Spark's order. `sources` has the DataFrame that each source returned."""
     jvm = jvm_of(result.sparkSession)
-    sources_by_token = {
-        _token(jvm, leaf): source for source, frame in sources.items() for leaf in _leaves(analyzed_plan(frame))
+    sources_by_identity = {
+        _source_identity(jvm, leaf): source
+        for source, frame in sources.items()
+        for leaf in _source_nodes(analyzed_plan(frame))
     }
     numbered: list[JavaObject] = []
-    for leaf in _leaves(analyzed_plan(result)):
+    for leaf in _source_nodes(analyzed_plan(result)):
         # A relation that is read twice in the plan is one source.
         if not any(leaf.equals(other) for other in numbered):
             numbered.append(leaf)
     return tuple(
-        sources_by_token.get(_token(jvm, leaf), PlannedSource("", "a stream of the transform's own"))
+        sources_by_identity.get(_source_identity(jvm, leaf), PlannedSource("", "a stream of the transform's own"))
         for leaf in numbered
     )
 
 
-def _leaves(plan: JavaObject) -> Iterator[JavaObject]:
+def _source_nodes(plan: JavaObject) -> Iterator[JavaObject]:
     """Return the streams of a plan in Spark's order."""
     return (node for node in tree.nodes(plan) if tree.node_name(node) in _SOURCE_NODES)
 
 
-def _token(jvm: JVMView, leaf: JavaObject) -> int:
+def _source_identity(jvm: JVMView, leaf: JavaObject) -> int:
     """Return the identity of the object that a relation reads. Copies of the relation share it."""
     source = getattr(leaf, _SOURCE_NODES[tree.node_name(leaf)])()
     return int(jvm.java.lang.System.identityHashCode(source))

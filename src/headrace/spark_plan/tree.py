@@ -46,14 +46,14 @@ def is_column(expression: JavaObject) -> bool:
     return node_name(expression) == "AttributeReference"
 
 
-def has_mark(expression: JavaObject, mark: str) -> bool:
+def has_metadata(expression: JavaObject, mark: str) -> bool:
     """Whether an expression is a column with a metadata key."""
     return is_column(expression) and bool(expression.metadata().contains(mark))
 
 
 def watermark_column(columns: Iterable[JavaObject]) -> JavaObject | None:
     """Return the first of some columns that has a watermark, or None."""
-    return next((column for column in columns if has_mark(column, WATERMARK_DELAY)), None)
+    return next((column for column in columns if has_metadata(column, WATERMARK_DELAY)), None)
 
 
 def grouping_columns(aggregate: JavaObject) -> list[JavaObject]:

@@ -52,12 +52,12 @@ class WindowResults:
         window = tree.watermark_column(tree.grouping_columns(nodes[0]))
         if window is None or window.dataType().typeName() != "struct":
             raise NotAWindowedAggregation("It does not aggregate by a window over the event time.")
-        if tree.has_mark(window, tree.SESSION_WINDOW):
+        if tree.has_metadata(window, tree.SESSION_WINDOW):
             raise NotAWindowedAggregation(
                 "A late row can join two sessions that were written as two: windows of a fixed length only."
             )
         output = zip(result.columns, tree.items(plan.output()), strict=True)
-        contents = {name: _content(plan, column.exprId(), nodes[0], window.exprId()) for name, column in output}
+        contents = {name: _column_content(plan, column.exprId(), nodes[0], window.exprId()) for name, column in output}
         return cls(
             result, {name: content for name, content in contents.items() if content is not None}, nodes[0], window
         )
@@ -80,7 +80,7 @@ class WindowResults:
         return plan.withNewChildren(to_seq(self.result.sparkSession, children))
 
 
-def _content(plan: JavaObject, column: JavaObject, aggregate: JavaObject, window: JavaObject) -> Holds | None:
+def _column_content(plan: JavaObject, column: JavaObject, aggregate: JavaObject, window: JavaObject) -> Holds | None:
     """Return the content of an output column, by following it down to the aggregation."""
     if plan.fastEquals(aggregate):
         return _aggregate_content(aggregate, column, window)
@@ -89,11 +89,11 @@ def _content(plan: JavaObject, column: JavaObject, aggregate: JavaObject, window
         inner, part = _copied_column(expression)
         if inner is None:
             return None
-        content = _content(plan.child(), inner, aggregate, window)
+        content = _column_content(plan.child(), inner, aggregate, window)
         return content if part is None else part if content == "window" else None
     for child in tree.children(plan):
         if any(output.exprId().equals(column) for output in tree.items(child.output())):
-            return _content(child, column, aggregate, window)
+            return _column_content(child, column, aggregate, window)
     return None
 
 

@@ -21,7 +21,7 @@ def file_lock(
     another process has the lock. Raises HR-411 when the patience is over, HR-405 when the file cannot be made.
     """
     with errors.as_stack_errors(path.parent):
-        file = lock_file(path, patience=patience, on_wait=on_wait)
+        file = lock_file(path, timeout_seconds=patience, on_wait=on_wait)
     if file is None:
         raise errors.lock_timeout(path, patience)
     with file:

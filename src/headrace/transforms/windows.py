@@ -46,7 +46,7 @@ def sessions(column: str | Column, *, gap: str | Column) -> Column:
 
     A row exactly `gap` after the last one belongs to the same window. `gap` may be a column, so that it varies by row.
     """
-    length = gap if isinstance(gap, Column) else _length("gap", gap).spark()
+    length = gap if isinstance(gap, Column) else _length("gap", gap).as_interval()
     return F.session_window(_column(column), length).alias(WINDOW)
 
 
@@ -66,7 +66,7 @@ def exact_distinct(column: str | Column) -> Column:
 
 
 def _window(column: str | Column, size: Duration, every: Duration, offset: Duration) -> Column:
-    return F.window(_column(column), size.spark(), every.spark(), offset.spark()).alias(WINDOW)
+    return F.window(_column(column), size.as_interval(), every.as_interval(), offset.as_interval()).alias(WINDOW)
 
 
 def _column(column: str | Column) -> Column:

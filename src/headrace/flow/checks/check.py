@@ -75,9 +75,9 @@ def check(
     `plans` has the query plan by flow; without it the operators of a flow are not checked.
     """
     flows = list(flows)
-    findings = [*_shared_names(flows), *check_shared_memory(flows)]
+    findings = [*_check_unique_names(flows), *check_shared_memory(flows)]
     for flow in flows:
-        findings.extend(_backpressure(flow, measured or {}))
+        findings.extend(_check_bounds(flow, measured or {}))
         findings.extend(check_state(flow, measured or {}))
     for flow in flows:
         for check_flow in _CHECKS:
@@ -87,7 +87,7 @@ def check(
             findings.extend(compatibility.check_operators(flow, plan))
             findings.extend(check_join_growth(flow, plan, measured or {}))
         if not isinstance(plan, QueryPlan):
-            findings.extend(_unbounded_state(flow))
+            findings.extend(_check_unbounded_state(flow))
     return sort_by_severity(findings)
 
 
@@ -117,7 +117,7 @@ def raise_on_errors(findings: list[Finding]) -> list[Finding]:
     return findings
 
 
-def _shared_names(flows: Sequence[Flow]) -> Iterator[Finding]:
+def _check_unique_names(flows: Sequence[Flow]) -> Iterator[Finding]:
     for name, times in Counter(flow.name for flow in flows).items():
         if times > 1:
             yield Finding(
@@ -128,7 +128,7 @@ def _shared_names(flows: Sequence[Flow]) -> Iterator[Finding]:
             )
 
 
-def _name(flow: Flow) -> Iterator[Finding]:
+def _check_name(flow: Flow) -> Iterator[Finding]:
     if not FLOW_NAME.fullmatch(flow.name):
         yield Finding(
             "HRC-101",
@@ -138,7 +138,7 @@ def _name(flow: Flow) -> Iterator[Finding]:
         )
 
 
-def _inputs(flow: Flow) -> Iterator[Finding]:
+def _check_inputs(flow: Flow) -> Iterator[Finding]:
     if not flow.named_inputs:
         yield Finding("HRC-103", f"flow '{flow.name}'", "The flow has no inputs.", "Declare an Input.")
     for name, input_ in flow.named_inputs.items():
@@ -173,7 +173,7 @@ def _inputs(flow: Flow) -> Iterator[Finding]:
             )
 
 
-def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates]) -> Iterator[Finding]:
+def _check_bounds(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates]) -> Iterator[Finding]:
     for name, input_ in flow.named_inputs.items():
         # Without batches there is nothing to bound.
         if not isinstance(input_.source, Bounded) or isinstance(flow.trigger, Continuous | RealTime):
@@ -201,7 +201,7 @@ def _backpressure(flow: Flow, measured: Mapping[tuple[str, str], MeasuredRates])
             )
 
 
-def _watermark_column(flow: Flow) -> Iterator[Finding]:
+def _check_watermark_column(flow: Flow) -> Iterator[Finding]:
     for name, input_ in flow.named_inputs.items():
         if input_.watermark is None or input_.schema is None:
             continue
@@ -229,7 +229,7 @@ def _watermark_column(flow: Flow) -> Iterator[Finding]:
             )
 
 
-def _transform_parameters(flow: Flow) -> Iterator[Finding]:
+def _check_transform_parameters(flow: Flow) -> Iterator[Finding]:
     parameters = [
         parameter
         for parameter in inspect.signature(flow.transform).parameters.values()
@@ -248,7 +248,7 @@ def _transform_parameters(flow: Flow) -> Iterator[Finding]:
         )
 
 
-def _own_topic(flow: Flow) -> Iterator[Finding]:
+def _check_topic_loop(flow: Flow) -> Iterator[Finding]:
     for _step, sink in leaf_sinks(flow.sink):
         for name, input_ in flow.named_inputs.items():
             if (
@@ -264,7 +264,7 @@ def _own_topic(flow: Flow) -> Iterator[Finding]:
                 )
 
 
-def _unbounded_state(flow: Flow) -> Iterator[Finding]:
+def _check_unbounded_state(flow: Flow) -> Iterator[Finding]:
     """Find state that probably never expires, for a flow without a query plan."""
     has_watermark = any(input_.watermark is not None for input_ in flow.named_inputs.values())
     if not has_watermark and flow.mode is OutputMode.UPDATE and not isinstance(flow.trigger, Continuous | RealTime):
@@ -277,7 +277,7 @@ def _unbounded_state(flow: Flow) -> Iterator[Finding]:
         )
 
 
-def _watermark_missing(flow: Flow) -> Iterator[Finding]:
+def _check_missing_watermark(flow: Flow) -> Iterator[Finding]:
     watermarked = [name for name, input_ in flow.named_inputs.items() if input_.watermark is not None]
     unmarked = [name for name in flow.named_inputs if name not in watermarked]
     if watermarked and unmarked:
@@ -290,7 +290,7 @@ def _watermark_missing(flow: Flow) -> Iterator[Finding]:
         )
 
 
-def _guarantee(flow: Flow) -> Iterator[Finding]:
+def _check_guarantee(flow: Flow) -> Iterator[Finding]:
     for _step, sink in leaf_sinks(flow.sink):
         if sink.guarantee is Guarantee.EXACTLY_ONCE:
             continue
@@ -304,13 +304,13 @@ def _guarantee(flow: Flow) -> Iterator[Finding]:
 
 
 _CHECKS = (
-    _name,
-    _inputs,
-    _watermark_column,
+    _check_name,
+    _check_inputs,
+    _check_watermark_column,
     compatibility.check_sink_mode,
-    _transform_parameters,
+    _check_transform_parameters,
     compatibility.check_trigger,
-    _own_topic,
-    _watermark_missing,
-    _guarantee,
+    _check_topic_loop,
+    _check_missing_watermark,
+    _check_guarantee,
 )

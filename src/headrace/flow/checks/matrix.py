@@ -54,8 +54,8 @@ def _warn(code: str, reason: str, remedy: str) -> Cell:
     return Cell(Compatibility.WARNED, code, reason, remedy)
 
 
-_YES = Cell(Compatibility.ALLOWED)
-_WITH = Cell(
+_ALLOWED = Cell(Compatibility.ALLOWED)
+_NEEDS_AGGREGATION = Cell(
     Compatibility.WITH_AGGREGATION,
     "HRC-111",
     "Complete mode writes the complete result in every batch, and without an aggregation no state contains it.",
@@ -79,19 +79,20 @@ _SESSION_UPDATE = _unsupported(
     "Sessions grow and merge, so an update could not take back the shorter sessions it has written.",
     "Set output_mode='append'.",
 )
-_BOUND = (
+_ADD_JOIN_BOUND = (
     "Set watermark= on both inputs and join on a bound such as `pay_time between order_time and order_time + "
     "interval 1 hour`."
 )
-_UNBOUND_OUTER = _unsupported(
-    "A row without a match is written when the watermark has passed the join bound, and this join has no bound.", _BOUND
+_UNBOUNDED_OUTER_JOIN = _unsupported(
+    "A row without a match is written when the watermark has passed the join bound, and this join has no bound.",
+    _ADD_JOIN_BOUND,
 )
-_HALF_BOUND_FULL = _incorrect_result(
+_HALF_BOUNDED_FULL_JOIN = _incorrect_result(
     "A row without a match is written when the watermark has passed the join bound. Here only one side has a bound: "
     "rows of the other side stay in the state forever and are never written. Spark accepts the query.",
-    _BOUND,
+    _ADD_JOIN_BOUND,
 )
-_UNBOUND_SEMI = _unsupported("Rows on the left would wait for a match forever.", _BOUND)
+_UNBOUNDED_SEMI_JOIN = _unsupported("Rows on the left would wait for a match forever.", _ADD_JOIN_BOUND)
 _OUTER_APPEND_ONLY = _unsupported(
     "An update cannot take back a row that was written without a match.", "Set output_mode='append'."
 )
@@ -102,11 +103,11 @@ _NO_EQUAL_KEY = _unsupported(
     "Streams are joined by the hash of a key, and this join compares no column for equality.",
     "Join on at least one equality, for instance `l.id = r.id`.",
 )
-_ANTI = _unsupported(
+_ANTI_JOIN = _unsupported(
     "Spark has no anti join with a stream on the right.",
     "Use a left outer join with watermark and time bound, and keep the rows whose right side is null.",
 )
-_STATIC_OUTER = _unsupported(
+_OUTER_STATIC_JOIN = _unsupported(
     "Whether a static row has no match is known only at the end of a stream, and a stream has no end.",
     "Keep the rows of the stream: the stream on the left of a left join, or on the right of a right join.",
 )
@@ -114,25 +115,25 @@ _DISTINCT = _unsupported(
     "Spark cannot keep exact distinct counts over batches.",
     "Use approx_count_distinct, or exact: size(collect_set(...)), or dropDuplicates before a count in append mode.",
 )
-_PANDAS_AGG = _unsupported(
+_PANDAS_AGGREGATE = _unsupported(
     "Spark has no streaming aggregation by a pandas function; it reports this only when the first batch runs.",
     "Use Spark's own aggregate functions, or transformWithState.",
 )
-_UNMARKED = _unsupported("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
-_TIMERS_UNMARKED = _incorrect_result(
+_NO_WATERMARK = _unsupported("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
+_TIMERS_WITHOUT_WATERMARK = _incorrect_result(
     "Its timers need a watermark, and the input has none, so they never fire. Spark reports no error.",
     "Set watermark= on the Input.",
 )
-_STATE_FOLLOWS = _unsupported(
+_STATE_AFTER_AGGREGATE = _unsupported(
     "Outside append mode an aggregation emits rows again with new values, and the next stateful operator would count "
     "each of them as another row.",
     "Set output_mode='append'; or write the first aggregation to a table and read it in a second flow.",
 )
-_STATE_FOLLOWS_WRONG = _incorrect_result(
+_DEDUP_AFTER_AGGREGATE = _incorrect_result(
     "dropDuplicates keeps the first value of a group and drops every later one. Spark accepts the query.",
     "Leave dropDuplicates out: update mode with a sink that upserts keeps one row per group.",
 )
-_PANDAS_FOLLOWS = _unsupported(
+_PANDAS_STATE_AFTER_AGGREGATE = _unsupported(
     "Spark does not support this function after an aggregation.",
     "Use transformWithState in append mode; or write the aggregation to a table and read it in a second flow.",
 )
@@ -140,7 +141,7 @@ _AFTER_TIMEOUTS = _unsupported(
     "Rows from a timeout are older than the watermark, so the next stateful operator drops them as late.",
     "Use transformWithState; or write the first result to a table and read it in a second flow.",
 )
-_ONCE_ONLY = _unsupported(
+_ONE_PER_QUERY = _unsupported(
     "Spark supports only one applyInPandasWithState per query.",
     "Put both into one function, or use transformWithState.",
 )
@@ -154,9 +155,9 @@ _LIMIT = _warn(
     "Leave it out; to bound a batch, set the bound of the source.",
 )
 _LIMIT_UPDATE = _unsupported("In update mode it is undefined which rows a limit would keep.", "Leave it out.")
-_FIRST_ROWS = _unsupported("A stream has no first rows to skip.", "Filter by a column instead.")
+_OFFSET = _unsupported("A stream has no first rows to skip.", "Filter by a column instead.")
 _SAMPLE = _unsupported("Spark does not sample streams.", "Filter by a hash: `where(hash(id) % 100 < 5)`.")
-_ROWS_WINDOW = _unsupported(
+_ROW_WINDOW = _unsupported(
     "A window over rows would have to read all earlier rows again in every batch.",
     "Group by window() of the event time; for the newest row of a key use max_by, or a sink that upserts.",
 )
@@ -165,12 +166,12 @@ _STATIC_UNION = _unsupported(
     "It is undefined whether every batch or only one contains the static rows.", "Load them once, in a separate job."
 )
 _INTERSECT = _unsupported("Spark does not intersect streams.", "Join on the columns, with watermark and time bound.")
-_ANTI_STATIC = "Use a left anti join with the static table."
+_USE_ANTI_JOIN = "Use a left anti join with the static table."
 _EXCEPT = _unsupported(
-    "Spark sees an aggregation without a watermark in it, and reports it when the first batch runs.", _ANTI_STATIC
+    "Spark sees an aggregation without a watermark in it, and reports it when the first batch runs.", _USE_ANTI_JOIN
 )
-_EXCEPT_UPDATE = _incorrect_result("Each new matching row emits the rows of earlier batches again.", _ANTI_STATIC)
-_PER_BATCH = _warn(
+_EXCEPT_UPDATE = _incorrect_result("Each new matching row emits the rows of earlier batches again.", _USE_ANTI_JOIN)
+_GROUP_OF_ONE_BATCH = _warn(
     "HRC-217",
     "The function sees the rows of a group in one batch, not the group: how rows fall into batches decides the result.",
     "Use transformWithState for groups that span batches, or an aggregation.",
@@ -180,16 +181,20 @@ _DEDUP_UNBOUNDED = _warn(
     _UNBOUNDED_KEYS,
     "Use dropDuplicatesWithinWatermark, or add the watermark's column to the keys where copies carry the same time.",
 )
-_JOIN_UNBOUNDED = _warn("HRC-208", "Both sides keep every row forever, because a match could still arrive.", _BOUND)
+_JOIN_UNBOUNDED = _warn(
+    "HRC-208", "Both sides keep every row forever, because a match could still arrive.", _ADD_JOIN_BOUND
+)
 _JOIN_HALF_UNBOUNDED = _warn(
     "HRC-208",
     "One side keeps every row forever, because a match could still arrive: the join bound is open at one end, so "
     "only the rows of the other side expire.",
-    _BOUND,
+    _ADD_JOIN_BOUND,
 )
 
-_OWN_MODE = _unsupported("The function's output mode is update, the flow's is another.", "Set both to the same mode.")
-_OWN_MODE_APPEND = Cell(
+_FUNCTION_UPDATES = _unsupported(
+    "The function's output mode is update, the flow's is another.", "Set both to the same mode."
+)
+_FUNCTION_APPENDS = Cell(
     Compatibility.WITH_AGGREGATION,
     "HRC-111",
     "The function's output mode is append, the flow's is another.",
@@ -202,58 +207,66 @@ _AGGREGATED_UPDATES = _unsupported(
 
 # By operator: append, update, complete.
 MODES: Mapping[OperatorKind, tuple[Cell, Cell, Cell]] = {
-    OperatorKind.PROJECTION: (_YES, _YES, _WITH),
-    OperatorKind.EXPLODE: (_YES, _YES, _WITH),
-    OperatorKind.UNION: (_YES, _YES, _WITH),
-    OperatorKind.READ_TWICE: (_YES, _YES, _WITH),
-    OperatorKind.PYTHON: (_YES, _YES, _WITH),
-    OperatorKind.PYTHON_MAP: (_YES, _YES, _WITH),
-    OperatorKind.GROUPED_PYTHON: (_PER_BATCH, _PER_BATCH, _WITH),
-    OperatorKind.REPARTITION: (_YES, _YES, _WITH),
-    OperatorKind.CURRENT_TIME: (_YES, _YES, _WITH),
-    OperatorKind.STATIC_JOIN: (_YES, _YES, _WITH),
-    OperatorKind.BROADCAST_JOIN: (_YES, _YES, _WITH),
-    OperatorKind.OTHER: (_YES, _YES, _WITH),
-    OperatorKind.AGGREGATE: (_YES, _YES, _COMPLETE_STATE),
-    OperatorKind.AGGREGATE_UNBOUNDED: (_NEVER_CLOSES, _GROUPS_UNBOUNDED, _YES),
-    OperatorKind.SESSION: (_YES, _SESSION_UPDATE, _COMPLETE_STATE),
-    OperatorKind.SESSION_UNBOUNDED: (_NEVER_CLOSES, _SESSION_UPDATE, _YES),
+    OperatorKind.PROJECTION: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.EXPLODE: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.UNION: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.READ_TWICE: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.PYTHON: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.PYTHON_MAP: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.GROUPED_PYTHON: (_GROUP_OF_ONE_BATCH, _GROUP_OF_ONE_BATCH, _NEEDS_AGGREGATION),
+    OperatorKind.REPARTITION: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.CURRENT_TIME: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.STATIC_JOIN: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.BROADCAST_JOIN: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.OTHER: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.AGGREGATE: (_ALLOWED, _ALLOWED, _COMPLETE_STATE),
+    OperatorKind.AGGREGATE_UNBOUNDED: (_NEVER_CLOSES, _GROUPS_UNBOUNDED, _ALLOWED),
+    OperatorKind.SESSION: (_ALLOWED, _SESSION_UPDATE, _COMPLETE_STATE),
+    OperatorKind.SESSION_UNBOUNDED: (_NEVER_CLOSES, _SESSION_UPDATE, _ALLOWED),
     OperatorKind.DISTINCT_AGGREGATE: (_DISTINCT, _DISTINCT, _DISTINCT),
-    OperatorKind.PANDAS_AGGREGATE: (_PANDAS_AGG, _PANDAS_AGG, _PANDAS_AGG),
-    OperatorKind.DEDUP: (_YES, _YES, _WITH),
-    OperatorKind.DEDUP_UNBOUNDED: (_DEDUP_UNBOUNDED, _DEDUP_UNBOUNDED, _WITH),
-    OperatorKind.DEDUP_WITHIN: (_YES, _YES, _WITH),
-    OperatorKind.DEDUP_WITHIN_UNBOUNDED: (_UNMARKED, _UNMARKED, _UNMARKED),
-    OperatorKind.INNER_JOIN: (_YES, _YES, _JOIN_COMPLETE),
-    OperatorKind.INNER_JOIN_HALF: (_JOIN_HALF_UNBOUNDED, _JOIN_HALF_UNBOUNDED, _JOIN_COMPLETE),
+    OperatorKind.PANDAS_AGGREGATE: (_PANDAS_AGGREGATE, _PANDAS_AGGREGATE, _PANDAS_AGGREGATE),
+    OperatorKind.DEDUP: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.DEDUP_UNBOUNDED: (_DEDUP_UNBOUNDED, _DEDUP_UNBOUNDED, _NEEDS_AGGREGATION),
+    OperatorKind.DEDUP_WITHIN: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.DEDUP_WITHIN_UNBOUNDED: (_NO_WATERMARK, _NO_WATERMARK, _NO_WATERMARK),
+    OperatorKind.INNER_JOIN: (_ALLOWED, _ALLOWED, _JOIN_COMPLETE),
+    OperatorKind.INNER_JOIN_HALF_BOUNDED: (_JOIN_HALF_UNBOUNDED, _JOIN_HALF_UNBOUNDED, _JOIN_COMPLETE),
     OperatorKind.INNER_JOIN_UNBOUNDED: (_JOIN_UNBOUNDED, _JOIN_UNBOUNDED, _JOIN_COMPLETE),
-    OperatorKind.SEMI_JOIN: (_YES, _YES, _JOIN_COMPLETE),
-    OperatorKind.SEMI_JOIN_HALF: (_JOIN_HALF_UNBOUNDED, _JOIN_HALF_UNBOUNDED, _JOIN_COMPLETE),
-    OperatorKind.SEMI_JOIN_UNBOUNDED: (_UNBOUND_SEMI, _UNBOUND_SEMI, _JOIN_COMPLETE),
-    OperatorKind.OUTER_JOIN: (_YES, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    OperatorKind.OUTER_JOIN_HALF: (_JOIN_HALF_UNBOUNDED, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    OperatorKind.FULL_JOIN_HALF: (_HALF_BOUND_FULL, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    OperatorKind.OUTER_JOIN_UNBOUNDED: (_UNBOUND_OUTER, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
-    OperatorKind.ANTI_JOIN: (_ANTI, _ANTI, _JOIN_COMPLETE),
+    OperatorKind.SEMI_JOIN: (_ALLOWED, _ALLOWED, _JOIN_COMPLETE),
+    OperatorKind.SEMI_JOIN_HALF_BOUNDED: (_JOIN_HALF_UNBOUNDED, _JOIN_HALF_UNBOUNDED, _JOIN_COMPLETE),
+    OperatorKind.SEMI_JOIN_UNBOUNDED: (_UNBOUNDED_SEMI_JOIN, _UNBOUNDED_SEMI_JOIN, _JOIN_COMPLETE),
+    OperatorKind.OUTER_JOIN: (_ALLOWED, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.OUTER_JOIN_HALF_BOUNDED: (_JOIN_HALF_UNBOUNDED, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.FULL_JOIN_HALF_BOUNDED: (_HALF_BOUNDED_FULL_JOIN, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.OUTER_JOIN_UNBOUNDED: (_UNBOUNDED_OUTER_JOIN, _OUTER_APPEND_ONLY, _JOIN_COMPLETE),
+    OperatorKind.ANTI_JOIN: (_ANTI_JOIN, _ANTI_JOIN, _JOIN_COMPLETE),
     OperatorKind.KEYLESS_JOIN: (_NO_EQUAL_KEY, _NO_EQUAL_KEY, _JOIN_COMPLETE),
-    OperatorKind.OUTER_STATIC_JOIN: (_STATIC_OUTER, _STATIC_OUTER, _STATIC_OUTER),
-    OperatorKind.CUSTOM_STATE: (_YES, _YES, _WITH),
-    OperatorKind.CUSTOM_TIMERS_UNMARKED: (_TIMERS_UNMARKED, _TIMERS_UNMARKED, _TIMERS_UNMARKED),
-    OperatorKind.PANDAS_STATE_APPEND: (_YES, _OWN_MODE_APPEND, _OWN_MODE_APPEND),
-    OperatorKind.PANDAS_STATE_UPDATE: (_OWN_MODE, _YES, _OWN_MODE),
-    OperatorKind.PANDAS_STATE_UNMARKED: (_UNMARKED, _UNMARKED, _UNMARKED),
-    OperatorKind.PANDAS_STATE_TWICE: (_ONCE_ONLY, _ONCE_ONLY, _ONCE_ONLY),
-    OperatorKind.PANDAS_STATE_AFTER_AGGREGATE: (_PANDAS_FOLLOWS, _PANDAS_FOLLOWS, _PANDAS_FOLLOWS),
+    OperatorKind.OUTER_STATIC_JOIN: (_OUTER_STATIC_JOIN, _OUTER_STATIC_JOIN, _OUTER_STATIC_JOIN),
+    OperatorKind.CUSTOM_STATE: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
+    OperatorKind.CUSTOM_TIMERS_WITHOUT_WATERMARK: (
+        _TIMERS_WITHOUT_WATERMARK,
+        _TIMERS_WITHOUT_WATERMARK,
+        _TIMERS_WITHOUT_WATERMARK,
+    ),
+    OperatorKind.PANDAS_STATE_APPEND: (_ALLOWED, _FUNCTION_APPENDS, _FUNCTION_APPENDS),
+    OperatorKind.PANDAS_STATE_UPDATE: (_FUNCTION_UPDATES, _ALLOWED, _FUNCTION_UPDATES),
+    OperatorKind.PANDAS_STATE_WITHOUT_WATERMARK: (_NO_WATERMARK, _NO_WATERMARK, _NO_WATERMARK),
+    OperatorKind.PANDAS_STATE_TWICE: (_ONE_PER_QUERY, _ONE_PER_QUERY, _ONE_PER_QUERY),
+    OperatorKind.PANDAS_STATE_AFTER_AGGREGATE: (
+        _PANDAS_STATE_AFTER_AGGREGATE,
+        _PANDAS_STATE_AFTER_AGGREGATE,
+        _PANDAS_STATE_AFTER_AGGREGATE,
+    ),
     OperatorKind.PANDAS_UPDATES_AGGREGATED: (_AGGREGATED_UPDATES, _AGGREGATED_UPDATES, _AGGREGATED_UPDATES),
-    OperatorKind.STATE_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS, _STATE_FOLLOWS),
-    OperatorKind.DEDUP_AFTER_AGGREGATE: (_YES, _STATE_FOLLOWS_WRONG, _STATE_FOLLOWS_WRONG),
+    OperatorKind.STATE_AFTER_AGGREGATE: (_ALLOWED, _STATE_AFTER_AGGREGATE, _STATE_AFTER_AGGREGATE),
+    OperatorKind.DEDUP_AFTER_AGGREGATE: (_ALLOWED, _DEDUP_AFTER_AGGREGATE, _DEDUP_AFTER_AGGREGATE),
     OperatorKind.STATE_AFTER_TIMEOUTS: (_AFTER_TIMEOUTS, _AFTER_TIMEOUTS, _AFTER_TIMEOUTS),
-    OperatorKind.SORT: (_SORT, _SORT, _YES),
+    OperatorKind.SORT: (_SORT, _SORT, _ALLOWED),
     OperatorKind.SORT_ROWS: (_SORT, _SORT, _SORT),
-    OperatorKind.LIMIT: (_LIMIT, _LIMIT_UPDATE, _WITH),
-    OperatorKind.OFFSET: (_FIRST_ROWS, _FIRST_ROWS, _FIRST_ROWS),
+    OperatorKind.LIMIT: (_LIMIT, _LIMIT_UPDATE, _NEEDS_AGGREGATION),
+    OperatorKind.OFFSET: (_OFFSET, _OFFSET, _OFFSET),
     OperatorKind.SAMPLE: (_SAMPLE, _SAMPLE, _SAMPLE),
-    OperatorKind.ROW_WINDOW: (_ROWS_WINDOW, _ROWS_WINDOW, _ROWS_WINDOW),
+    OperatorKind.ROW_WINDOW: (_ROW_WINDOW, _ROW_WINDOW, _ROW_WINDOW),
     OperatorKind.ROW_NUMBERS: (_ROW_NUMBERS, _ROW_NUMBERS, _ROW_NUMBERS),
     OperatorKind.STATIC_UNION: (_STATIC_UNION, _STATIC_UNION, _STATIC_UNION),
     OperatorKind.INTERSECT: (_INTERSECT, _INTERSECT, _INTERSECT),
@@ -261,58 +274,60 @@ MODES: Mapping[OperatorKind, tuple[Cell, Cell, Cell]] = {
 }
 
 
-_BATCHES = "use Every, AvailableNow or AsFastAsPossible."
+_USE_BATCHES = "use Every, AvailableNow or AsFastAsPossible."
 _NO_STATE = _unsupported(
     "This trigger supports no state: it processes each row separately.",
-    f"Do it in a second flow that reads the topic, or {_BATCHES}",
+    f"Do it in a second flow that reads the topic, or {_USE_BATCHES}",
     "HRC-113",
 )
 _NO_SHUFFLE = _unsupported(
-    "This trigger has no shuffle: tasks do not exchange rows.", f"Leave it out, or {_BATCHES}", "HRC-113"
+    "This trigger has no shuffle: tasks do not exchange rows.", f"Leave it out, or {_USE_BATCHES}", "HRC-113"
 )
-_NOT_IN_THIS = _unsupported("Spark does not support it under this trigger.", f"Leave it out, or {_BATCHES}", "HRC-113")
-_PYTHON_WAITS = _warn(
+_NOT_SUPPORTED = _unsupported(
+    "Spark does not support it under this trigger.", f"Leave it out, or {_USE_BATCHES}", "HRC-113"
+)
+_PYTHON_LATENCY = _warn(
     "HRC-218",
     "Rows wait for the end of an epoch before a Python function: their latency is the interval of the trigger, not "
     "milliseconds.",
-    f"Write it with Spark's own functions, or {_BATCHES}",
+    f"Write it with Spark's own functions, or {_USE_BATCHES}",
 )
 _PYTHON_REFUSED = _unsupported(
     "Real-time mode does not support Python functions.",
-    f"Write it with Spark's own functions, or {_BATCHES}",
+    f"Write it with Spark's own functions, or {_USE_BATCHES}",
     "HRC-113",
 )
 _BROADCAST = _incorrect_result(
     "A static table has to be broadcast under this trigger. Spark broadcasts it while it is small, and stops the flow "
     "when it has grown.",
-    f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_BATCHES}",
+    f"Wrap the static table in F.broadcast(...) and join on an equal column, or {_USE_BATCHES}",
     "HRC-113",
 )
-_OLD_NOW = _warn(
+_BATCH_START_TIME = _warn(
     "HRC-219",
     "It is the start time of the batch, and under this trigger a batch is as long as the interval of the trigger.",
     "Use the timestamp of the record, or let the reader add the time.",
 )
-_TWICE = _unsupported(
+_INPUT_READ_TWICE = _unsupported(
     "Real-time mode supports reading an input only once.",
-    f"Read the rows of both in one pass, for instance by explode, or {_BATCHES}",
+    f"Read the rows of both in one pass, for instance by explode, or {_USE_BATCHES}",
     "HRC-113",
 )
 
 # By operator: continuous, real-time. An operator that is not listed needs state, or a shuffle.
 TRIGGERS: Mapping[OperatorKind, tuple[Cell, Cell]] = {
-    OperatorKind.PROJECTION: (_YES, _YES),
-    OperatorKind.EXPLODE: (_NOT_IN_THIS, _YES),
-    OperatorKind.UNION: (_NOT_IN_THIS, _YES),
-    OperatorKind.READ_TWICE: (_NOT_IN_THIS, _TWICE),
-    OperatorKind.PYTHON: (_PYTHON_WAITS, _PYTHON_REFUSED),
-    OperatorKind.PYTHON_MAP: (_NOT_IN_THIS, _PYTHON_REFUSED),
+    OperatorKind.PROJECTION: (_ALLOWED, _ALLOWED),
+    OperatorKind.EXPLODE: (_NOT_SUPPORTED, _ALLOWED),
+    OperatorKind.UNION: (_NOT_SUPPORTED, _ALLOWED),
+    OperatorKind.READ_TWICE: (_NOT_SUPPORTED, _INPUT_READ_TWICE),
+    OperatorKind.PYTHON: (_PYTHON_LATENCY, _PYTHON_REFUSED),
+    OperatorKind.PYTHON_MAP: (_NOT_SUPPORTED, _PYTHON_REFUSED),
     OperatorKind.GROUPED_PYTHON: (_NO_SHUFFLE, _NO_SHUFFLE),
     OperatorKind.REPARTITION: (_NO_SHUFFLE, _NO_SHUFFLE),
-    OperatorKind.CURRENT_TIME: (_NOT_IN_THIS, _OLD_NOW),
-    OperatorKind.STATIC_JOIN: (_NOT_IN_THIS, _BROADCAST),
-    OperatorKind.BROADCAST_JOIN: (_NOT_IN_THIS, _YES),
-    OperatorKind.OTHER: (_NOT_IN_THIS, _NOT_IN_THIS),
+    OperatorKind.CURRENT_TIME: (_NOT_SUPPORTED, _BATCH_START_TIME),
+    OperatorKind.STATIC_JOIN: (_NOT_SUPPORTED, _BROADCAST),
+    OperatorKind.BROADCAST_JOIN: (_NOT_SUPPORTED, _ALLOWED),
+    OperatorKind.OTHER: (_NOT_SUPPORTED, _NOT_SUPPORTED),
 }
 
 
@@ -347,7 +362,7 @@ SINKS: Mapping[str, tuple[str, Mapping[OutputMode, str]]] = {
 def sink_cell(name: str, mode: OutputMode, supported: frozenset[OutputMode]) -> Cell:
     """Return the cell of a sink class in an output mode; `supported` are the modes of the sink."""
     if mode in supported:
-        return _YES
+        return _ALLOWED
     modes = " or ".join(sorted(supported))
     reason, others = SINKS.get(name, ("", {}))
     other = f"write to {others[mode]}" if mode in others else f"choose a sink that supports {mode}"

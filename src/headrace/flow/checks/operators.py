@@ -44,14 +44,14 @@ class OperatorKind(StrEnum):
 
     # Joins.
     INNER_JOIN = "inner join of streams, with watermark and time bound"
-    INNER_JOIN_HALF = "inner join of streams, one side without end"
+    INNER_JOIN_HALF_BOUNDED = "inner join of streams, one side without end"
     INNER_JOIN_UNBOUNDED = "inner join of streams, state without end"
     SEMI_JOIN = "semi join of streams, with watermark and time bound"
-    SEMI_JOIN_HALF = "semi join of streams, its right side without end"
+    SEMI_JOIN_HALF_BOUNDED = "semi join of streams, its right side without end"
     SEMI_JOIN_UNBOUNDED = "semi join of streams, state without end"
     OUTER_JOIN = "outer join of streams, with watermark and time bound"
-    OUTER_JOIN_HALF = "left or right outer join of streams, the other side without end"
-    FULL_JOIN_HALF = "full outer join of streams, one side without end"
+    OUTER_JOIN_HALF_BOUNDED = "left or right outer join of streams, the other side without end"
+    FULL_JOIN_HALF_BOUNDED = "full outer join of streams, one side without end"
     OUTER_JOIN_UNBOUNDED = "outer join of streams, state without end"
     ANTI_JOIN = "anti join of streams"
     KEYLESS_JOIN = "join of streams without an equal key"
@@ -59,10 +59,10 @@ class OperatorKind(StrEnum):
 
     # Custom state.
     CUSTOM_STATE = "transformWithState"
-    CUSTOM_TIMERS_UNMARKED = "transformWithState with event time, without watermark"
+    CUSTOM_TIMERS_WITHOUT_WATERMARK = "transformWithState with event time, without watermark"
     PANDAS_STATE_APPEND = "applyInPandasWithState in append mode"
     PANDAS_STATE_UPDATE = "applyInPandasWithState in update mode"
-    PANDAS_STATE_UNMARKED = "applyInPandasWithState with event-time timeout, without watermark"
+    PANDAS_STATE_WITHOUT_WATERMARK = "applyInPandasWithState with event-time timeout, without watermark"
     PANDAS_STATE_TWICE = "applyInPandasWithState twice"
     PANDAS_STATE_AFTER_AGGREGATE = "applyInPandasWithState after an aggregation"
     PANDAS_UPDATES_AGGREGATED = "aggregation after applyInPandasWithState in update mode"

@@ -139,9 +139,9 @@ def check_join_growth(
 _HOUR = 3600.0
 _UNBOUNDED_JOINS = {
     OperatorKind.INNER_JOIN_UNBOUNDED,
-    OperatorKind.INNER_JOIN_HALF,
-    OperatorKind.SEMI_JOIN_HALF,
-    OperatorKind.OUTER_JOIN_HALF,
+    OperatorKind.INNER_JOIN_HALF_BOUNDED,
+    OperatorKind.SEMI_JOIN_HALF_BOUNDED,
+    OperatorKind.OUTER_JOIN_HALF_BOUNDED,
 }
 # The bytes of a row in a state store besides its fields: the key again, a counter, lengths.
 _ROW_OVERHEAD_BYTES = 48

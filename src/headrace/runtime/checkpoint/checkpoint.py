@@ -125,8 +125,8 @@ class Checkpoint:
 
     def offset_range(self, batch_id: int, source: int) -> tuple[str, str] | None:
         """Return the offset range that a batch read from a source, `end` excluded; None if it read nothing."""
-        end = self._end(batch_id, source)
-        start = self._end(batch_id - 1, source) if batch_id else None
+        end = self._end_offset(batch_id, source)
+        start = self._end_offset(batch_id - 1, source) if batch_id else None
         if start is None:
             start = self.start_offset(source)
         return None if start is None or end is None or start == end else (start, end)
@@ -137,8 +137,8 @@ class Checkpoint:
         This is the case for the first batch with rows of every source except Kafka.
         """
         return (
-            self._end(batch_id, source) is not None
-            and ((self._end(batch_id - 1, source) if batch_id else None) or self.start_offset(source)) is None
+            self._end_offset(batch_id, source) is not None
+            and ((self._end_offset(batch_id - 1, source) if batch_id else None) or self.start_offset(source)) is None
         )
 
     def source_files(self, source: int, start: str | None, end: str) -> list[str]:
@@ -158,7 +158,7 @@ class Checkpoint:
             paths += [str(entry["path"]) for entry in entries if entry["batchId"] == number]
         return paths
 
-    def _end(self, batch_id: int, source: int) -> str | None:
+    def _end_offset(self, batch_id: int, source: int) -> str | None:
         """Return the end offset of a batch for one source."""
         offsets = self.offset_entry(batch_id).offsets
         if source >= len(offsets):

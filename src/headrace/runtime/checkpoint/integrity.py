@@ -76,7 +76,7 @@ def find_log_flaws(checkpoint: Checkpoint) -> list[Flaw]:
         *_unfinished_restore(checkpoint),
         *_manifest_flaws(checkpoint, recorded),
         *_missing_files(checkpoint, recorded, present),
-        *_contents(checkpoint, recorded, present),
+        *_content_flaws(checkpoint, recorded, present),
     ]
     return sorted(flaws, key=lambda flaw: flaw.level)
 
@@ -127,19 +127,19 @@ def _missing_files(checkpoint: Checkpoint, recorded: ManifestSums, present: set[
             yield _missing_flaw(checkpoint, path)
     oldest = max(planned[0], planned[-1] - _RETAINED) if planned else 0
     committed_later = {number for number in committed if planned and number > oldest}
-    for number in sorted(_gaps(planned) | committed_later - set(planned)):
+    for number in sorted(_missing_numbers(planned) | committed_later - set(planned)):
         if f"offsets/{number}" not in recorded.sums:
             yield _missing_flaw(checkpoint, f"offsets/{number}")
     if committed and not planned and not any(path.startswith("offsets/") for path in recorded.sums):
         yield _missing_flaw(checkpoint, f"offsets/{committed[-1]}")
     # Every batch except the last one is committed before the next one is planned.
     planned_later = {number for number in planned[:-1] if number > max(oldest - 1, committed[0] if committed else -1)}
-    for number in sorted(_gaps(committed) | planned_later - set(committed)):
+    for number in sorted(_missing_numbers(committed) | planned_later - set(committed)):
         if f"commits/{number}" not in recorded.sums:
             yield _missing_flaw(checkpoint, f"commits/{number}")
 
 
-def _gaps(batches: list[int]) -> set[int]:
+def _missing_numbers(batches: list[int]) -> set[int]:
     if not batches:
         return set()
     return set(range(max(batches[0], batches[-1] - _RETAINED + 1), batches[-1] + 1)) - set(batches)
@@ -156,7 +156,7 @@ def _may_be_purged(path: str, present: set[str]) -> bool:
     return any(file.endswith(".compact") and _number(file) >= number for file in names)
 
 
-def _contents(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[Flaw]:
+def _content_flaws(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[Flaw]:
     """Yield the files that are empty, torn, different from the manifest, or not in it."""
     last = {log: max(batch_numbers(present, log), default=-1) for log in LOGS}
     for path in sorted(present, key=_sort_key):

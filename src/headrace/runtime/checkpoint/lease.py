@@ -151,7 +151,7 @@ def acquire_lease(checkpoint: Checkpoint, terms: Lease | None = None) -> Iterato
     with ExitStack() as stack:
         try:
             if local and terms.kind != "record":
-                stack.enter_context(_locked(checkpoint))
+                stack.enter_context(_hold_file_lock(checkpoint))
                 lease = _create_lease(checkpoint, highest_lease(checkpoint) + 1)
             else:
                 lease = _create_lease(checkpoint, _await_free_lease(checkpoint, terms.seconds) + 1)
@@ -180,7 +180,7 @@ def raise_lease_number(checkpoint: Checkpoint, number: int) -> None:
 
 
 @contextmanager
-def _locked(checkpoint: Checkpoint) -> Iterator[None]:
+def _hold_file_lock(checkpoint: Checkpoint) -> Iterator[None]:
     file = lock_file(local_path(checkpoint.metadata_dir) / "lease")
     if file is None:
         raise _already_running(checkpoint)

@@ -98,7 +98,7 @@ class LostOffsets:
         recorded = [lost for owner, lost in written if owner == query_id]
         added: list[LostRange] = []
         for lost_range in ranges:
-            added.extend(_without(lost_range, [*recorded, *added]))
+            added.extend(_unrecorded_parts(lost_range, [*recorded, *added]))
         if added:
             # Ranges of an earlier checkpoint under the same batch id stay.
             entries = [*written, *((query_id, lost) for lost in added)]
@@ -115,7 +115,7 @@ class LostOffsets:
         return f"{self._checkpoint.metadata_dir}/lost/{batch_id}.json"
 
 
-def _without(lost: LostRange, recorded: Iterable[LostRange]) -> Iterator[LostRange]:
+def _unrecorded_parts(lost: LostRange, recorded: Iterable[LostRange]) -> Iterator[LostRange]:
     """Yield the parts of a range that no recorded range covers."""
     partition = (lost.input, lost.topic, lost.partition)
     covering = [

@@ -62,7 +62,7 @@ class Manifest:
 
         `offsets` is the checksum of the offset entry as the batch itself read it.
         """
-        parts = self._loaded()
+        parts = self._load_parts()
         # A retried batch writes its files again.
         parts.pop(batch_id, None)
         recorded = {path for part in parts.values() for path in part}
@@ -86,7 +86,7 @@ class Manifest:
         log, _, name = path.rpartition("/")
         return log not in LOGS or int(name) <= batch_id
 
-    def _loaded(self) -> dict[int, dict[str, str]]:
+    def _load_parts(self) -> dict[int, dict[str, str]]:
         if self._parts is None:
             content = {
                 number: self._checkpoint.files.read_bytes(f"{self._folder}/{number}") for number in self._numbers()

@@ -33,9 +33,9 @@ class EpochGuard(Guard):
     ) -> None:
         self._flow, self._target, self._checkpoint = flow, target, checkpoint
         self._stop, self._on_progress = stop, on_progress
-        self._until: Sequence[str] = ()
+        self._end_offsets: Sequence[str] = ()
         self._last = -1
-        self._has_bound_start = False
+        self._has_recorded_start = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -45,12 +45,12 @@ class EpochGuard(Guard):
         if not isinstance(trigger, Continuous):
             return
         record_start_offsets(self._flow, self._target, self._checkpoint)
-        self._until = latest_offsets(self._flow, self._target) if trigger.until_done else ()
+        self._end_offsets = latest_offsets(self._flow, self._target) if trigger.until_done else ()
         self._last = max(self._checkpoint.committed_batches(), default=-1)
         shortest, longest = _POLL_SECONDS
         pause = min(max(trigger.duration.seconds / 2, shortest), longest)
         self._thread = threading.Thread(
-            target=self._watch, args=(pause,), name=f"epochs-{self._flow.name}", daemon=True
+            target=self._poll_until_closed, args=(pause,), name=f"epochs-{self._flow.name}", daemon=True
         )
         self._thread.start()
 
@@ -62,34 +62,34 @@ class EpochGuard(Guard):
             self._poll()
         return error
 
-    def _watch(self, pause: float) -> None:
+    def _poll_until_closed(self, pause: float) -> None:
         while not self._closed.wait(pause):
             # If the storage does not answer, the next poll asks again.
             with suppress(OSError, Py4JError, HeadraceError):
                 self._poll()
-                if self._until and self._is_done():
-                    self._until = ()
+                if self._end_offsets and self._is_done():
+                    self._end_offsets = ()
                     self._stop(None, immediately=True)
 
     def _poll(self) -> None:
-        self._bind_start()
+        self._record_start_with_query_id()
         for epoch in self._checkpoint.committed_batches():
             if epoch > self._last:
-                self._on_progress(Progress(self._event(epoch)))
+                self._on_progress(Progress(self._batch_committed(epoch)))
                 self._last = epoch
 
-    def _bind_start(self) -> None:
+    def _record_start_with_query_id(self) -> None:
         """Record the start offsets again, with the query id that the checkpoint has since the query has started."""
-        if not self._has_bound_start and self._checkpoint.query_id() is not None:
+        if not self._has_recorded_start and self._checkpoint.query_id() is not None:
             self._checkpoint.record_continuous_start(self._checkpoint.continuous_start())
-            self._has_bound_start = True
+            self._has_recorded_start = True
 
-    def _event(self, epoch: int) -> BatchCommitted:
+    def _batch_committed(self, epoch: int) -> BatchCommitted:
         offsets = self._checkpoint.offset_range(epoch, 0)
         return BatchCommitted(
             self._flow.name,
             epoch,
-            rows_in=_distance(*offsets) if offsets else 0,
+            rows_in=_count_offsets(*offsets) if offsets else 0,
             rows_out=0,
             invalid={},
             dropped=0,
@@ -102,10 +102,12 @@ class EpochGuard(Guard):
         if self._last < 0:
             return False
         reached = self._checkpoint.offset_entry(self._last).offsets
-        return all(_distance(offset or "{}", end) <= 0 for offset, end in zip(reached, self._until, strict=True))
+        return all(
+            _count_offsets(offset or "{}", end) <= 0 for offset, end in zip(reached, self._end_offsets, strict=True)
+        )
 
 
-def _distance(start: str, end: str) -> int:
+def _count_offsets(start: str, end: str) -> int:
     """Return the number of offsets between two positions; partitions that are only in the first do not count."""
     first, last = json.loads(start), json.loads(end)
     return sum(

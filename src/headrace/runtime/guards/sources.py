@@ -55,7 +55,7 @@ class SourceGuard(Guard):
         if self._sources:
             self._watches = {name: source.watch(self._target) for name, source in self._sources.items()}
             self._identities = TopicIdentities(self._checkpoint, self._sources)
-            self._identities.at_start(self._ids())
+            self._identities.at_start(self._topic_ids())
 
     @contextmanager
     def around_batch(self, attempt: Attempt) -> Iterator[None]:
@@ -69,25 +69,25 @@ class SourceGuard(Guard):
         batch_id = attempt.batch.id
         may_be_written = self._may_be_written(batch_id)
         try:
-            now = self._ids()
+            now = self._topic_ids()
             self._identities.before_batch(now)
             self._require_offsets(batch_id)
         except HeadraceError:
             if not may_be_written:
                 self._identities.record_unwritten(batch_id)
             raise
-        self._record(batch_id, now, LossKind.MAYBE if may_be_written else LossKind.LOST)
+        self._record_lost_offsets(batch_id, now, LossKind.MAYBE if may_be_written else LossKind.LOST)
         self._identities.record_unwritten(None)
         self._maybe_written = batch_id
         yield
-        self._record(batch_id, now, LossKind.MAYBE)
+        self._record_lost_offsets(batch_id, now, LossKind.MAYBE)
 
     def on_progress(self, progress: Progress) -> None:
         """Stop a query without batches if a topic was recreated (HR-311) or deleted (HR-506)."""
         if not self._sources or not is_continuous(self._flow):
             return
         try:
-            self._identities.before_batch(self._ids())
+            self._identities.before_batch(self._topic_ids())
         except Transient:
             return  # the query itself fails if the broker stays away
         except HeadraceError as error:
@@ -104,7 +104,7 @@ class SourceGuard(Guard):
         try:
             if not self._may_be_written(unfinished):
                 self._identities.record_unwritten(unfinished)
-            self._identities.before_batch(self._ids())
+            self._identities.before_batch(self._topic_ids())
             self._require_offsets(unfinished, error.why)
         except Transient:
             return error
@@ -122,7 +122,7 @@ class SourceGuard(Guard):
             if missing:
                 raise self._lost_offsets_error(source, batch_id, missing, cause)
 
-    def _ids(self) -> dict[str, dict[str, str]]:
+    def _topic_ids(self) -> dict[str, dict[str, str]]:
         return {name: dict(watch.topic_ids()) for name, watch in self._watches.items()}
 
     def _missing_offsets(self, name: str, batch_id: int) -> tuple[MissingOffsets, ...]:
@@ -135,7 +135,7 @@ class SourceGuard(Guard):
         index = self._indices[name]
         return None if index is None else self._checkpoint.offset_range(batch_id, index)
 
-    def _record(self, batch_id: int, now: Mapping[str, Mapping[str, str]], kind: LossKind) -> None:
+    def _record_lost_offsets(self, batch_id: int, now: Mapping[str, Mapping[str, str]], kind: LossKind) -> None:
         """Record the lost offsets of a batch, for sources that accept loss. Each range is recorded once."""
         lost: list[LostRange] = []
         for name, source in self._sources.items():
@@ -149,7 +149,8 @@ class SourceGuard(Guard):
                 if offsets.end is not None or offsets.topic not in recreated
             ]
             lost.extend(
-                self._as_lost(name, offsets, self._identities.id_of(name, offsets.topic), kind) for offsets in missing
+                self._lost_range(name, offsets, self._identities.id_of(name, offsets.topic), kind)
+                for offsets in missing
             )
             for topic in accepted:
                 lost.extend(self._skipped_offsets(topic, batch_id))
@@ -168,11 +169,11 @@ class SourceGuard(Guard):
             return
         watch = self._watches[accepted.input]
         for missing in watch.remaining_offsets(accepted.topic, offsets[0]):
-            yield self._as_lost(accepted.input, missing, accepted.before, LossKind.LOST)
+            yield self._lost_range(accepted.input, missing, accepted.before, LossKind.LOST)
         for missing in watch.skipped_offsets(accepted.topic, *offsets):
-            yield self._as_lost(accepted.input, missing, accepted.id, LossKind.LOST)
+            yield self._lost_range(accepted.input, missing, accepted.id, LossKind.LOST)
 
-    def _as_lost(self, name: str, missing: MissingOffsets, topic_id: str, kind: LossKind) -> LostRange:
+    def _lost_range(self, name: str, missing: MissingOffsets, topic_id: str, kind: LossKind) -> LostRange:
         return LostRange.of(missing, name, self._sources[name], topic_id, kind)
 
     def _lost_offsets_error(

@@ -101,7 +101,7 @@ class DeltaRollUps(DeltaUpsert):
         by_window = Window.partitionBy(_LONGER_START, *others)
         by_part = Window.partitionBy(_LONGER_START, *others, START).orderBy(F.desc(_IS_NEW))
         parts = (
-            candidates.withColumn(_LONGER_START, F.window(START, length.spark()).getField("start"))
+            candidates.withColumn(_LONGER_START, F.window(START, length.as_interval()).getField("start"))
             .withColumn("_headrace_touched", F.max(_IS_NEW).over(by_window))
             .withColumn("_headrace_position", F.row_number().over(by_part))
             .where("_headrace_touched AND _headrace_position = 1")

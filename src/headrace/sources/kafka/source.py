@@ -190,9 +190,9 @@ class KafkaSource(Bounded, HasAutoBatchSize, CanLoseRows, ValidatesStart, ReadsT
             .load()
         )
 
-    def watch(self, target: Target, patience: float = ANSWER_WITHIN_SECONDS) -> TopicWatch:
-        """Return the watch of topic ids and offsets; `patience` is its timeout per request in seconds."""
-        return TopicWatch(target, self.selection.watched_topics(), patience)
+    def watch(self, target: Target, timeout_seconds: float = ANSWER_WITHIN_SECONDS) -> TopicWatch:
+        """Return the watch of topic ids and offsets; `timeout_seconds` is its timeout per request in seconds."""
+        return TopicWatch(target, self.selection.watched_topics(), timeout_seconds)
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Return the records from `start` to before `end`, both as in the offset log.

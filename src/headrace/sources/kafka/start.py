@@ -13,10 +13,10 @@ from headrace.flow.target import Target
 from headrace.sources.kafka.topics import TopicSelection, require_topic_name
 from headrace.sources.validation import invalid_source
 
-Edge = Literal["earliest", "latest"]
+EarliestOrLatest = Literal["earliest", "latest"]
 
 # How Spark's connector writes the two edges between offsets.
-_EDGES = {"earliest": -2, "latest": -1}
+_SPARK_OFFSETS = {"earliest": -2, "latest": -1}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _Value = TypeVar("_Value")
 
@@ -29,13 +29,13 @@ class StartOffsets:
     that is not between the first and the end offset of its partition, is an error at the first start.
     """
 
-    offsets: Mapping[str, Mapping[int, int | Edge]]
+    offsets: Mapping[str, Mapping[int, int | EarliestOrLatest]]
 
     def __post_init__(self) -> None:
-        for partition, offset in _by_partition(self.offsets).items():
-            if offset not in _EDGES and (not isinstance(offset, int) or offset < 0):
+        for partition, offset in _values_by_partition(self.offsets).items():
+            if offset not in _SPARK_OFFSETS and (not isinstance(offset, int) or offset < 0):
                 raise invalid_source(
-                    f"{offset!r} is not an offset of {_label(partition)}.",
+                    f"{offset!r} is not an offset of {_partition_label(partition)}.",
                     "Offsets count from 0.",
                     "Set a number, or 'earliest' or 'latest'.",
                 )
@@ -43,21 +43,23 @@ class StartOffsets:
 
     def require(self, selection: TopicSelection, target: Target) -> None:
         """Raise unless every partition has an offset within its range of records."""
-        declared = _by_partition(self.offsets)
-        _require_all(declared, selection, target)
+        declared = _values_by_partition(self.offsets)
+        _require_start_per_partition(declared, selection, target)
         numbers = {partition: offset for partition, offset in declared.items() if isinstance(offset, int)}
         first, end = first_offsets(target, numbers), end_offsets(target, numbers)
         for partition, offset in numbers.items():
             if not first[partition] <= offset <= end[partition]:
-                raise _no_records(
-                    f"{_label(partition)} cannot be read from offset {offset:,} on.",
+                raise _no_records_error(
+                    f"{_partition_label(partition)} cannot be read from offset {offset:,} on.",
                     f"Its records begin at {first[partition]:,} and end before {end[partition]:,}.",
                     "Set an offset between these, or 'earliest' or 'latest'.",
                 )
 
     def options(self, selection: TopicSelection, target: Target) -> dict[str, str]:
         """Return the offsets in the format of Spark's connector."""
-        return _explicit({partition: _as_number(offset) for partition, offset in _by_partition(self.offsets).items()})
+        return _starting_offsets(
+            {partition: _spark_offset(offset) for partition, offset in _values_by_partition(self.offsets).items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class StartTime:
     if_none: Literal["error", "latest"] = "error"
 
     def __post_init__(self) -> None:
-        times = list(_by_partition(self.at).values()) if isinstance(self.at, Mapping) else [self.at]
+        times = list(_values_by_partition(self.at).values()) if isinstance(self.at, Mapping) else [self.at]
         for moment in times:
             if not isinstance(moment, datetime) or moment.utcoffset() is None:
                 raise invalid_source(
@@ -97,14 +99,14 @@ class StartTime:
 
     def require(self, selection: TopicSelection, target: Target) -> None:
         """Raise unless every partition has a time, and, where none is an error, a record at or after it."""
-        times = self._times(selection, target)
+        times = self._times_by_partition(selection, target)
         if not isinstance(self.at, datetime):
-            _require_all(times, selection, target)
+            _require_start_per_partition(times, selection, target)
         if self.if_none == "error":
             without = [partition for partition, offset in offsets_at(target, times).items() if offset is None]
             if without:
-                raise _no_records(
-                    f"{_label(without[0])} has no record at or after "
+                raise _no_records_error(
+                    f"{_partition_label(without[0])} has no record at or after "
                     f"{(_EPOCH + timedelta(milliseconds=times[without[0]])).isoformat(timespec='milliseconds')}.",
                     f"Partitions without one: {len(without)} of {len(times)}.",
                     "Correct the time, or set if_none='latest' to begin at the end of such partitions.",
@@ -118,29 +120,29 @@ class StartTime:
         """
         if self.if_none == "error":
             if isinstance(self.at, datetime):
-                where = {"startingTimestamp": str(_ms(self.at))}
+                where = {"startingTimestamp": str(_epoch_millis(self.at))}
             else:
                 per_partition = {
-                    topic: {str(number): _ms(at) for number, at in partitions.items()}
+                    topic: {str(number): _epoch_millis(at) for number, at in partitions.items()}
                     for topic, partitions in self.at.items()
                 }
                 where = {"startingOffsetsByTimestamp": json.dumps(per_partition)}
             return {**where, "startingOffsetsByTimestampStrategy": "error"}
-        times = self._times(selection, target)
+        times = self._times_by_partition(selection, target)
         ends = end_offsets(target, times)
         offsets = offsets_at(target, times)
-        return _explicit(
+        return _starting_offsets(
             {partition: ends[partition] if (offset := offsets[partition]) is None else offset for partition in times}
         )
 
-    def _times(self, selection: TopicSelection, target: Target) -> dict[Partition, int]:
+    def _times_by_partition(self, selection: TopicSelection, target: Target) -> dict[Partition, int]:
         if isinstance(self.at, datetime):
             read = selection.partitions(target)
-            return {(topic, number): _ms(self.at) for topic, numbers in read.items() for number in numbers}
-        return {partition: _ms(at) for partition, at in _by_partition(self.at).items()}
+            return {(topic, number): _epoch_millis(self.at) for topic, numbers in read.items() for number in numbers}
+        return {partition: _epoch_millis(at) for partition, at in _values_by_partition(self.at).items()}
 
 
-Start = Edge | StartOffsets | StartTime
+Start = EarliestOrLatest | StartOffsets | StartTime
 
 
 def resolve_start(starting: Start, selection: TopicSelection, target: Target) -> str:
@@ -148,14 +150,16 @@ def resolve_start(starting: Start, selection: TopicSelection, target: Target) ->
     read = [(topic, number) for topic, numbers in selection.partitions(target).items() for number in numbers]
     first, end = first_offsets(target, read), end_offsets(target, read)
     if isinstance(starting, StartTime):
-        offsets_by_time = offsets_at(target, starting._times(selection, target))
+        offsets_by_time = offsets_at(target, starting._times_by_partition(selection, target))
         offsets = {
             partition: end[partition] if (offset := offsets_by_time.get(partition)) is None else offset
             for partition in read
         }
     else:
         declared = (
-            _by_partition(starting.offsets) if isinstance(starting, StartOffsets) else dict.fromkeys(read, starting)
+            _values_by_partition(starting.offsets)
+            if isinstance(starting, StartOffsets)
+            else dict.fromkeys(read, starting)
         )
         edges = {"earliest": first, "latest": end}
         offsets = {
@@ -163,31 +167,31 @@ def resolve_start(starting: Start, selection: TopicSelection, target: Target) ->
             for partition, at in declared.items()
             if partition in end
         }
-    return _explicit(offsets)["startingOffsets"]
+    return _starting_offsets(offsets)["startingOffsets"]
 
 
 def require_earliest_or_latest(source: str, starting: object) -> None:
     """Raise unless a start is `earliest` or `latest`."""
-    if starting not in _EDGES:
+    if starting not in _SPARK_OFFSETS:
         raise invalid_source(
             f"{source} starts at {starting!r}.",
-            f"A start is 'earliest', 'latest', StartOffsets or StartTime.{did_you_mean(str(starting), _EDGES)}",
+            f"A start is 'earliest', 'latest', StartOffsets or StartTime.{did_you_mean(str(starting), _SPARK_OFFSETS)}",
             "Set starting to one of them.",
         )
 
 
-def _as_number(offset: int | Edge) -> int:
-    return offset if isinstance(offset, int) else _EDGES[offset]
+def _spark_offset(offset: int | EarliestOrLatest) -> int:
+    return offset if isinstance(offset, int) else _SPARK_OFFSETS[offset]
 
 
-def _explicit(offsets: Mapping[Partition, int]) -> dict[str, str]:
+def _starting_offsets(offsets: Mapping[Partition, int]) -> dict[str, str]:
     by_topic: dict[str, dict[str, int]] = {}
     for (topic, number), offset in offsets.items():
         by_topic.setdefault(topic, {})[str(number)] = offset
     return {"startingOffsets": json.dumps(by_topic)}
 
 
-def _by_partition(by_topic: Mapping[str, Mapping[int, _Value]]) -> dict[Partition, _Value]:
+def _values_by_partition(by_topic: Mapping[str, Mapping[int, _Value]]) -> dict[Partition, _Value]:
     """Flatten a declaration to its partitions; raise for an invalid topic name or partition number."""
     values: dict[Partition, _Value] = {}
     for topic, by_number in by_topic.items():
@@ -209,18 +213,20 @@ def _read_only(by_topic: Mapping[str, Mapping[int, _Value]]) -> Mapping[str, Map
     return MappingProxyType({topic: MappingProxyType(dict(partitions)) for topic, partitions in by_topic.items()})
 
 
-def _ms(at: datetime) -> int:
+def _epoch_millis(at: datetime) -> int:
     """Return a time in epoch milliseconds, rounded up, to exclude records before it."""
     return -((_EPOCH - at) // timedelta(milliseconds=1))
 
 
-def _require_all(declared: Mapping[Partition, object], selection: TopicSelection, target: Target) -> None:
+def _require_start_per_partition(
+    declared: Mapping[Partition, object], selection: TopicSelection, target: Target
+) -> None:
     """Raise unless exactly the partitions that are read have a start. Spark's own error is late and unclear."""
     read = {(topic, number) for topic, numbers in selection.partitions(target).items() for number in numbers}
     missing, unknown = sorted(read - declared.keys()), sorted(declared.keys() - read)
     if missing or unknown:
-        problems = [f"No start for: {', '.join(map(_label, missing))}."] if missing else []
-        problems += [f"Not among those that are read: {', '.join(map(_label, unknown))}."] if unknown else []
+        problems = [f"No start for: {', '.join(map(_partition_label, missing))}."] if missing else []
+        problems += [f"Not among those that are read: {', '.join(map(_partition_label, unknown))}."] if unknown else []
         raise FlowError(
             f"The start of {selection.label} does not fit its partitions.",
             why=" ".join(problems),
@@ -229,9 +235,9 @@ def _require_all(declared: Mapping[Partition, object], selection: TopicSelection
         )
 
 
-def _no_records(what: str, why: str, remedy: str) -> FlowError:
+def _no_records_error(what: str, why: str, remedy: str) -> FlowError:
     return FlowError(what, why=why, remedy=remedy, code="HR-213")
 
 
-def _label(partition: Partition) -> str:
+def _partition_label(partition: Partition) -> str:
     return f"{partition[0]}[{partition[1]}]"
