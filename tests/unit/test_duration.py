@@ -37,7 +37,7 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
 
 def test_a_duration_is_passed_to_spark_in_milliseconds_and_to_python_in_seconds() -> None:
     length = Duration.parse("1 minute 30 seconds")
-    assert length.spark() == "90000 milliseconds"
+    assert length.as_interval() == "90000 milliseconds"
     assert length.seconds == 90.0
 
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -80,17 +81,29 @@ def connect_admin(kafka: Settings, timeout_seconds: float | None = None) -> tupl
                 problem for problem in errors if problem.code() in _LOGIN_REFUSED or _TLS_ALERT in problem.str()
             ]
             if refusals:
-                raise _login_refused(address, most_specific_error(refusals)) from error
-            if time.monotonic() >= deadline:
-                # Every address accepted the connection and closed it later.
-                hung_up = errors and not any(
-                    problem.code() == KafkaError._RESOLVE or _CONNECT_FAILED in problem.str() for problem in errors
-                )
-                raise (
-                    _connection_closed(address, most_specific_error(errors))
-                    if hung_up
-                    else broker_unavailable(address, error.args[0])
+                raise ConfigError(
+                    f"Kafka at {address} rejected this client's login.",
+                    why=f"The client says: {most_specific_error(refusals).str().rstrip('.')}.",
+                    remedy="Correct security.protocol and the sasl and ssl settings under `kafka:` of the target in "
+                    "headrace.yml.",
+                    code="HR-114",
                 ) from error
+            if time.monotonic() < deadline:
+                continue
+            if not errors or any(
+                problem.code() == KafkaError._RESOLVE or _CONNECT_FAILED in problem.str() for problem in errors
+            ):
+                raise broker_unavailable(address, error.args[0]) from error
+            # Every address accepted the connection and closed it later.
+            raise ServiceUnavailable(
+                f"Kafka at {address} accepts the connection and closes it.",
+                why="Its listener may have another security.protocol. The client says: "
+                f"{most_specific_error(errors).str().rstrip('.')}.",
+                state="Nothing was started.",
+                remedy="Set security.protocol to that of the listener at that port; otherwise wait until the broker "
+                "is up.",
+                code="HR-605",
+            ) from error
 
 
 def most_specific_error(errors: Sequence[KafkaError]) -> KafkaError:
@@ -138,25 +151,6 @@ def broker_unavailable(address: str, error: KafkaError) -> ServiceUnavailable:
     )
 
 
-def _login_refused(address: str, error: KafkaError) -> ConfigError:
-    return ConfigError(
-        f"Kafka at {address} rejected this client's login.",
-        why=f"The client says: {error.str().rstrip('.')}.",
-        remedy="Correct security.protocol and the sasl and ssl settings under `kafka:` of the target in headrace.yml.",
-        code="HR-114",
-    )
-
-
-def _connection_closed(address: str, error: KafkaError) -> ServiceUnavailable:
-    return ServiceUnavailable(
-        f"Kafka at {address} accepts the connection and closes it.",
-        why=f"Its listener may have another security.protocol. The client says: {error.str().rstrip('.')}.",
-        state="Nothing was started.",
-        remedy="Set security.protocol to that of the listener at that port; otherwise wait until the broker is up.",
-        code="HR-605",
-    )
-
-
 def require_topics(target: Target, topics: Sequence[str]) -> dict[str, int]:
     """Return the partition counts of the topics; raise HR-501 if one does not exist."""
     present = list_topics(target)
@@ -173,39 +167,32 @@ def require_topics(target: Target, topics: Sequence[str]) -> dict[str, int]:
 
 def newest_timestamp(target: Target, topic: str) -> datetime | None:
     """Return the latest timestamp of the last records of a topic's partitions, or None if it is empty."""
-    consumer = _new_consumer(target)
-    try:
-        newest = -1
+    newest = -1
+    with closing(_new_consumer(target)) as consumer:
         for partition in _topic_partitions(consumer, topic):
             first, end = _offset_bounds(consumer, partition)
             if end > first:
                 last = TopicPartition(topic, partition.partition, end - 1)
                 newest = max([newest, *(message.timestamp()[1] for message in _records_before(consumer, last, end))])
-    finally:
-        consumer.close()
     return datetime.fromtimestamp(newest / 1000, UTC) if newest >= 0 else None
 
 
 def first_timestamps(target: Target, offsets: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], datetime]:
     """Return the timestamps of the records at offsets, by partition, without partitions that end there."""
-    consumer = _new_consumer(target)
     times = {}
-    try:
+    with closing(_new_consumer(target)) as consumer:
         for (topic, number), offset in offsets.items():
             at = TopicPartition(topic, number, offset)
             for message in _records_before(consumer, at, min(offset + 1, _offset_bounds(consumer, at)[1])):
                 times[topic, number] = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-    finally:
-        consumer.close()
     return times
 
 
 def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -> float | None:
     """Return the mean size of the newest records of some partitions, or None if there are no records."""
-    consumer = _new_consumer(target)
     sampled = [TopicPartition(topic, number) for topic, numbers in partitions.items() for number in numbers]
     records = size = 0
-    try:
+    with closing(_new_consumer(target)) as consumer:
         for partition in sampled[:: max(1, len(sampled) // _SAMPLED_PARTITIONS)]:
             first, end = _offset_bounds(consumer, partition)
             if end > first:
@@ -213,8 +200,6 @@ def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -
                 for message in _records_before(consumer, partition, end):
                     records += 1
                     size += len(message.key() or b"") + len(message.value() or b"")
-    finally:
-        consumer.close()
     return size / records if records else None
 
 
@@ -234,14 +219,11 @@ def read_stable(target: Target, topic: str) -> Iterator[Message]:
 
 def _committed_records(target: Target, topic: str, ends: Mapping[int, int] | None = None) -> Iterator[Message]:
     """Yield the committed records before `ends`, by default the last stable offsets."""
-    consumer = _new_consumer(target)
-    try:
+    with closing(_new_consumer(target)) as consumer:
         for partition in _topic_partitions(consumer, topic):
             first, stable = _offset_bounds(consumer, partition)
             end = stable if ends is None else ends[partition.partition]
             yield from _records_before(consumer, TopicPartition(topic, partition.partition, first), end)
-    finally:
-        consumer.close()
 
 
 def await_stable(target: Target, topic: str) -> dict[int, int]:
@@ -251,8 +233,7 @@ def await_stable(target: Target, topic: str) -> dict[int, int]:
     offset is before the transaction, and a read_committed reader does not see its records.
     Raises ServiceUnavailable (HR-617) if a transaction is still open after 30 seconds.
     """
-    uncommitted, committed = _new_consumer(target, "read_uncommitted"), _new_consumer(target)
-    try:
+    with closing(_new_consumer(target, "read_uncommitted")) as uncommitted, closing(_new_consumer(target)) as committed:
         ends = {
             partition.partition: _offset_bounds(uncommitted, partition)[1]
             for partition in _topic_partitions(uncommitted, topic)
@@ -261,23 +242,17 @@ def await_stable(target: Target, topic: str) -> dict[int, int]:
         for number, end in ends.items():
             while (stable := _offset_bounds(committed, TopicPartition(topic, number))[1]) < end:
                 if time.monotonic() > deadline:
-                    raise _open_transaction(topic, number, stable, end)
+                    raise ServiceUnavailable(
+                        f"Topic '{topic}' has an open transaction in partition {number}.",
+                        why=f"The partition ends at offset {end}, and its last stable offset is still {stable} after "
+                        f"{_STABLE_TIMEOUT_SECONDS:g} s.",
+                        state="Nothing was changed. Records from that offset on are neither committed nor aborted yet.",
+                        remedy="Let the producer of the transaction finish. The broker aborts it when "
+                        "transaction.timeout.ms is over.",
+                        code="HR-617",
+                    )
                 time.sleep(_MARKER_SECONDS)
         return ends
-    finally:
-        uncommitted.close()
-        committed.close()
-
-
-def _open_transaction(topic: str, partition: int, stable: int, end: int) -> ServiceUnavailable:
-    return ServiceUnavailable(
-        f"Topic '{topic}' has an open transaction in partition {partition}.",
-        why=f"The partition ends at offset {end}, and its last stable offset is still {stable} after "
-        f"{_STABLE_TIMEOUT_SECONDS:g} s.",
-        state="Nothing was changed. Records from that offset on are neither committed nor aborted yet.",
-        remedy="Let the producer of the transaction finish. The broker aborts it when transaction.timeout.ms is over.",
-        code="HR-617",
-    )
 
 
 def committed_consumer(target: Target) -> Consumer:
@@ -287,27 +262,18 @@ def committed_consumer(target: Target) -> Consumer:
 
 def log_bounds(target: Target, partition: TopicPartition) -> tuple[int, int]:
     """Return the first offset and the high watermark of a partition."""
-    consumer = _new_consumer(target, "read_uncommitted")
-    try:
+    with closing(_new_consumer(target, "read_uncommitted")) as consumer:
         return _offset_bounds(consumer, partition)
-    finally:
-        consumer.close()
 
 
 def first_open_transaction(target: Target, partition: TopicPartition) -> Message | None:
     """Return the first record of an open transaction in a partition, or None."""
-    consumer = _new_consumer(target)
-    try:
+    with closing(_new_consumer(target)) as consumer:
         _, stable = _offset_bounds(consumer, partition)
-    finally:
-        consumer.close()
     _, end = log_bounds(target, partition)
-    consumer = _new_consumer(target, "read_uncommitted")
-    try:
-        begin = TopicPartition(partition.topic, partition.partition, stable)
+    begin = TopicPartition(partition.topic, partition.partition, stable)
+    with closing(_new_consumer(target, "read_uncommitted")) as consumer:
         return next(_records_before(consumer, begin, end), None) if stable < end else None
-    finally:
-        consumer.close()
 
 
 def _new_consumer(target: Target, isolation: str = "read_committed") -> Consumer:

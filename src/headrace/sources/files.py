@@ -11,13 +11,14 @@ from pyspark.sql.types import StructType
 from headrace.clients.file_sink_log import FileFormat, is_glob
 from headrace.clients.sql import column_named
 from headrace.errors import did_you_mean
-from headrace.flow.source import Bound, Bounded, ReadsFiles, ReadsFolder
+from headrace.flow.source import ReadsFiles
 from headrace.flow.target import Target
 from headrace.sources.arrival_rates import file_arrival_rates
 from headrace.sources.errors import source_not_replayable
+from headrace.sources.file_based import FileBasedSource
 from headrace.sources.local_folder import require_readable
 from headrace.sources.sink_folder import require_readable_by_log, sink_read_options
-from headrace.sources.validation import file_bound_options, file_bounds, invalid_source, require_bounds
+from headrace.sources.validation import invalid_source, require_bounds
 
 _DEFAULTS = {
     # Spark's default silently turns an unreadable field into null.
@@ -32,7 +33,7 @@ _FIELDS = ("path", "maxFilesPerTrigger", "maxBytesPerTrigger")
 
 
 @dataclass(frozen=True)
-class FileSource(Bounded, ReadsFiles, ReadsFolder):
+class FileSource(FileBasedSource, ReadsFiles):
     """Read each file of a folder once, oldest first, below the lake unless `path` is absolute.
 
     Each file is read exactly once, while:
@@ -87,23 +88,9 @@ class FileSource(Bounded, ReadsFiles, ReadsFolder):
         """Return `FORMAT:PATH`."""
         return f"{self.format}:{self.path}"
 
-    @property
-    def carries_payload(self) -> bool:
-        """False: files have columns, not a payload."""
-        return False
-
-    @property
-    def bounds(self) -> tuple[Bound, ...]:
-        """The two bounds of a batch."""
-        return file_bounds(self.max_files_per_trigger, self.max_bytes_per_trigger)
-
     def arrival_rates(self, target: Target) -> dict[str, float]:
         """Return files and bytes per second of the last hour, by file modification times."""
         return file_arrival_rates(target.table(self.path))
-
-    def location(self, target: Target) -> str:
-        """Return the folder or glob."""
-        return target.table(self.path)
 
     def preflight(self, target: Target) -> None:
         """Check that a local folder can be listed. A glob is not checked."""
@@ -115,8 +102,7 @@ class FileSource(Bounded, ReadsFiles, ReadsFolder):
         location = target.table(self.path)
         require_readable_by_log(spark, self.name, location)
         reader = spark.readStream.format(self.format).schema(self.schema).options(**self._reading(spark, location))
-        bounds = file_bound_options(self.max_files_per_trigger, self.max_bytes_per_trigger)
-        rows = reader.options(**bounds).load(location)
+        rows = reader.options(**self._bound_options()).load(location)
         # Spark adds the partition columns of folders that exist at the start. Drop those that are not declared.
         return rows if rows.columns == self.schema.names else rows.select(*(column_named(n) for n in self.schema.names))
 

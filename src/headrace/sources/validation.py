@@ -5,24 +5,6 @@ from collections.abc import Sequence
 from headrace.errors import FlowError
 from headrace.flow.source import Bound
 
-# A file in a lake has at most about 100 MB, so each bound limits a batch to about 10 GB.
-_DEFAULT_FILES = 100
-_DEFAULT_BYTES = 10_000_000_000
-
-
-def file_bounds(files: int | None, size: int | None) -> tuple[Bound, ...]:
-    """Return the two bounds of a file source. `check` reports a source that sets neither (HRC-110)."""
-    return (
-        Bound("max_files_per_trigger", "files", files, _DEFAULT_FILES),
-        Bound("max_bytes_per_trigger", "bytes", size, _DEFAULT_BYTES),
-    )
-
-
-def file_bound_options(files: int | None, size: int | None) -> dict[str, str]:
-    """Return the bounds that are set, as options of Spark's file and Delta sources."""
-    options = {"maxFilesPerTrigger": files, "maxBytesPerTrigger": size}
-    return {name: str(value) for name, value in options.items() if value is not None}
-
 
 def require_bounds(source: str, bounds: Sequence[Bound], *, both: bool = True) -> None:
     """Raise for a bound below 1, and for more than one bound if the source supports only one."""
