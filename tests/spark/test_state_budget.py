@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ def test_a_flow_stops_after_the_batch_that_exceeds_its_budget_and_continues_exac
     assert figures.error is None
     assert sorted(row[0] for row in sink.rows()) == list(range(80))
     assert [(item.operator, item.rows) for item in figures.state] == [("dedupeWithinWatermark", 80)]
-    assert figures.as_dict()["state"] == [item.as_dict() for item in figures.state]
+    assert figures.as_dict()["state"] == [asdict(item) for item in figures.state]
 
 
 def test_a_change_of_a_pinned_setting_is_refused_or_reported(spark: SparkSession, target: Target, tmp_path: Path):

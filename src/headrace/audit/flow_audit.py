@@ -7,13 +7,15 @@ from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
-from headrace.audit.future import rejected_rows
 from headrace.audit.late import LateAudit, UnexplainedDrop
 from headrace.clients.spark.delta_log import is_table, last_recorded
-from headrace.errors import HeadraceError
+from headrace.clients.sql import column_named
+from headrace.errors import HeadraceError, SourceNotReplayable
 from headrace.flow.flow import Flow
+from headrace.flow.inputs import Input
 from headrace.flow.source import CanLoseRows, HasStartOffset, ReadsFiles, Source
 from headrace.flow.target import Target
+from headrace.ingest.future_events import invalid_rows as invalid_rows_by_clock, validate_by_clock
 from headrace.ingest.parse import invalid_rows, validate
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
@@ -212,7 +214,7 @@ class FlowAudit:
         for name, input_ in self._flow.named_inputs.items():
             # Without a schema only the event time and the rules of a row are checked.
             if input_.schema is None:
-                frames.extend(rejected_rows(name, input_, batches, self._checkpoint, self._scan))
+                frames.extend(_rejected_rows(name, input_, batches, self._checkpoint, self._scan))
                 continue
             scans = [
                 scan.withColumn("batch_id", F.lit(number).cast("long"))
@@ -270,3 +272,44 @@ class FlowAudit:
     def _last_recorded(self, location: str, app_id: str) -> int:
         """Return the last batch that a table has recorded for an application id, or -1."""
         return last_recorded(self._session, location, app_id) if is_table(location, self._session) else -1
+
+
+def _rejected_rows(
+    name: str,
+    input_: Input,
+    batches: Sequence[int],
+    checkpoint: Checkpoint,
+    scan: Callable[[int, str], DataFrame | None],
+) -> list[DataFrame]:
+    """Return the rows of an input that were rejected as future events or by a rule, as rows of the quarantine.
+
+    `scan` reads a batch of an input again. A batch that cannot be read again is skipped: the run still counts its rows,
+    and they stay in their source.
+    """
+    if input_.watermark is None and not input_.rules:
+        return []
+    frames = []
+    for number in batches:
+        try:
+            rows = scan(number, name)
+        except SourceNotReplayable:
+            continue
+        if rows is None:
+            continue
+        columns = [column_named(column) for column in rows.columns if column != "batch_id"]
+        clock = F.timestamp_millis(F.lit(checkpoint.offset_entry(number).timestamp_ms))
+        rejected = invalid_rows_by_clock(validate_by_clock(rows, input_, clock), input_)
+        frames.append(
+            rejected.select(
+                F.lit(name).alias("input"),
+                F.lit(None).cast("string").alias("topic"),
+                F.lit(None).cast("int").alias("partition"),
+                F.lit(None).cast("long").alias("offset"),
+                F.lit(None).cast("timestamp").alias("kafka_time"),
+                "reason",
+                F.lit(None).cast("binary").alias("key"),
+                F.to_json(F.struct(*columns)).cast("binary").alias("value"),
+                F.lit(number).cast("long").alias("batch_id"),
+            )
+        )
+    return frames

@@ -9,7 +9,7 @@ unexplained, with the reason.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
@@ -46,10 +46,6 @@ class UnexplainedDrop:
     operator: str
     dropped: int | None
     why: str
-
-    def as_dict(self) -> dict[str, object]:
-        """The drop as `--json` prints it."""
-        return asdict(self)
 
 
 class LateAudit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from headrace.errors import FlowError
 
@@ -56,3 +57,17 @@ class Duration:
     def as_interval(self) -> str:
         """The duration as a Spark interval string."""
         return f"{self.ms} milliseconds"
+
+
+class HasDuration:
+    """A value with a duration as text. A text that is not a duration fails when the value is created."""
+
+    duration_field: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        _ = self.duration
+
+    @property
+    def duration(self) -> Duration:
+        """The text as a `Duration`."""
+        return Duration.parse(getattr(self, self.duration_field))

@@ -13,9 +13,10 @@ Durations are strings such as `10 minutes`. They are parsed when the value is cr
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from headrace.errors import FlowError
-from headrace.flow.duration import Duration
+from headrace.flow.duration import Duration, HasDuration
 from headrace.flow.size import Size
 from headrace.flow.state_budget import StateBudget
 
@@ -24,18 +25,11 @@ _MIN_MEMORY = Size.parse("16 MB")
 
 
 @dataclass(frozen=True)
-class Every:
+class Every(HasDuration):
     """Start a batch at this interval. A batch that takes longer delays the next one; none is skipped."""
 
     interval: str
-
-    def __post_init__(self) -> None:
-        Duration.parse(self.interval)
-
-    @property
-    def duration(self) -> Duration:
-        """The interval as a `Duration`."""
-        return Duration.parse(self.interval)
+    duration_field: ClassVar[str] = "interval"
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ class AsFastAsPossible:
 
 
 @dataclass(frozen=True)
-class Continuous:
+class Continuous(HasDuration):
     """Spark's continuous processing: columns and filters only, Kafka to Kafka, at-least-once.
 
     Latency is milliseconds. Progress is committed at every interval; after a crash the rows since then are sent again.
@@ -71,18 +65,11 @@ class Continuous:
 
     checkpoint_interval: str = "1 second"
     until_done: bool = False
-
-    def __post_init__(self) -> None:
-        Duration.parse(self.checkpoint_interval)
-
-    @property
-    def duration(self) -> Duration:
-        """The interval as a `Duration`."""
-        return Duration.parse(self.checkpoint_interval)
+    duration_field: ClassVar[str] = "checkpoint_interval"
 
 
 @dataclass(frozen=True)
-class RealTime:
+class RealTime(HasDuration):
     """Spark's real-time mode: without state and without Python, Kafka to Kafka, in update mode, at-least-once.
 
     Latency is milliseconds. Progress is committed when a batch of this length ends (at least five seconds); after a
@@ -90,14 +77,7 @@ class RealTime:
     """
 
     batch: str = "1 minute"
-
-    def __post_init__(self) -> None:
-        Duration.parse(self.batch)
-
-    @property
-    def duration(self) -> Duration:
-        """The batch length as a `Duration`."""
-        return Duration.parse(self.batch)
+    duration_field: ClassVar[str] = "batch"
 
 
 Trigger = Every | AvailableNow | AsFastAsPossible | Continuous | RealTime

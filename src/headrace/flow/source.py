@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.flow.duration import Duration
+from headrace.flow.duration import HasDuration
 
 if TYPE_CHECKING:
     from headrace.flow.target import Target
@@ -177,21 +177,14 @@ class SupportsContinuous(ABC):
 
 
 @dataclass(frozen=True)
-class AutoBatchSize:
+class AutoBatchSize(HasDuration):
     """A batch size that Headrace chooses when the flow starts, from memory and a freshness target.
 
     `freshness` is the longest that a batch should take while the flow catches up.
     """
 
     freshness: str = "1 minute"
-
-    def __post_init__(self) -> None:
-        Duration.parse(self.freshness)
-
-    @property
-    def duration(self) -> Duration:
-        """The freshness target as a `Duration`."""
-        return Duration.parse(self.freshness)
+    duration_field: ClassVar[str] = "freshness"
 
 
 @dataclass(frozen=True)

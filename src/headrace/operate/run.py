@@ -1,7 +1,7 @@
 """Run flows: check everything, run the application, and return its figures."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -80,10 +80,10 @@ class FlowFigures:
             "invalid": dict(self.invalid),
             "rules": dict(self.rules),
             "late": self.late,
-            "late_unexplained": [drop.as_dict() for drop in self.late_unexplained],
+            "late_unexplained": [asdict(drop) for drop in self.late_unexplained],
             "set_aside": self.set_aside,
-            "lost": [range_.as_dict() for range_ in self.lost],
-            "state": [operator.as_dict() for operator in self.state],
+            "lost": [asdict(range_) for range_ in self.lost],
+            "state": [asdict(operator) for operator in self.state],
             "evicted": self.evicted,
             "watermark": self.watermark,
             "watermarks": {name: time.isoformat() for name, time in self.watermarks.items()},

@@ -7,7 +7,7 @@ needs. Read-only; the flow may be running.
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from headrace.operate.checkpoint.checksums import (
     checksum_files,
@@ -48,7 +48,7 @@ class CheckpointVerdict:
             "files": self.files,
             "bytes": self.bytes,
             "summed": self.summed,
-            "flaws": [flaw.as_dict() for flaw in self.flaws],
+            "flaws": [asdict(flaw) for flaw in self.flaws],
         }
 
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from headrace.errors import RecoveryError
@@ -41,10 +41,6 @@ class Flaw:
     problem: str
     means: str
     remedy: str
-
-    def as_dict(self) -> dict[str, str]:
-        """The flaw as `--json` prints it."""
-        return asdict(self)
 
 
 def require_intact(checkpoint: Checkpoint) -> None:

@@ -72,10 +72,6 @@ class LostRange:
             why=source.data_loss_reason or "",
         )
 
-    def as_dict(self) -> dict[str, object]:
-        """The range as in `--json` and in the file."""
-        return asdict(self)
-
     def __str__(self) -> str:
         return f"{MissingOffsets(self.topic, self.partition, self.first, self.end)} {self.kind}"
 
@@ -102,7 +98,7 @@ class LostOffsets:
         if added:
             # Ranges of an earlier checkpoint under the same batch id stay.
             entries = [*written, *((query_id, lost) for lost in added)]
-            text = {"batch": batch_id, "lost": [{"query_id": owner, **lost.as_dict()} for owner, lost in entries]}
+            text = {"batch": batch_id, "lost": [{"query_id": owner, **asdict(lost)} for owner, lost in entries]}
             self._checkpoint.files.write(self._path(batch_id), json.dumps(text, indent=1))
         return tuple(added)
 

@@ -48,10 +48,6 @@ class OperatorState:
     def __str__(self) -> str:
         return f"operator {self.number} ({self.operator})"
 
-    def as_dict(self) -> dict[str, object]:
-        """The operator as `--json` prints it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class StateSize:
