@@ -207,6 +207,27 @@ def test_a_code_that_is_raised_at_several_places_means_one_thing():
     assert {code for code in findings if findings.count(code) > 1} == set(SAME_FINDING)
 
 
+def glossary() -> list[list[str]]:
+    """Return the rows of the glossary: term, meaning, links."""
+    rows = re.findall(r"^\| (.+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    return [row.split(" | ") for row in rows if not row.startswith("term |")]
+
+
+def test_the_glossary_defines_its_terms_once():
+    terms = [row[0] for row in glossary()]
+
+    assert len(terms) >= 40
+    assert len(set(terms)) == len(terms)
+    assert [row for row in glossary() if len(row) != 3 or not row[1].endswith(".") or not row[2]] == []
+
+
+def test_the_glossary_links_to_pages_of_spark():
+    links = [link for row in glossary() for link in re.findall(r"\[Spark\]\((.*?)\)", row[2])]
+
+    assert len(links) >= 10
+    assert [link for link in links if not link.startswith("https://spark.apache.org/")] == []
+
+
 @pytest.mark.parametrize("settings", [ProjectSettings, TargetSettings, DatabaseSettings, ConnectSettings])
 def test_every_key_of_headrace_yml_is_documented(settings: type[BaseModel]):
     page = (OPERATE / "project.md").read_text()

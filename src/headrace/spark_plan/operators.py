@@ -104,7 +104,7 @@ class _Reader:
     """Walks one plan. After `read`, `below` has the properties of the complete plan."""
 
     def __init__(self, jvm: JVMView, plan: JavaObject, frames: Mapping[str, DataFrame]) -> None:
-        self._jvm, self._frames = jvm, frames
+        self._java, self._frames = jvm, frames
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         marks = {OperatorKind.PYTHON: patterns.PYTHON_UDF(), OperatorKind.CURRENT_TIME: patterns.CURRENT_LIKE()}
         # Each check is a call to the JVM. Most plans contain neither pattern, so their expressions are not checked.
@@ -201,7 +201,7 @@ class _Reader:
     def _join(self, plan: JavaObject, children: list[JavaObject], below: _SubtreeProperties) -> Iterator[Operator]:
         how = str(plan.joinType().toString())
         left, right = (child.isStreaming() for child in children)
-        keyed = self._jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
+        keyed = self._java.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(plan).isDefined()
         if left and right:
             kind, unbounded = self._stream_join(plan, how, keyed=keyed)
             yield Operator(kind, how, tuple(name for side in unbounded for name in self._inputs_of(side)))
@@ -219,8 +219,8 @@ class _Reader:
             return OperatorKind.ANTI_JOIN, []
         if not keyed:
             return OperatorKind.KEYLESS_JOIN, []
-        bounds = self._jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
-        any_time = self._jvm.scala.Some(_ANY_TIME_MS)
+        bounds = self._java.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+        any_time = self._java.scala.Some(_ANY_TIME_MS)
 
         def is_bounded(side: JavaObject, against: JavaObject) -> bool:
             """Whether the watermark of the other side evicts the rows of a side.

@@ -6,7 +6,7 @@ on Spark.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from headrace.flow.checks.operators import AGGREGATIONS, Operator, OperatorKind
@@ -204,7 +204,6 @@ _AGGREGATED_UPDATES = _unsupported(
     "Rows that replace earlier rows would be counted as additional rows.", "Set the function's mode to append."
 )
 
-
 # By operator: append, update, complete.
 MODES: Mapping[OperatorKind, tuple[Cell, Cell, Cell]] = {
     OperatorKind.PROJECTION: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
@@ -273,7 +272,6 @@ MODES: Mapping[OperatorKind, tuple[Cell, Cell, Cell]] = {
     OperatorKind.EXCEPT: (_EXCEPT, _EXCEPT_UPDATE, _EXCEPT),
 }
 
-
 _USE_BATCHES = "use Every, AvailableNow or AsFastAsPossible."
 _NO_STATE = _unsupported(
     "This trigger supports no state: it processes each row separately.",
@@ -330,7 +328,6 @@ TRIGGERS: Mapping[OperatorKind, tuple[Cell, Cell]] = {
     OperatorKind.OTHER: (_NOT_SUPPORTED, _NOT_SUPPORTED),
 }
 
-
 _APPENDED = (
     "Rows are appended and never changed, so each update of a row, or each complete result, would be added to the "
     "earlier ones."
@@ -366,11 +363,10 @@ def sink_cell(name: str, mode: OutputMode, supported: frozenset[OutputMode]) -> 
     modes = " or ".join(sorted(supported))
     reason, others = SINKS.get(name, ("", {}))
     other = f"write to {others[mode]}" if mode in others else f"choose a sink that supports {mode}"
-    return Cell(
-        Compatibility.REFUSED,
-        "HRC-104",
+    return _unsupported(
         f"The sink supports {modes}, and the flow writes in {mode} mode. {reason}".strip(),
         f"Set output_mode to {modes}, or {other}.",
+        "HRC-104",
     )
 
 
@@ -386,7 +382,7 @@ def cells_in_mode(operators: Sequence[Operator], mode: OutputMode) -> list[tuple
         ):
             continue
         if cell.verdict is Compatibility.WITH_AGGREGATION:
-            cell = Cell(Compatibility.REFUSED, cell.code, cell.reason, cell.remedy)
+            cell = replace(cell, verdict=Compatibility.REFUSED)
         cells.append((operator, cell))
     return cells
 
