@@ -106,7 +106,8 @@ class FlowAudit:
         pending = list(range(self._first_readable(done), last + 1))
         for start in range(0, len(pending), _MAX_BATCHES_PER_PASS):
             group = pending[start : start + _MAX_BATCHES_PER_PASS]
-            self._record_invalid([number for number in group if number not in reported or reported[number].invalid])
+            invalid = [number for number in group if number not in reported or reported[number].invalid]
+            self._append(quarantine_table(self._target, self._flow.name), "quarantine", invalid, self._invalid_rows)
             dropped = {number: reported[number].dropped if number in reported else None for number in group}
             self._record_late({n: dropped[n] for n in group if n not in reported or reported[n].late})
             self._record_audited_batch(group[-1])
@@ -146,9 +147,6 @@ class FlowAudit:
     def _record_audited_batch(self, batch_id: int) -> None:
         note = {"query_id": self._checkpoint.query_id(), "batch": batch_id}
         self._checkpoint.files.write(self._note_path, json.dumps(note))
-
-    def _record_invalid(self, batches: Sequence[int]) -> None:
-        self._append(quarantine_table(self._target, self._flow.name), "quarantine", batches, self._invalid_rows)
 
     def _record_late(self, dropped: Mapping[int, tuple[int, ...] | None]) -> None:
         """Record the late rows of batches, then the drops that Spark counted beyond them."""

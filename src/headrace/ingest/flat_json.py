@@ -13,38 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from py4j.java_gateway import JavaClass
-from pyspark.sql import Column, DataFrame
-from pyspark.sql.types import (
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import Column, DataFrame, types as T
 
 from headrace.clients.spark.jvm import java_type, jvm_of, to_column, to_expression, to_seq
 from headrace.flow.inputs import Input
 
 # The type numbers of FlatJson.
-_TYPE_NUMBERS: dict[type[DataType], int] = {
-    StringType: 0,
-    BooleanType: 1,
-    ByteType: 2,
-    ShortType: 3,
-    IntegerType: 4,
-    LongType: 5,
-    DoubleType: 6,
-    DecimalType: 7,
-    TimestampType: 8,
-    DateType: 9,
+_TYPE_NUMBERS: dict[type[T.DataType], int] = {
+    T.StringType: 0,
+    T.BooleanType: 1,
+    T.ByteType: 2,
+    T.ShortType: 3,
+    T.IntegerType: 4,
+    T.LongType: 5,
+    T.DoubleType: 6,
+    T.DecimalType: 7,
+    T.TimestampType: 8,
+    T.DateType: 9,
 }
 
 # Every number of eighteen digits fits into a long.
@@ -74,16 +59,16 @@ def read_flat_json(raw: DataFrame, input_: Input) -> Column | None:
     return _parse_call(raw, flat_json(_describe(schema), min(input_.max_bytes, _MAX_BYTES)), schema)
 
 
-def _is_plain(field: StructField) -> bool:
+def _is_plain(field: T.StructField) -> bool:
     data_type = field.dataType
-    if isinstance(data_type, DecimalType) and data_type.precision > _MAX_DIGITS:
+    if isinstance(data_type, T.DecimalType) and data_type.precision > _MAX_DIGITS:
         return False
     # A string with a collation or a length is a different class or value.
-    is_plain = data_type == StringType() if isinstance(data_type, StringType) else type(data_type) in _TYPE_NUMBERS
+    is_plain = data_type == T.StringType() if isinstance(data_type, T.StringType) else type(data_type) in _TYPE_NUMBERS
     return is_plain and not _ESCAPED_IN_NAME.search(field.name)
 
 
-def _describe(schema: StructType) -> str:
+def _describe(schema: T.StructType) -> str:
     return "\n".join(
         "\t".join(
             (
@@ -97,16 +82,16 @@ def _describe(schema: StructType) -> str:
     )
 
 
-def _digits(data_type: DataType) -> tuple[str, str]:
-    return (str(data_type.precision), str(data_type.scale)) if isinstance(data_type, DecimalType) else ("0", "0")
+def _digits(data_type: T.DataType) -> tuple[str, str]:
+    return (str(data_type.precision), str(data_type.scale)) if isinstance(data_type, T.DecimalType) else ("0", "0")
 
 
-def _parse_call(raw: DataFrame, parser: Any, schema: StructType) -> Column:
+def _parse_call(raw: DataFrame, parser: Any, schema: T.StructType) -> Column:
     """Return the call of the parser as a column. Spark compiles it like a built-in function."""
     spark = raw.sparkSession
     sql = jvm_of(spark).org.apache.spark.sql
     expressions = sql.catalyst.expressions
-    nullable = StructType([StructField(field.name, field.dataType) for field in schema])
+    nullable = T.StructType([T.StructField(field.name, field.dataType) for field in schema])
     literal = expressions.Literal.fromObject(parser, sql.types.ObjectType(parser.getClass()))
     call = expressions.objects.Invoke(
         literal,

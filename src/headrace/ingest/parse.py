@@ -35,17 +35,7 @@ from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 
-from pyspark.sql import Column, DataFrame, functions as F
-from pyspark.sql.types import (
-    BooleanType,
-    DataType,
-    DateType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.clients.sql import column_named
 from headrace.flow.inputs import Input
@@ -89,7 +79,7 @@ def validate(raw: DataFrame, input_: Input) -> DataFrame:
     return _apply_rules(parsed, input_, schema, raw.columns) if input_.rules else parsed
 
 
-def _apply_rules(rows: DataFrame, input_: Input, schema: StructType, raw: list[str]) -> DataFrame:
+def _apply_rules(rows: DataFrame, input_: Input, schema: T.StructType, raw: list[str]) -> DataFrame:
     """Add which rules each row violates. Rules use field names, so the raw columns move into a struct while it runs."""
     fields = [_field(field).alias(field.name) for field in schema]
     named_fields = rows.select(F.struct(*raw).alias(_RAW), INVALID, *fields, *input_.metadata_columns)
@@ -102,7 +92,9 @@ def _apply_rules(rows: DataFrame, input_: Input, schema: StructType, raw: list[s
     )
 
 
-def _validate_with_from_json(rows: DataFrame, input_: Input, schema: StructType, *, is_flat: bool = False) -> DataFrame:
+def _validate_with_from_json(
+    rows: DataFrame, input_: Input, schema: T.StructType, *, is_flat: bool = False
+) -> DataFrame:
     """Parse and validate with `from_json`; with `is_flat` only the rows that `flat_json` did not parse."""
     is_unparsed = F.col(_FLAT).isNull() if is_flat else F.lit(True)
     with_text = rows.withColumn(_TEXT, F.when(is_unparsed & _is_parsable(input_), _wrapped_payload()))
@@ -145,41 +137,42 @@ def invalid_rows(rows: DataFrame, input_: Input) -> DataFrame:
     )
 
 
-def _schema(input_: Input) -> StructType:
+def _schema(input_: Input) -> T.StructType:
     assert input_.schema is not None  # noqa: S101 - `check` refuses a payload without a schema (HRC-105)
     return input_.schema
 
 
-def _parse_schema(schema: StructType) -> StructType:
+def _parse_schema(schema: T.StructType) -> T.StructType:
     """Return the schema for `from_json`: times as strings, everything nullable, plus the corrupt record."""
     fields = [
-        StructField(field.name, StringType() if _is_time(field) else field.dataType, nullable=True) for field in schema
+        T.StructField(field.name, T.StringType() if _is_time(field) else field.dataType, nullable=True)
+        for field in schema
     ]
-    return _wrapper_schema(StructType(fields)).add(_CORRUPT, StringType())
+    return _wrapper_schema(T.StructType(fields)).add(_CORRUPT, T.StringType())
 
 
-def _wrapper_schema(payload: DataType) -> StructType:
+def _wrapper_schema(payload: T.DataType) -> T.StructType:
     """Return the schema of the object that `_wrapped_payload` builds."""
-    return StructType([StructField(_PAYLOAD, payload), StructField(_END, BooleanType())])
+    return T.StructType([T.StructField(_PAYLOAD, payload), T.StructField(_END, T.BooleanType())])
 
 
 def _wrapped_payload() -> Column:
     return F.concat(F.lit(_BEFORE), F.col("value").cast("string"), F.lit(_AFTER))
 
 
-def _is_time(field: StructField) -> bool:
-    return isinstance(field.dataType, TimestampType | DateType)
+def _is_time(field: T.StructField) -> bool:
+    return isinstance(field.dataType, T.TimestampType | T.DateType)
 
 
-def _field(field: StructField) -> Column:
+def _field(field: T.StructField) -> Column:
     return column_named(_FIELD + field.name)
 
 
-def _parsed_field(field: StructField) -> Column:
+def _parsed_field(field: T.StructField) -> Column:
     return F.col(_PARSED).getField(_PAYLOAD).getField(field.name)
 
 
-def _cast_field(field: StructField) -> Column:
+def _cast_field(field: T.StructField) -> Column:
     value = _parsed_field(field)
     if not _is_time(field):
         return value
@@ -198,9 +191,9 @@ def _is_parsable(input_: Input) -> Column:
     return F.col("key").isNotNull() & is_parsable if input_.key_required else is_parsable
 
 
-def _is_invalid(schema: StructType) -> Column:
+def _is_invalid(schema: T.StructType) -> Column:
     parsed = F.col(_PARSED)
-    return _any_of(
+    conditions = (
         parsed.getField(_CORRUPT).isNotNull(),
         parsed.getField(_END).isNull(),
         *(_field(field).isNull() for field in schema if not field.nullable),
@@ -210,9 +203,10 @@ def _is_invalid(schema: StructType) -> Column:
             if field.nullable and _is_time(field)
         ),
     )
+    return reduce(or_, conditions)
 
 
-def _in_future(input_: Input, schema: StructType) -> Column:
+def _in_future(input_: Input, schema: T.StructType) -> Column:
     # The broker's own timestamp is never in the future.
     if input_.watermark is None or input_.watermark.column not in schema.names:
         return F.lit(False)
@@ -221,11 +215,7 @@ def _in_future(input_: Input, schema: StructType) -> Column:
     return F.coalesce(event_time > F.col("timestamp") + max_future, F.lit(False))
 
 
-def _any_of(*conditions: Column) -> Column:
-    return reduce(or_, conditions)
-
-
-def _reason(input_: Input, schema: StructType) -> Column:
+def _reason(input_: Input, schema: T.StructType) -> Column:
     text = F.col("value").cast("string")
     reasons = F.when(F.col("value").isNull(), "null_value")
     for condition, reason in _reasons(input_, schema, text):
@@ -233,11 +223,11 @@ def _reason(input_: Input, schema: StructType) -> Column:
     return reasons.otherwise("malformed_json")
 
 
-def _reasons(input_: Input, schema: StructType, text: Column) -> Iterator[tuple[Column, str]]:
+def _reasons(input_: Input, schema: T.StructType, text: Column) -> Iterator[tuple[Column, str]]:
     yield F.octet_length("value") > input_.max_bytes, "too_large"
     if input_.key_required:
         yield F.col("key").isNull(), "null_key"
-    parsed = F.from_json(_wrapped_payload(), _wrapper_schema(MapType(StringType(), StringType())), _JSON)
+    parsed = F.from_json(_wrapped_payload(), _wrapper_schema(T.MapType(T.StringType(), T.StringType())), _JSON)
     fields, is_complete = parsed.getField(_PAYLOAD), parsed.getField(_END).isNotNull()
     yield ~F.is_valid_utf8(text) | ~_is_object(text) | fields.isNull() | ~is_complete, "malformed_json"
     present = {field.name: F.try_element_at(fields, F.lit(field.name)).isNotNull() for field in schema}

@@ -164,8 +164,11 @@ class _Reader:
                 yield Operator(OperatorKind.SORT if below.aggregate else OperatorKind.SORT_ROWS)
             case _ if name in CUSTOM_STATE:
                 # Its timers use the watermark of the query, even if the watermark column no longer exists.
-                unmarked = "EventTime" in plan.timeMode().toString() and not _declares_watermark(plan)
-                yield Operator(OperatorKind.CUSTOM_TIMERS_WITHOUT_WATERMARK if unmarked else OperatorKind.CUSTOM_STATE)
+                has_watermark = any(tree.node_name(node) == "EventTimeWatermark" for node in tree.nodes(plan))
+                timers_fire = has_watermark or "EventTime" not in plan.timeMode().toString()
+                yield Operator(
+                    OperatorKind.CUSTOM_STATE if timers_fire else OperatorKind.CUSTOM_TIMERS_WITHOUT_WATERMARK
+                )
                 yield from _chained_state(below)
             case "FlatMapGroupsInPandasWithState":
                 yield from _pandas_state(plan, below)
@@ -315,11 +318,6 @@ def _is_broadcast(plan: JavaObject) -> bool:
 def _has_watermark(plan: JavaObject) -> bool:
     """Whether an output column of a node has a watermark."""
     return tree.watermark_column(tree.items(plan.output())) is not None
-
-
-def _declares_watermark(plan: JavaObject) -> bool:
-    """Whether a watermark is declared anywhere in a plan."""
-    return any(tree.node_name(node) == "EventTimeWatermark" for node in tree.nodes(plan))
 
 
 def _column_names(expressions: JavaObject) -> str:

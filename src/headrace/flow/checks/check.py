@@ -279,12 +279,12 @@ def _check_unbounded_state(flow: Flow) -> Iterator[Finding]:
 
 def _check_missing_watermark(flow: Flow) -> Iterator[Finding]:
     watermarked = [name for name, input_ in flow.named_inputs.items() if input_.watermark is not None]
-    unmarked = [name for name in flow.named_inputs if name not in watermarked]
-    if watermarked and unmarked:
+    without_watermark = [name for name in flow.named_inputs if name not in watermarked]
+    if watermarked and without_watermark:
         yield Finding(
             "HRC-203",
             f"flow '{flow.name}'",
-            f"Inputs without a watermark ({', '.join(unmarked)}) are joined with state that never ends.",
+            f"Inputs without a watermark ({', '.join(without_watermark)}) are joined with state that never ends.",
             "Set watermark= on each Input.",
             severity=Severity.WARNING,
         )

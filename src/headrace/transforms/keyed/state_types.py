@@ -24,31 +24,17 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from headrace.errors import FlowError
 
-_PRIMITIVES: dict[object, DataType] = {
-    str: StringType(),
-    bytes: BinaryType(),
-    bool: BooleanType(),
-    int: LongType(),
-    float: DoubleType(),
-    date: DateType(),
+_PRIMITIVES: dict[object, T.DataType] = {
+    str: T.StringType(),
+    bytes: T.BinaryType(),
+    bool: T.BooleanType(),
+    int: T.LongType(),
+    float: T.DoubleType(),
+    date: T.DateType(),
 }
 
 
@@ -64,7 +50,7 @@ class FieldKind(Protocol):
     """The type of one annotation, and how its values are written and read. Serializable, for the workers."""
 
     @property
-    def spark(self) -> DataType:
+    def spark(self) -> T.DataType:
         """The type of the column."""
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
@@ -79,7 +65,7 @@ class PrimitiveKind:
     """A type with the same values in Python and in Spark."""
 
     python: type
-    spark: DataType
+    spark: T.DataType
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the value."""
@@ -100,9 +86,9 @@ class TimestampKind:
     """A time with a zone."""
 
     @property
-    def spark(self) -> DataType:
+    def spark(self) -> T.DataType:
         """A timestamp."""
-        return TimestampType()
+        return T.TimestampType()
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the time."""
@@ -119,7 +105,7 @@ class TimestampKind:
 class DecimalKind:
     """A decimal of a declared size."""
 
-    spark: DecimalType
+    spark: T.DecimalType
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the decimal with the declared scale."""
@@ -142,7 +128,7 @@ class NullableKind:
     inner: FieldKind
 
     @property
-    def spark(self) -> DataType:
+    def spark(self) -> T.DataType:
         """The type of the value."""
         return self.inner.spark
 
@@ -162,9 +148,9 @@ class ListKind:
     element: FieldKind
 
     @property
-    def spark(self) -> DataType:
+    def spark(self) -> T.DataType:
         """An array."""
-        return ArrayType(self.element.spark, containsNull=isinstance(self.element, NullableKind))
+        return T.ArrayType(self.element.spark, containsNull=isinstance(self.element, NullableKind))
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the list of what its values are written as."""
@@ -185,9 +171,9 @@ class MapKind:
     value: FieldKind
 
     @property
-    def spark(self) -> DataType:
+    def spark(self) -> T.DataType:
         """A map."""
-        return MapType(self.key.spark, self.value.spark, valueContainsNull=isinstance(self.value, NullableKind))
+        return T.MapType(self.key.spark, self.value.spark, valueContainsNull=isinstance(self.value, NullableKind))
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the dict of what its keys and values are written as."""
@@ -214,14 +200,16 @@ class StructKind:
     factories: Mapping[str, Callable[[], Any]]
 
     @property
-    def spark(self) -> StructType:
+    def spark(self) -> T.StructType:
         """A struct; fields that may be None are nullable."""
-        return StructType([StructField(name, kind.spark, isinstance(kind, NullableKind)) for name, kind in self.fields])
+        return T.StructType(
+            [T.StructField(name, kind.spark, isinstance(kind, NullableKind)) for name, kind in self.fields]
+        )
 
     @property
-    def stored_type(self) -> StructType:
+    def stored_type(self) -> T.StructType:
         """The struct in the state store, all fields nullable: state of an earlier version lacks newer fields."""
-        return typing.cast(StructType, _nullable(self.spark))
+        return typing.cast(T.StructType, _nullable(self.spark))
 
     def write(self, value: Any, place: str, *, named: bool) -> Any:
         """Return the fields, by name or in order."""
@@ -319,7 +307,7 @@ def _single(annotation: Any) -> FieldKind | None:
     if annotation is datetime:
         return TimestampKind()
     if typing.get_origin(annotation) is typing.Annotated and args[0] is Decimal and isinstance(args[1], Precision):
-        return DecimalKind(DecimalType(args[1].precision, args[1].scale))
+        return DecimalKind(T.DecimalType(args[1].precision, args[1].scale))
     spark = _PRIMITIVES.get(annotation) if isinstance(annotation, type) else None
     return None if spark is None else PrimitiveKind(annotation, spark)
 
@@ -343,13 +331,13 @@ def _write(kind: FieldKind, value: Any, place: str, *, named: bool) -> Any:
     return kind.write(value, place, named=named)
 
 
-def _nullable(data_type: DataType) -> DataType:
-    if isinstance(data_type, StructType):
-        return StructType([StructField(field.name, _nullable(field.dataType)) for field in data_type])
-    if isinstance(data_type, ArrayType):
-        return ArrayType(_nullable(data_type.elementType))
-    if isinstance(data_type, MapType):
-        return MapType(_nullable(data_type.keyType), _nullable(data_type.valueType))
+def _nullable(data_type: T.DataType) -> T.DataType:
+    if isinstance(data_type, T.StructType):
+        return T.StructType([T.StructField(field.name, _nullable(field.dataType)) for field in data_type])
+    if isinstance(data_type, T.ArrayType):
+        return T.ArrayType(_nullable(data_type.elementType))
+    if isinstance(data_type, T.MapType):
+        return T.MapType(_nullable(data_type.keyType), _nullable(data_type.valueType))
     return data_type
 
 
