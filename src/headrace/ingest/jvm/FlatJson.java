@@ -10,14 +10,15 @@ import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Reads a flat JSON object from its bytes into a row of Spark, where nothing about it is in doubt.
+ * Reads the bytes of a flat JSON object into a Spark row, if the object is certainly valid.
  *
- * <p>Returns null for everything else: bytes that are not UTF-8, what is not JSON, what stands behind the object, a
- * required field that is missing, a value that is not plainly of its field's type. Null is no verdict. Such a record is
- * read again by the careful, slow reader, which decides. So this one may give up on anything, and must never be wrong.
+ * <p>Returns null for everything else: bytes that are not UTF-8, text that is not JSON, content after the object, a
+ * missing required field, a value whose type is not certainly that of its field. Null does not mean invalid. The slow
+ * parser, {@code from_json}, parses such a record and decides. So this parser may return null for any record, and must
+ * never return a wrong row.
  *
- * <p>Compared with {@code from_json} there is no decoding of bytes into characters and back, no stream and no buffer per
- * record, and no second look at the record for what {@code from_json} does not check.
+ * <p>Unlike {@code from_json} it does not decode bytes into characters and back, creates no stream and no buffer per
+ * record, and needs no second pass for what {@code from_json} does not check.
  */
 public final class FlatJson implements Serializable {
   private static final long serialVersionUID = 1L;
@@ -51,7 +52,7 @@ public final class FlatJson implements Serializable {
 
   // More digits than this do not surely fit into a long.
   private static final int MOST_DIGITS = 18;
-  // Jackson has limits of its own on depth, on names and on numbers. Whatever comes near them is left to it.
+  // Jackson limits depth, names and numbers. Records near these limits are left to it.
   private static final int DEEPEST = 32;
   private static final int LONGEST_NAME = 1000;
   private static final int LONGEST_NUMBER = 100;
@@ -487,7 +488,7 @@ public final class FlatJson implements Serializable {
 
     private Object real() {
       int first = at;
-      // Jackson reads the whole number -0 as one without a sign.
+      // Jackson reads the integer -0 as 0, without a sign.
       if (!number() || negative && digits == 0) {
         return UNSURE;
       }
@@ -503,7 +504,7 @@ public final class FlatJson implements Serializable {
       if (!number() || !plain || count > MOST_DIGITS || behind > scale) {
         return UNSURE;
       }
-      // Digits in front of the point, at most so many as the type has; a zero there counts for nothing.
+      // Digits before the point, at most as many as the type has. Leading zeros do not count.
       if (count - behind > precision - scale && digits >= LONG_TENS[behind]) {
         return UNSURE;
       }
