@@ -31,7 +31,7 @@ def test_a_process_that_waits_says_so_once_and_gets_the_lock(tmp_path: Path) -> 
         waits.append(threading.Timer(0.3, first.close))
         waits[-1].start()
 
-    second = lock_file(tmp_path / "lock", patience=30, on_wait=on_wait)
+    second = lock_file(tmp_path / "lock", timeout_seconds=30, on_wait=on_wait)
     assert second is not None
     second.close()
     assert len(waits) == 1
