@@ -160,7 +160,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(place: Place):
     shutil.copytree(place.checkpoint, place.root / "backup")
     assert place.run("b", "c") is None
     exchange(place.root / "backup", place.checkpoint)
-    place.refused("HR-333", "holds batch 2", "ends at batch 0", "Batches 1 to 2")
+    place.refused("HR-333", "has batch 2", "ends at batch 0", "Batches 1 to 2")
     assert place.stored() == ["a", "b", "c"]
 
 
@@ -181,7 +181,7 @@ def test_a_copy_of_a_checkpoint_is_refused_until_a_user_declares_it_the_original
     assert place.run("b", target=elsewhere) is None
     assert place.stored() == ["a", "b"]
     # The original has not seen batch 1.
-    place.refused("HR-333", "holds batch 1")
+    place.refused("HR-333", "has batch 1")
 
 
 def test_a_record_of_identities_that_is_torn_is_refused(place: Place):
