@@ -5,15 +5,18 @@ Projects import from here; all other modules are internal.
 
 from headrace.clients.file_sink_log import committed_files
 from headrace.errors import (
+    CaptureGap,
     ConfigError,
     DataError,
     FlowError,
     HeadraceError,
     PartUnavailable,
+    ProducerFenced,
     RecoveryError,
     StackError,
     Terminal,
     Transient,
+    UnreadableChange,
 )
 from headrace.flow.checks.check import check
 from headrace.flow.checks.finding import Finding, Severity
@@ -67,6 +70,7 @@ __all__ = [
     "AsFastAsPossible",
     "AutoBatchSize",
     "AvailableNow",
+    "CaptureGap",
     "ConfigError",
     "Console",
     "Continuous",
@@ -108,6 +112,7 @@ __all__ = [
     "PartUnavailable",
     "Precision",
     "ProcessingTime",
+    "ProducerFenced",
     "RateSource",
     "RealTime",
     "RecoveryError",
@@ -127,6 +132,7 @@ __all__ = [
     "TopicPattern",
     "Transaction",
     "Transient",
+    "UnreadableChange",
     "ValueState",
     "Watermark",
     "check",

@@ -5,8 +5,11 @@
     │   ├── ConfigError          HR-1xx  headrace.yml, the command line, the machine
     │   ├── FlowError            HR-2xx  a flow that is declared wrongly
     │   ├── RecoveryError        HR-3xx  a checkpoint, a lease or an identity that cannot be trusted
+    │   │   └── ProducerFenced   HR-309  another driver has fenced the producer of a transaction
     │   ├── StackError           HR-4xx  a local part (broker, jars) that does not work
     │   └── DataError            HR-5xx  rows, offsets or topics that are missing or not as declared
+    │       ├── CaptureGap        HR-522  changes of a database that were removed before they were captured
+    │       └── UnreadableChange  HR-540  a captured value that does not fit the type of its column
     └── Transient                a retry may help: the supervisor restarts the flow with back-off
         └── PartUnavailable      HR-6xx  a broker, a database or a filesystem that does not answer
 
@@ -101,6 +104,24 @@ class PartUnavailable(Transient):
     """A broker, a database or a filesystem does not answer."""
 
     code = "HR-600"
+
+
+class ProducerFenced(RecoveryError):
+    """Another driver has fenced the producer of a transaction."""
+
+    code = "HR-309"
+
+
+class CaptureGap(DataError):
+    """The source has removed changes that were not captured yet."""
+
+    code = "HR-522"
+
+
+class UnreadableChange(DataError):
+    """A captured value does not fit the type that the source's catalogue says."""
+
+    code = "HR-540"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_changes import decode
+from cdc_changes import decoder
 from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.transactions import TransactionEnd, complete_ids
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
@@ -59,7 +59,7 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture
 def sink() -> DeltaCdc:
-    return DeltaCdc("shop", lambda topic, _target: table(topic), decode, atomic_transactions=True)
+    return DeltaCdc("shop", lambda topic, _target: table(topic), decoder, atomic_transactions=True)
 
 
 def write(spark: SparkSession, sink: DeltaCdc, target: Target, batch: int, *records: Record) -> None:

@@ -14,7 +14,7 @@ from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, decode_changes
+from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, change_decoder
 from headrace.cdc.sink import DeltaCdc, StoredAs
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError
@@ -69,7 +69,7 @@ def mirror(settings: CdcSettings) -> Flow:
 
     # Only a change log stores the row before a change. Decoding it costs time.
     log = isinstance(settings.stored_as, ChangeLog)
-    decode = partial(decode_changes, before=log, cleared=not log)
+    decoder = partial(change_decoder, before=log, cleared=not log)
     changed = Input(
         KafkaSource(TopicPattern(capture.topics)),
         schema=ENVELOPE,
@@ -87,7 +87,7 @@ def mirror(settings: CdcSettings) -> Flow:
         sink=DeltaCdc(
             settings.path,
             find_table,
-            decode,
+            decoder,
             settings.stored_as,
             capture,
             settings.dropped_columns,

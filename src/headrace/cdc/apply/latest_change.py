@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.key_ranges import Range, ordered_key_columns
 from headrace.cdc.apply.table import TableWrite, struct_fields
-from headrace.errors import DataError
+from headrace.errors import DataError, UnreadableChange
 
 
 def log_order() -> Column:
@@ -68,15 +68,14 @@ def with_unreadable_column(changes: DataFrame) -> DataFrame:
     return changes.withColumn("_unreadable", F.array().cast("array<string>"))
 
 
-def unreadable_value_error(into: TableWrite, column: str) -> DataError:
+def unreadable_value_error(into: TableWrite, column: str) -> UnreadableChange:
     """Return HR-540: a text does not fit the type of its column."""
-    return DataError(
+    return UnreadableChange(
         f"A change of table {into.table} cannot be read.",
         why=f"A text in column {column} does not fit the type that the source's catalogue says.",
         state="Nothing of the batch was written to this table.",
         remedy="Compare the column's type in the source with the table's; a column that was changed needs a new "
         "start of the flow, which reads the catalogue again.",
-        code="HR-540",
     )
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import version
+from headrace.flow.run_cache import CachedFact
 from headrace.sinks.delta.sql import idempotent_write, session_settings
 
 if TYPE_CHECKING:
@@ -35,8 +36,12 @@ class PublishedTable:
     cleaned: dt.datetime | None = None
 
 
-# The rows of a table of versions at one version of its own, which never changes: the next batch need not read them.
-_cache: dict[str, tuple[tuple[str, int], dict[str, PublishedTable]]] = {}
+@dataclass
+class _CachedRows(CachedFact):
+    """The rows of `_published` at one of its versions, which never changes: the next batch need not read them."""
+
+    version: int = -1
+    rows: dict[str, PublishedTable] = field(default_factory=dict)
 
 
 def publish(session: SparkSession, location: str, tables: Iterable[PublishedTable], batch: Batch) -> None:
@@ -45,7 +50,8 @@ def publish(session: SparkSession, location: str, tables: Iterable[PublishedTabl
     values = [(table.table, table.path, table.version, table.batch, table.cleaned) for _, table in sorted(rows.items())]
     with session_settings(session, idempotent_write(batch.app_id, batch.id)):
         session.createDataFrame(values, _COLUMNS).coalesce(1).write.format("delta").mode("overwrite").save(location)
-    _cache[location] = ((batch.app_id, version(session, location)), rows)
+    cached = batch.cache.get(_CachedRows, location)
+    cached.version, cached.rows = version(session, location), rows
 
 
 def read_published(session: SparkSession, location: str, batch: Batch) -> dict[str, PublishedTable]:
@@ -53,9 +59,9 @@ def read_published(session: SparkSession, location: str, batch: Batch) -> dict[s
     now = version(session, location)
     if now < 0:
         return {}
-    at, cached = _cache.get(location, (None, {}))
-    if at == (batch.app_id, now):
-        return cached
+    cached = batch.cache.get(_CachedRows, location)
+    if cached.version == now:
+        return cached.rows
     stored = session.read.format("delta").load(location).select("table", "path", "version", "batch", "cleaned")
     # Spark gives times without a zone, in the zone of the machine.
     return {

@@ -17,6 +17,7 @@ from headrace.cdc.apply.key_ranges import Range, merge_ranges
 from headrace.cdc.apply.table import POSITION, TableWrite, struct_fields
 from headrace.clients.spark.delta_log import snapshot, version
 from headrace.clients.sql import quote_name, string_literal
+from headrace.flow.run_cache import CachedFact
 
 Key = tuple[int | str, ...]
 # Which table it is, and its version.
@@ -47,16 +48,13 @@ class RecentChanges:
     changes: Mapping[Key, LatestChange] = field(repr=False)
 
 
-@dataclass(frozen=True)
-class _CachedPositions:
-    """What is known of a table at one of its versions, which never changes: the greatest position of its rows."""
+@dataclass
+class _CachedPositions(CachedFact):
+    """The greatest position of the rows of a table at one of its versions, which never changes."""
 
-    state: TableState
-    newest: str
+    state: TableState | None = None
+    newest: str = ""
     recent: RecentChanges | None = None
-
-
-_cache: dict[str, _CachedPositions] = {}
 
 
 def newest_position(session: SparkSession, into: TableWrite) -> str:
@@ -65,10 +63,10 @@ def newest_position(session: SparkSession, into: TableWrite) -> str:
     Reads the positions of a table once, and again after another's commit.
     """
     now = table_state(session, into)
-    cached = _cache.get(into.location)
-    if cached is None or cached.state != now:
+    cached = into.cache.get(_CachedPositions, into.location)
+    if cached.state != now:
         row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
-        cached = _cache[into.location] = _CachedPositions(now, (row and row[0]) or "")
+        cached.state, cached.newest, cached.recent = now, (row and row[0]) or "", None
     return cached.newest
 
 
@@ -87,8 +85,7 @@ def stale_keys(
     `known` is the greatest position of a row or a tombstone: later changes are newer than both. Returns None where the
     table would have to be asked for too many.
     """
-    cached = _cache.get(into.location)
-    recent = (cached and cached.recent) or RecentChanges(newest_known, {})
+    recent = into.cache.get(_CachedPositions, into.location).recent or RecentChanges(newest_known, {})
     late = {row_key: change for row_key, change in changes.items() if change.position <= newest_known}
     stale = {
         row_key
@@ -145,21 +142,16 @@ def cache_positions(
     `before` is what the table was right before it. What is known of another state does not hold for this one, and more
     than one commit may be another's: the next batch looks for itself.
     """
-    cached, now = _cache.pop(into.location, None), table_state(session, into)
-    if cached is not None and _is_next(cached.state, before, now):
-        _cache[into.location] = _CachedPositions(now, max(cached.newest, last), recent)
+    cached = into.cache.get(_CachedPositions, into.location)
+    cached.newest, cached.recent = max(cached.newest, last), recent
+    revalidate_cache(session, into, before)
 
 
-def keep_cache(session: SparkSession, into: TableWrite, before: TableState) -> None:
-    """Go on with what is known, after one commit that only moves rows from file to file."""
-    cached, now = _cache.pop(into.location, None), table_state(session, into)
-    if cached is not None and _is_next(cached.state, before, now):
-        _cache[into.location] = _CachedPositions(now, cached.newest, cached.recent)
-
-
-def _is_next(cached: TableState, before: TableState, now: TableState) -> bool:
-    table, at = now
-    return cached == before and before in (now, (table, at - 1))
+def revalidate_cache(session: SparkSession, into: TableWrite, before: TableState) -> None:
+    """Use the cached positions for the current version, after one commit that only moves rows from file to file."""
+    cached, (table, at) = into.cache.get(_CachedPositions, into.location), table_state(session, into)
+    is_next = cached.state == before and before in ((table, at), (table, at - 1))
+    cached.state = (table, at) if is_next else None
 
 
 def table_state(session: SparkSession, into: TableWrite) -> TableState:

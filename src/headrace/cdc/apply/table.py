@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, types as T
 
 from headrace.clients.spark.delta_log import snapshot, version
 from headrace.clients.sql import quote_name
+from headrace.flow.run_cache import RunCache
 from headrace.sinks.delta.sql import idempotent_write, session_settings, set_table_properties
 
 # The place in the source's log of the change that a row shows.
@@ -65,6 +66,7 @@ class TableWrite:
     | tombstones | where the tombstones of its deleted keys are                                                  |
     | app_id     | the identity of the writer, the same for every table of a batch                               |
     | batch_id   | the number of the batch                                                                       |
+    | cache      | what the run remembers of the table                                                           |
     """
 
     table: str
@@ -72,6 +74,7 @@ class TableWrite:
     tombstones: str
     app_id: str
     batch_id: int
+    cache: RunCache = field(default_factory=RunCache, compare=False, repr=False)
 
     @contextmanager
     def commit(self, session: SparkSession) -> Iterator[None]:
@@ -115,11 +118,11 @@ def _every_name(columns: T.StructType) -> Iterator[str]:
 def text_formats_of(schema: T.StructType) -> dict[str, str]:
     """Return the text formats in the metadata of columns."""
     formats: dict[str, str] = {}
-    for field in schema:
-        if isinstance(field.dataType, T.StructType):
-            formats |= text_formats_of(field.dataType)
-        elif TEXT_FORMAT in (field.metadata or {}):
-            formats[field.name] = str(field.metadata[TEXT_FORMAT])
+    for column in schema:
+        if isinstance(column.dataType, T.StructType):
+            formats |= text_formats_of(column.dataType)
+        elif TEXT_FORMAT in (column.metadata or {}):
+            formats[column.name] = str(column.metadata[TEXT_FORMAT])
     return formats
 
 

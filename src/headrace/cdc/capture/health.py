@@ -21,7 +21,7 @@ from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
 from headrace.cdc.capture.declaration import Capture
 from headrace.clients import mysql, postgres
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
-from headrace.errors import DataError, PartUnavailable
+from headrace.errors import CaptureGap, DataError, PartUnavailable
 from headrace.flow.target import Database
 
 # What a trace says when the same call may succeed later: a server or a broker that stops, starts, or is out of reach.
@@ -207,16 +207,15 @@ def retained_log_error(capture: Capture, warning: str) -> PartUnavailable:
     )
 
 
-def log_gap_error(capture: Capture, why: str) -> DataError:
-    """HR-522: changes that nobody can read any more."""
-    return DataError(
+def log_gap_error(capture: Capture, why: str) -> CaptureGap:
+    """Return HR-522: the source has removed changes that were not captured."""
+    return CaptureGap(
         f"Changes of the database '{capture.database}' are missing between what was captured and what can be read now.",
         why=f"{why}.",
         state="What was captured before is kept. Nothing after the gap may be applied: rows could differ forever.",
         remedy="Take the snapshot again: stop the flows that read the capture and run `headrace capture delete FLOW "
         "--topics`; give each of them another `name` and `path`, or delete its checkpoint and its tables; then run "
         "`headrace capture start FLOW`.",
-        code="HR-522",
     )
 
 

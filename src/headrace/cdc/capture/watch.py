@@ -22,14 +22,12 @@ from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import check_capture, require_running, retained_log_error
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.postgres import database_of
-from headrace.errors import DataError, HeadraceError
+from headrace.errors import CaptureGap, HeadraceError
 from headrace.flow.duration import Duration
 from headrace.flow.target import Target
 
 # As often as the capture's position moves, within these bounds: a look is three small questions.
 _OFTEN_SECONDS, _SELDOM_SECONDS = 1.0, 60.0
-
-_GAP = "HR-522"
 
 
 class CaptureMonitor:
@@ -72,14 +70,12 @@ class CaptureMonitor:
         try:
             try:
                 self._check_once(capture)
-            except DataError as error:
-                if error.code != _GAP:
-                    raise
+            except CaptureGap:
                 # A capture that is being restarted shows its new position and no slot yet.
                 self._check_once(capture)
+        except CaptureGap as gap:
+            raise self._flow_stopped_error(gap) from gap
         except HeadraceError as error:
-            if error.code == _GAP:
-                raise self._ended(error) from error
             self._report(capture, error)
         else:
             self._unhealthy.pop(capture, None)
@@ -101,11 +97,6 @@ class CaptureMonitor:
             self._unhealthy[capture] = error.code
             self._on_event(capture.prefix, error)
 
-    def _ended(self, error: HeadraceError) -> DataError:
-        return DataError(
-            f"Flow '{self._flow}' has stopped. {error.what}",
-            why=error.why,
-            state=error.state,
-            remedy=error.remedy,
-            code=error.code,
-        )
+    def _flow_stopped_error(self, gap: CaptureGap) -> CaptureGap:
+        what = f"Flow '{self._flow}' has stopped. {gap.what}"
+        return CaptureGap(what, why=gap.why, state=gap.state, remedy=gap.remedy)

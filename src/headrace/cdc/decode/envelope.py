@@ -28,10 +28,9 @@ itself. A record with both keys becomes two rows here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import or_
 
-from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame, functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
@@ -98,13 +97,16 @@ _META = ("_op", "_position", "_partition", "_offset", "_commit_time", "_transact
 _CHANGES, _WITH_ROW = ("c", "u", "d", "r", "t"), ("c", "u", "r")
 
 
-def decode_changes(
-    rows: DataFrame, table: SourceTable, *, placeholder: str = PLACEHOLDER, before: bool = False, cleared: bool = False
-) -> DataFrame:
-    """Return the changes of one table, in the frame that the module describes.
+def change_decoder(
+    table: SourceTable, *, placeholder: str = PLACEHOLDER, before: bool = False, cleared: bool = False
+) -> Callable[[DataFrame], DataFrame]:
+    """Return the function that decodes envelopes of a table into the changes that the module describes.
 
-    `rows` are envelopes of this table's topic, with Kafka's `partition`, `offset` and `key`. Works on batches
-    and streams. Messages of the log (`m`) are left out. Raises what `require_lossless` raises.
+    Its argument are envelopes of this table's topic, with Kafka's `partition`, `offset` and `key`: a batch or a stream.
+    Log messages (`m`) are dropped. Raises what `require_lossless` raises.
+
+    The function is for many batches. It has hundreds of columns, and each is a call into the JVM: creating them takes
+    longer than reading ten thousand records.
 
     With `cleared`, a `t` comes with the last row of a snapshot, right before the position of all its rows:
     older rows are from an earlier snapshot that was interrupted, and were deleted since.
@@ -113,17 +115,12 @@ def decode_changes(
     of the same Spark type may use another one: a time in milliseconds, for example.
     """
     require_lossless(table)
-    for step in _steps(table, placeholder, before, cleared, SparkContext._gateway):
-        rows = step(rows)
-    return rows
+    steps = _steps(table, placeholder, before, cleared)
+    return lambda rows: reduce(lambda decoded, step: step(decoded), steps, rows)
 
 
-@lru_cache(maxsize=256)
-def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _jvm: object) -> tuple[Step, ...]:
-    """Return what makes changes of envelopes, step by step. Columns of one JVM are made once: a batch takes hundreds.
-
-    Each of them is a call into the JVM, and together they took longer than reading ten thousand records.
-    """
+def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool) -> tuple[Step, ...]:
+    """Return the steps from envelopes to changes."""
     keys = [table.column(name) for name in table.key]
     texts = {
         **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},

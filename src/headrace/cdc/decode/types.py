@@ -8,7 +8,6 @@ timestamps is the last value of Spark's type, `-infinity` the first. The page do
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from hashlib import md5
 from uuid import UUID
 
@@ -86,7 +85,21 @@ class TypeMapping:
 
 def decoder_for(source: str, family: Family) -> TypeDecoder:
     """Return the decoder of a source type, as the source catalogue writes it in full."""
-    return _decoder_for(" ".join(source.lower().split()), family)
+    source = " ".join(source.lower().split())
+    if source.endswith("[]"):
+        element = decoder_for(source.removesuffix("[]"), family)
+        is_ambiguous = texts.any_element(element.is_ambiguous) if element.is_ambiguous else None
+        return TypeDecoder(
+            ArrayType(element.spark),
+            texts.array(element.read),
+            text_format=element.text_format,
+            is_ambiguous=is_ambiguous,
+        )
+    name, arguments = _parts(source)
+    named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
+    if name == "enum" and "," in source.replace("','", ""):
+        return TypeDecoder(StringType(), texts.label, text_format=_TEXT)
+    return named[name].decoder(arguments) if name in named else _UNKNOWN[family]
 
 
 def type_mappings(family: Family) -> tuple[TypeMapping, ...]:
@@ -108,24 +121,6 @@ def lost_values(source: str, family: Family, identity: str) -> str | None:
     if name.removesuffix("[]") not in _WITH_PLACEHOLDER and identity != "full":
         return "a large value that an update leaves alone arrives as null, unless the replica identity is full"
     return None
-
-
-@cache
-def _decoder_for(source: str, family: Family) -> TypeDecoder:
-    if source.endswith("[]"):
-        element = _decoder_for(source.removesuffix("[]"), family)
-        is_ambiguous = texts.any_element(element.is_ambiguous) if element.is_ambiguous else None
-        return TypeDecoder(
-            ArrayType(element.spark),
-            texts.array(element.read),
-            text_format=element.text_format,
-            is_ambiguous=is_ambiguous,
-        )
-    name, arguments = _parts(source)
-    named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
-    if name == "enum" and "," in source.replace("','", ""):
-        return TypeDecoder(StringType(), texts.label, text_format=_TEXT)
-    return named[name].decoder(arguments) if name in named else _UNKNOWN[family]
 
 
 def _parts(source: str) -> tuple[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,7 +47,7 @@ Values = tuple[Text, ...]
 class Difference:
     """A row that differs: `missing` from the mirror, `extra` in it, or `different` in some columns."""
 
-    key: dict[str, str | None]
+    key: Mapping[str, str | None]
     kind: DifferenceKind
     columns: tuple[str, ...]
     source: Values | None

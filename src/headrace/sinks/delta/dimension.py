@@ -5,7 +5,6 @@ is loaded, also at the start of a flow, and a table above the limit is an error.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -17,6 +16,7 @@ from headrace.clients.sql import column_named
 from headrace.clients.storage import is_local
 from headrace.errors import DataError
 from headrace.flow.duration import Duration
+from headrace.flow.run_cache import CachedFact
 from headrace.flow.size import Size, format_bytes
 from headrace.flow.target import Target
 from headrace.sinks.delta.table import DELETED
@@ -107,16 +107,20 @@ class LoadedDimension:
     bytes: int
 
 
-class DimensionCache:
-    """The version of a dimension that a running flow uses. Not thread-safe, except `next_version`."""
+class DimensionCache(CachedFact):
+    """The version of a dimension that a running flow uses. Not thread-safe, except `peek_version`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._loaded: LoadedDimension | None = None
         self._last_check = 0.0
 
-    def reset(self) -> None:
-        """Unpersist the version of an earlier run. Called at every start of a flow."""
+    @staticmethod
+    def clock() -> float:
+        """Return the time of the refresh policy, in seconds."""
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Unpersist the loaded version."""
         if self._loaded is not None:
             self._loaded.rows.unpersist()
         self._loaded = None
@@ -126,31 +130,26 @@ class DimensionCache:
         loaded = self._loaded
         if loaded is not None and not self._is_due(dimension.refresh):
             return loaded
-        self._last_check = self._clock()
+        self._last_check = self.clock()
         identity, version = _newest(session, target.table(dimension.path))
         same = loaded is not None and (loaded.identity, loaded.version) == (identity, version)
         if loaded is not None and same and not isinstance(dimension.refresh, EachBatch):
             return loaded
         # Unpersist first: Spark would reuse the cached rows for a second read of the same version.
-        self.reset()
+        self.close()
         self._loaded = _load(dimension, session, target.table(dimension.path), identity, version)
         return self._loaded
 
-    def next_version(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int] | None:
-        """Return the table id and version that `current` would use now. Read-only and thread-safe.
-
-        Returns None before the first load.
-        """
+    def peek_version(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int]:
+        """Return the table id and version that `current` would use now. Read-only and thread-safe."""
         loaded = self._loaded
-        if loaded is None:
-            return None
-        if not self._is_due(dimension.refresh):
+        if loaded is not None and not self._is_due(dimension.refresh):
             return loaded.identity, loaded.version
         return _newest(session, target.table(dimension.path))
 
     def _is_due(self, refresh: Refresh) -> bool:
         if isinstance(refresh, EveryInterval):
-            return self._clock() - self._last_check >= Duration.parse(refresh.interval).seconds
+            return self.clock() - self._last_check >= Duration.parse(refresh.interval).seconds
         return True
 
 

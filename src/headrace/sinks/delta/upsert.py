@@ -81,7 +81,7 @@ class DeltaUpsert(DeltaTableSink):
                 .execute()
             )
         # Changes no row: after a crash before it, the next batch compacts the small files.
-        self.run_maintenance(session, batch.target)
+        self.run_maintenance(session, batch)
 
     def _bounds(self, rows: DataFrame) -> str:
         """Return the condition on `prune_by` that every matching row of the table meets; empty without `prune_by`."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaError
 
-from headrace.errors import DataError, PartUnavailable, RecoveryError
+from headrace.errors import DataError, PartUnavailable, ProducerFenced, RecoveryError
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import RefusalText
 from headrace.sinks.batch.ledger import RefusalReason
@@ -101,14 +101,13 @@ def staged_rows_differ(batch: Batch, why: str) -> RecoveryError:
     return _STAGED_ROWS_DIFFER.error(batch=batch, why=f"{why[:1].upper()}{why[1:].rstrip('.')}.")
 
 
-def producer_fenced(batch: Batch, problem: KafkaError) -> RecoveryError:
+def producer_fenced(batch: Batch, problem: KafkaError) -> ProducerFenced:
     """Return HR-309: another driver has fenced this producer."""
-    return RecoveryError(
+    return ProducerFenced(
         f"Flow '{batch.flow}' may no longer write to its topic.",
         why=f"Another driver took over its transactions. The broker says: {problem.str().rstrip('.')}.",
         state="The rows are committed completely or not at all; the other driver continues with them.",
         remedy="Stop one of the two drivers.",
-        code="HR-309",
     )
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.sql import column_named
 from headrace.clients.topic_watch import TopicWatch
-from headrace.errors import HeadraceError, Terminal
+from headrace.errors import HeadraceError, ProducerFenced, Terminal
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
@@ -133,7 +133,7 @@ def _send(
     try:
         yield publish(slot, _require_all_pieces(slot, number, counted, pieces))
     except HeadraceError as error:
-        if copies and error.code == "HR-309":
+        if copies and isinstance(error, ProducerFenced):
             raise
         yield error
 
