@@ -11,7 +11,7 @@ from headrace.cdc.capture.catalogue import lsn_position
 from headrace.cdc.capture.connector import connector_config
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import ReplicationSlot, _binlog, _log_of_postgres
-from headrace.cdc.capture.lifecycle import _one_schema
+from headrace.cdc.capture.lifecycle import _schema_of_pattern
 from headrace.clients import mysql
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
 from headrace.errors import DataError, PartUnavailable
@@ -44,7 +44,7 @@ def test_a_comma_in_a_pattern_does_not_end_it():
     [(r"public\..*", "public"), (r"public\.a|other\.b", None), (r".*\.orders", None), (r"(a|b)\..*", None)],
 )
 def test_a_publication_covers_one_schema_where_the_pattern_names_one(pattern: str, schema: str | None):
-    assert _one_schema(Capture("shop", pattern)) == schema
+    assert _schema_of_pattern(Capture("shop", pattern)) == schema
 
 
 def test_a_failure_is_described_by_the_deepest_cause_with_a_message():

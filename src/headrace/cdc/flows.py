@@ -83,7 +83,7 @@ def mirror(settings: CdcSettings) -> Flow:
     return Flow(
         name=settings.name or f"cdc_{capture.prefix}",
         inputs={"changes": changed, "transactions": ends} if settings.atomic_transactions else changed,
-        transform=_with_transactions if settings.atomic_transactions else _unchanged,
+        transform=_with_transactions if settings.atomic_transactions else _pass_through,
         sink=DeltaCdc(
             settings.path,
             find_table,
@@ -105,7 +105,7 @@ def _with_transactions(changes: DataFrame, transactions: DataFrame) -> DataFrame
     return changes.unionByName(transactions, allowMissingColumns=True)
 
 
-def _unchanged(rows: DataFrame) -> DataFrame:
+def _pass_through(rows: DataFrame) -> DataFrame:
     """Return the envelopes unchanged: the sink decodes them, because it knows their tables."""
     return rows
 
@@ -117,7 +117,7 @@ def _table_of(capture: Capture, topic: str, target: Target) -> SourceTable | Ski
         if capture.topic(table) == topic:
             return table
     exists = any(capture.topic(table) == topic for table in read_tables(database, TableSelection(pattern=r"(?s).*")))
-    if exists or not capture.selection.holds(*topic.split(".")[-2:]):
+    if exists or not capture.selection.includes(*topic.split(".")[-2:]):
         return SkippedTable(topic, "The capture does not select the table of these changes.")
     return SkippedTable(
         topic,

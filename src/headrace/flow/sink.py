@@ -125,7 +125,7 @@ class HasPendingRows(ABC):
 class CaptureWatch(Protocol):
     """Watches the capture that fills the topics of a sink, for one run of a flow."""
 
-    def begin(self) -> None:
+    def check_now(self) -> None:
         """Check once. Called before the query starts; raises if changes are lost."""
 
     def start(self, on_loss: Callable[[HeadraceError], None]) -> None:

@@ -53,7 +53,7 @@ class Memory:
             others = {
                 key: batch_rows
                 for key, batch_rows in self._batches.items()
-                if not _is_replaced(key, identity, batch.mode)
+                if not _replaces_stored_batch(key, identity, batch.mode)
             }
         room = self.limit - sum(len(batch_rows) for batch_rows in others.values())
         collected: list[Row] = []
@@ -70,7 +70,7 @@ class Memory:
         with self._lock:
             # Replacing the value of an existing key keeps its position in the dict.
             for key in list(self._batches):
-                if key != identity and _is_replaced(key, identity, batch.mode):
+                if key != identity and _replaces_stored_batch(key, identity, batch.mode):
                     del self._batches[key]
             self._batches[identity] = collected
 
@@ -93,6 +93,6 @@ class Memory:
             self._batches.clear()
 
 
-def _is_replaced(stored: tuple[str, int], by: tuple[str, int], mode: OutputMode) -> bool:
+def _replaces_stored_batch(stored: tuple[str, int], by: tuple[str, int], mode: OutputMode) -> bool:
     """Whether a batch replaces a stored one: its own earlier attempt, or in complete mode every earlier batch."""
     return stored == by or (mode is OutputMode.COMPLETE and stored[0] == by[0])

@@ -59,28 +59,28 @@ class History:
     prefix: str = ""
 
     @property
-    def times(self) -> tuple[str, str, str]:
+    def validity_columns(self) -> tuple[str, str, str]:
         """The names of the columns that say when a version was valid."""
         return f"{self.prefix}valid_from", f"{self.prefix}valid_to", f"{self.prefix}is_current"
 
     @property
-    def own(self) -> T.StructType:
+    def metadata_columns(self) -> T.StructType:
         """The columns that are not the source's."""
-        since, to, current = self.times
-        own = T.StructType().add(since, T.TimestampType()).add(to, T.TimestampType()).add(current, T.BooleanType())
+        since, to, current = self.validity_columns
+        columns = T.StructType().add(since, T.TimestampType()).add(to, T.TimestampType()).add(current, T.BooleanType())
         for name in (POSITION, OP, UNTIL, ENDED):
-            own = own.add(name, T.StringType())
-        own = own.add(TAKEN, T.ArrayType(T.StringType()))
-        return own.add(DELETED, T.BooleanType()) if self.deletes == "mark" else own
+            columns = columns.add(name, T.StringType())
+        columns = columns.add(TAKEN, T.ArrayType(T.StringType()))
+        return columns.add(DELETED, T.BooleanType()) if self.deletes == "mark" else columns
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
-        """Return the columns of the table: the source's and its own."""
-        return T.StructType([*after.fields, *self.own.fields])
+        """Return the columns of the table: the source's and the metadata columns."""
+        return T.StructType([*after.fields, *self.metadata_columns.fields])
 
     def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Put the changes of one table in one batch into their places. Called once per attempt."""
         session, after = changes.sparkSession, struct_fields(changes, "_after")
-        alike = sorted({*after.names} & {*self.own.names})
+        alike = sorted({*after.names} & {*self.metadata_columns.names})
         if alike:
             raise _column_name_clash(into, alike[0])
         with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(cdc_timeline.events(changes)) as events:
@@ -92,31 +92,31 @@ class History:
             key = struct_fields(events, "_key")
             create_table(session, into.location, self.columns(key, after), key.names)
             if not counts.moved:
-                self._place(events, counts, into)
+                self._apply_events(events, counts, into)
                 return
             versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
             deleted_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
             with locally_checkpointed(cdc_timeline.events(fill_moved_rows(changes, versions, deleted_at))) as moved:
-                self._place(moved, count_changes(moved), into)
+                self._apply_events(moved, count_changes(moved), into)
 
-    def _place(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
+    def _apply_events(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = events.sparkSession
         # 1. Ends first: a late version must never be without a delete that arrived before it.
         before = tombstones.tombstone_index(session, into)
         if counts.deletes or counts.truncated is not None:
             tombstones.write_tombstones(events.where(F.col("_op").isin("d", "t")), into)
             tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
-        with locally_checkpointed(self._near(events, counts, into)) as near:
+        with locally_checkpointed(self._affected_versions(events, counts, into)) as near:
             # 2. The versions of the batch and their neighbours, with the known ends of their keys.
             timeline = cdc_timeline.merge_stored(_timeline_rows(events, near, counts, before, into))
             # 3. The rows that the table lacks or stores differently.
-            rows = cdc_timeline.changed_rows(cdc_timeline.resolve(timeline), ends=self.deletes == "mark")
+            rows = cdc_timeline.changed_rows(cdc_timeline.resolve_versions(timeline), ends=self.deletes == "mark")
             with locally_checkpointed(rows) as once:
                 if _any_rows(once, into):
                     with into.commit(session):
                         self._merge(once, into)
 
-    def _near(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> DataFrame:
+    def _affected_versions(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> DataFrame:
         """Return the versions of the table that may get another end: those that are not over at a key's first change.
 
         Over by the log and by the clock too: a version must not begin later than what follows it.
@@ -125,7 +125,7 @@ class History:
         bounds = _bounds(events, counts)
         if counts.truncated is None:
             ranges = key_ranges.ranges_of(events, counts.spans, counts.keys)
-            near = stored.where(key_ranges.within(ranges, "old")).join(bounds, "_key")
+            near = stored.where(key_ranges.key_range_condition(ranges, "old")).join(bounds, "_key")
         else:
             # A truncate is a change of every key.
             truncate = (
@@ -140,7 +140,7 @@ class History:
 
     def _stored_versions(self, events: DataFrame, into: TableWrite) -> DataFrame:
         """Return the versions of the table as rows of a timeline, with the table's columns under the alias `old`."""
-        since, to, current = (F.col(f"old.{quote_name(name)}") for name in self.times)
+        since, to, current = (F.col(f"old.{quote_name(name)}") for name in self.validity_columns)
         old = F.struct(
             since.alias("since"),
             to.alias("to"),
@@ -148,7 +148,7 @@ class History:
             F.col(f"old.{UNTIL}").alias("until"),
             F.col(f"old.{ENDED}").alias("ended"),
         )
-        rank = cdc_timeline.rank(F.col(f"old.{OP}"))
+        rank = cdc_timeline.order_within_position(F.col(f"old.{OP}"))
         values = _columns(struct_fields(events, "_after").names)
         return (
             DeltaTable.forPath(events.sparkSession, into.location)
@@ -173,7 +173,7 @@ class History:
         same = [f"old.{quote_name(name)} = new._key.{quote_name(name)}" for name in keys]
         place = f"old.{POSITION} = new._position AND CASE WHEN old.{OP} = 'r' THEN {cdc_timeline.SNAPSHOT} "
         place += f"WHEN old.{OP} IN ('d', 't') THEN {cdc_timeline.END} ELSE {cdc_timeline.VERSION} END = new._rank"
-        since, to, current = self.times
+        since, to, current = self.validity_columns
         values: dict[str, str | Column] = {quote_name(name): f"new._values.{quote_name(name)}" for name in names}
         values |= {quote_name(name): f"new._key.{quote_name(name)}" for name in keys}
         values |= {
@@ -203,7 +203,7 @@ def _timeline_rows(
     first = str(counts.first)
     batch = events.withColumnRenamed("_commit_time", "_at")
     truncates = batch.where(F.col("_op") == "t").select("_position", "_op", "_at")
-    ends = cdc_timeline.ends_of(near)
+    ends = cdc_timeline.version_end_events(near)
     if before.newest is not None and before.newest >= first:
         of_keys = _tombstones(events, into).where(F.col("_op") == "d").join(_bounds(events, counts), "_key")
         ends = ends.unionByName(of_keys.where(F.col("_position") >= F.col("_first")).select(*ends.columns))
@@ -258,6 +258,6 @@ def _column_name_clash(into: TableWrite, name: str) -> FlowError:
         f"Table {into.table} has a column '{name}', and so has its history.",
         why="A history adds columns that say from when to when a version was valid.",
         state="Nothing of the batch was written to this table.",
-        remedy="Put a prefix before the history's own: History(prefix='row_').",
+        remedy="Put a prefix before the names of the history's columns: History(prefix='row_').",
         code="HR-248",
     )

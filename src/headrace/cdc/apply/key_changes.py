@@ -27,22 +27,22 @@ def fill_moved_rows(changes: DataFrame, table: DataFrame, deleted_at: Column | N
     # A row may move twice in a batch: the second move finds what the first one has found.
     before, lacks = None, _count(changes)
     while lacks and lacks != before:
-        changes = _filled(changes, table, deleted_at).localCheckpoint(eager=True)
+        changes = _fill_unavailable_values(changes, table, deleted_at).localCheckpoint(eager=True)
         before, lacks = lacks, _count(changes)
     return changes
 
 
 def _count(changes: DataFrame) -> int:
     """Count the values that moved rows lack."""
-    total = changes.where(_lacking()).agg(F.sum(F.size("_unavailable"))).first()
+    total = changes.where(_has_unavailable_values()).agg(F.sum(F.size("_unavailable"))).first()
     return (total and total[0]) or 0
 
 
-def _lacking() -> Column:
+def _has_unavailable_values() -> Column:
     return (F.col("_op") == "c") & (F.size("_unavailable") > 0)
 
 
-def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFrame:
+def _fill_unavailable_values(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFrame:
     names = struct_fields(changes, "_after").names
     earlier_values = _earlier_values(changes, table, names, deleted_at)
     deletes = changes.where(F.col("_op") == "d").select("_position", F.col("_key").alias(_OLD))
@@ -51,7 +51,7 @@ def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFra
         F.col("deleted_at").alias("_position"), F.col("old").alias(_OLD)
     )
     deletes = deletes.union(earlier).distinct()
-    moves = changes.where(_lacking()).select("_position", "_key").join(deletes, "_position")
+    moves = changes.where(_has_unavailable_values()).select("_position", "_key").join(deletes, "_position")
     moves = moves.where(F.col("_key") != F.col(_OLD))
     # A delete of the old key before the move ends what is known of it until then.
     deletes = deletes.select(F.col("_position").alias("at"), F.col(_OLD).alias("old"))
@@ -102,7 +102,7 @@ def _newest(name: str) -> Column:
 
 def _with_values(joined: DataFrame, names: list[str]) -> DataFrame:
     takes = [
-        _lacking() & F.array_contains("_unavailable", name) & F.col(_EARLIER)[f"v{number}"].isNotNull()
+        _has_unavailable_values() & F.array_contains("_unavailable", name) & F.col(_EARLIER)[f"v{number}"].isNotNull()
         for number, name in enumerate(names)
     ]
     after = F.struct(

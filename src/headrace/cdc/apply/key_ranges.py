@@ -51,7 +51,7 @@ def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[st
     return ranges
 
 
-def within(ranges: dict[str, list[Range]], table: str) -> Column:
+def key_range_condition(ranges: dict[str, list[Range]], table: str) -> Column:
     """Return the condition that a row of a table, known under an alias, may have a key of the batch."""
     conditions = [
         reduce(

@@ -105,7 +105,7 @@ def count_changes(rows: DataFrame) -> ChangeCounts:
         F.max("_unreadable"),
         F.min("_position"),
         F.max("_position"),
-        *(end for name, key in zip(names, keys, strict=True) for end in _ends(rows, name, key)),
+        *(end for name, key in zip(names, keys, strict=True) for end in _key_min_max(rows, name, key)),
     ).first()
     assert row is not None  # noqa: S101 - an aggregate without a group has one row
     ends = row[9:]
@@ -115,7 +115,7 @@ def count_changes(rows: DataFrame) -> ChangeCounts:
     return ChangeCounts(spans, *row[:9])
 
 
-def _ends(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
+def _key_min_max(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
     """Return the least and the greatest value of a column of the key; null for a date that Python does not have."""
     least, greatest = F.min(key), F.max(key)
     if isinstance(struct_fields(rows, "_key")[name].dataType, T.DateType):

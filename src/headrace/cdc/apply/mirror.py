@@ -136,7 +136,7 @@ class Mirror:
         for truncated in (before.truncated, counts.truncated):
             rows = rows if truncated is None else rows.where(F.col("_position") >= truncated)
         if before.newest is not None and str(counts.first) <= before.newest:
-            rows = tombstones.drop_deleted_keys(rows, into, key_ranges.within(ranges, "old"))
+            rows = tombstones.drop_deleted_keys(rows, into, key_ranges.key_range_condition(ranges, "old"))
         if not self._append(rows, counts, into, ranges):
             self._execute(rows, counts, into, ranges)
         return None
@@ -188,7 +188,12 @@ class Mirror:
         batch_keys = rows.select(*(F.col("_key")[name].alias(name) for name in keys))
         # The size of rows that are pinned is not known to Spark.
         batch_keys = F.broadcast(batch_keys) if counts.keys <= _MAX_BROADCAST_KEYS else batch_keys
-        stored = session.read.format("delta").load(into.location).alias("old").where(key_ranges.within(ranges, "old"))
+        stored = (
+            session.read.format("delta")
+            .load(into.location)
+            .alias("old")
+            .where(key_ranges.key_range_condition(ranges, "old"))
+        )
         if not stored.join(batch_keys, keys, "left_semi").isEmpty():
             return False
         self._rows(rows).write.format("delta").mode("append").save(into.location)
@@ -209,7 +214,7 @@ class Mirror:
         same = [f"old.{quote_name(name)} = new._key.{quote_name(name)}" for name in keys]
         on = F.expr(" AND ".join(same))
         if counts.truncated is None:
-            on = key_ranges.within(ranges, "old") & on
+            on = key_ranges.key_range_condition(ranges, "old") & on
         # A row of a snapshot is what the source held at its position: a change at that position came after it.
         newer = f"(new._position > old.{POSITION} OR (new._position = old.{POSITION} AND new._op <> 'r'))"
         values: dict[str, str | Column] = {quote_name(name): _value(name, bool(counts.missing)) for name in names}

@@ -33,7 +33,7 @@ _MOST_OVERLAPPING = 1_000
 _MOST_INSIDE = 0.5
 
 
-class LatestChange(NamedTuple):
+class KeyPosition(NamedTuple):
     """The last change of a key: its place in the source's log, and what it does."""
 
     position: str
@@ -45,7 +45,7 @@ class RecentChanges:
     """Changes that a table has: every one of those later than `since`, by key."""
 
     since: str
-    changes: Mapping[Key, LatestChange] = field(repr=False)
+    changes: Mapping[Key, KeyPosition] = field(repr=False)
 
 
 @dataclass
@@ -70,15 +70,15 @@ def newest_position(session: SparkSession, into: TableWrite) -> str:
     return cached.newest
 
 
-def collect_changes(rows: DataFrame) -> dict[Key, LatestChange] | None:
+def collect_changes(rows: DataFrame) -> dict[Key, KeyPosition] | None:
     """Return reduced changes by key; None where a key holds a null, which no condition names."""
     rows_ = rows.select("_key.*", "_position", "_op").collect()
-    changes: dict[Key, LatestChange] = {tuple(row)[:-2]: LatestChange(row[-2], row[-1]) for row in rows_}
+    changes: dict[Key, KeyPosition] = {tuple(row)[:-2]: KeyPosition(row[-2], row[-1]) for row in rows_}
     return None if any(part is None for key in changes for part in key) else changes
 
 
 def stale_keys(
-    session: SparkSession, key: T.StructType, changes: Mapping[Key, LatestChange], newest_known: str, into: TableWrite
+    session: SparkSession, key: T.StructType, changes: Mapping[Key, KeyPosition], newest_known: str, into: TableWrite
 ) -> set[Key] | None:
     """Return the keys of changes that are older than their row, or than their tombstone.
 
@@ -103,8 +103,8 @@ def stale_keys(
         )
         for row_key, change in asked.items():
             has = (
-                LatestChange(row_positions.get(row_key, ""), "u"),
-                LatestChange(tombstone_positions.get(row_key, ""), "d"),
+                KeyPosition(row_positions.get(row_key, ""), "u"),
+                KeyPosition(tombstone_positions.get(row_key, ""), "d"),
             )
             if any(_is_older(change, stored_change) for stored_change in has):
                 stale.add(row_key)
@@ -118,7 +118,7 @@ def _positions(session: SparkSession, location: str, key: T.StructType, named: s
     return {tuple(row)[:-1]: row[-1] for row in positions}
 
 
-def _is_older(change: LatestChange, has: LatestChange) -> bool:
+def _is_older(change: KeyPosition, has: KeyPosition) -> bool:
     # A row of a snapshot is what the source held at its position: a change at that position came after it. The other
     # way round, a row of a snapshot does not replace that change; and it may follow a delete at its position.
     same_is_older = change.op == "r" and has.op != "d"
@@ -192,7 +192,7 @@ def key_condition(key: T.StructType, keys: Sequence[Key]) -> str:
     columns, kinds = [quote_name(name) for name in key.names], [type(row_key.dataType) for row_key in key]
     first = sorted({row_key[0] for row_key in keys})
     named = list[str]()
-    if ranges := _worthwhile([row_key for row_key in first if isinstance(row_key, int)]):
+    if ranges := _selective_ranges([row_key for row_key in first if isinstance(row_key, int)]):
         ends = ((_literal(low, kinds[0]), _literal(high, kinds[0])) for low, high in ranges)
         named.append(f"({' OR '.join(f'{columns[0]} BETWEEN {low} AND {high}' for low, high in ends)})")
     elif len(key) > 1:
@@ -202,7 +202,7 @@ def key_condition(key: T.StructType, keys: Sequence[Key]) -> str:
     return " AND ".join(named)
 
 
-def _worthwhile(numbers: Sequence[int]) -> list[Range]:
+def _selective_ranges(numbers: Sequence[int]) -> list[Range]:
     """Return the ranges of sorted numbers, where they leave out most of what lies between the first and the last."""
     starts = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
     if len(starts) < 2:

@@ -80,7 +80,7 @@ def evolve_columns(
     added = {path: kind for path, kind in source_types.items() if path not in table_types}
     missing = table_types.keys() - source_types.keys()
     if added and missing - dropped_before:
-        raise _renamed(into, location, min(missing - dropped_before), *min(added.items()))
+        raise _possible_rename_error(into, location, min(missing - dropped_before), *min(added.items()))
     statements = [
         _widening(into, location, path, table_types[path], kind)
         for path, kind in source_types.items()
@@ -111,7 +111,7 @@ def _widening(into: TableWrite, location: str, path: Path, before: T.DataType, a
     if isinstance(before, T.ArrayType) and isinstance(after, T.ArrayType):
         return _widening(into, location, (*path, "element"), before.elementType, after.elementType)
     if not _is_wider(before, after):
-        raise _other_type(into, location, path, before, after)
+        raise _type_change_error(into, location, path, before, after)
     return f"ALTER COLUMN {_name(path)} TYPE {after.simpleString()}"
 
 
@@ -179,7 +179,7 @@ def _require_same_format(into: TableWrite, location: str, before: Mapping[str, s
             )
 
 
-def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.DataType) -> DataError:
+def _possible_rename_error(into: TableWrite, location: str, old: Path, new: Path, kind: T.DataType) -> DataError:
     table = f"ALTER TABLE {_table(location)}"
     return _unsupported_change(
         into,
@@ -189,7 +189,7 @@ def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.Data
     )
 
 
-def _other_type(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> DataError:
+def _type_change_error(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> DataError:
     table, name, aside = f"ALTER TABLE {_table(location)}", path[-1], f"{path[-1]}_before"
     was, now = before.simpleString(), after.simpleString()
     previous = _name((*path[:-1], aside))

@@ -22,7 +22,7 @@ from headrace.cdc.apply.latest_change import with_unreadable_column
 SNAPSHOT, END, VERSION = 0, 1, 2
 
 
-def rank(op: Column) -> Column:
+def order_within_position(op: Column) -> Column:
     """Return which of the changes at one place of the log comes first."""
     return F.when(op == "r", SNAPSHOT).when(op.isin("d", "t"), END).otherwise(VERSION)
 
@@ -34,7 +34,7 @@ def is_version() -> Column:
 
 def events(changes: DataFrame) -> DataFrame:
     """Return the changes of a batch, each once, as `counts` takes them. What comes again has its place of before."""
-    complete_changes = with_unreadable_column(changes).withColumn("_rank", rank(F.col("_op")))
+    complete_changes = with_unreadable_column(changes).withColumn("_rank", order_within_position(F.col("_op")))
     first = F.min_by(F.struct("_op", "_commit_time", "_after", F.col("_unavailable").alias("_missing")), "_offset")
     unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
     moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
@@ -42,7 +42,7 @@ def events(changes: DataFrame) -> DataFrame:
     return once.select("_key", "_position", "_rank", "one.*", "_unreadable", "_moved")
 
 
-def ends_of(versions: DataFrame) -> DataFrame:
+def version_end_events(versions: DataFrame) -> DataFrame:
     """Return the ends of stored versions: deletes and truncates."""
     ended = versions.where(is_version() & F.col("_old.ended").isin("d", "t"))
     return ended.select(
@@ -63,7 +63,7 @@ def merge_stored(rows: DataFrame) -> DataFrame:
     return once.select("_key", "_position", "_rank", "_at", "one.*")
 
 
-def resolve(timeline: DataFrame) -> DataFrame:
+def resolve_versions(timeline: DataFrame) -> DataFrame:
     """Return a timeline that says what the table has to hold.
 
     | column    | holds                                                                                             |

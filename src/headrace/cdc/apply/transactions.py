@@ -55,19 +55,19 @@ def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Itera
     until this one is done.
     """
     session = rows.sparkSession
-    before = _before(session, location, batch)
-    waited = _waited(session, location, batch, before)
+    before = _previous_pending_batch(session, location, batch)
+    waited = _read_pending_changes(session, location, batch, before)
     everything = rows if waited is None else rows.unionByName(waited.drop(BATCH, _QUERY, _DONE))
-    done = [] if waited is None else _done(waited)
+    done = [] if waited is None else _applied_transaction_ids(waited)
     with persisted(everything) as once:
         change_counts, ends = _count_changes(once), _ends(once)
         ready = complete_ids(ends, change_counts, done)
         lacking = [end for end in ends if end.transaction not in {*ready, *done}]
         _require_no_loss(lacking, change_counts, ends)
         passes = sorted({*ready, *(transaction_id for transaction_id in done if transaction_id in change_counts)})
-        mine = _transaction()
+        mine = _change_transaction_id()
         now = F.col("op").isNotNull() & (mine.isNull() | mine.isin(passes))
-        waits = F.when(F.col("op").isNull(), ~_of_end().isin([*ready, *done])).otherwise(~now)
+        waits = F.when(F.col("op").isNull(), ~_end_transaction_id().isin([*ready, *done])).otherwise(~now)
         pending = once.where(waits & (F.col("op").isNotNull() | (F.col("status") == "END")))
         _write_pending(session, pending, [*done, *ready][-_REMEMBERED:], location, batch, before)
         yield once.where(now)
@@ -86,12 +86,12 @@ def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int
     return ids
 
 
-def _transaction() -> Column:
+def _change_transaction_id() -> Column:
     """Return the id of a change's transaction. Postgres writes the place of the single change behind it."""
     return F.split_part(F.col("transaction")["id"], F.lit(":"), F.lit(1))
 
 
-def _of_end() -> Column:
+def _end_transaction_id() -> Column:
     return F.split_part(F.col("id"), F.lit(":"), F.lit(1))
 
 
@@ -100,12 +100,12 @@ def _count_changes(once: DataFrame) -> Mapping[str, int]:
     source = F.col("source")
     place = F.struct("topic", source["lsn"], source["file"], source["pos"], source["row"], "op", "key")
     changes = once.where((F.col("op") != "m") & F.col("transaction")["id"].isNotNull())
-    counts = changes.groupBy(_transaction().alias("id")).agg(F.count_distinct(place).alias("changes"))
+    counts = changes.groupBy(_change_transaction_id().alias("id")).agg(F.count_distinct(place).alias("changes"))
     return Counter({row.id: row.changes for row in counts.collect()})
 
 
 def _ends(once: DataFrame) -> list[TransactionEnd]:
-    rows = once.where(F.col("status") == "END").select("offset", _of_end().alias("id"), _changes(), "ts_ms")
+    rows = once.where(F.col("status") == "END").select("offset", _end_transaction_id().alias("id"), _changes(), "ts_ms")
     ordered = sorted(rows.collect(), key=lambda row: row.offset)
     return [TransactionEnd(row.offset, row.id, row.changes or 0, row.ts_ms or 0) for row in ordered]
 
@@ -117,7 +117,7 @@ def _changes() -> Column:
     return (F.col("event_count") - F.coalesce(counted, F.lit(0))).alias("changes")
 
 
-def _before(session: SparkSession, location: str, batch: Batch) -> int | None:
+def _previous_pending_batch(session: SparkSession, location: str, batch: Batch) -> int | None:
     """Return the last batch before this one that kept something."""
     if version(session, location) < 0:
         return None
@@ -126,14 +126,14 @@ def _before(session: SparkSession, location: str, batch: Batch) -> int | None:
     return None if row is None else row[0]
 
 
-def _waited(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
+def _read_pending_changes(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
     if before is None:
         return None
     mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) == before)
     return session.read.format("delta").load(location).where(mine)
 
 
-def _done(waited: DataFrame) -> list[str]:
+def _applied_transaction_ids(waited: DataFrame) -> list[str]:
     row = waited.where(F.col(_DONE).isNotNull()).select(_DONE).first()
     return list(row[0]) if row else []
 

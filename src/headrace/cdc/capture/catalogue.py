@@ -57,7 +57,7 @@ ORDER BY c.TABLE_SCHEMA, c.TABLE_NAME, c.ORDINAL_POSITION
 _Row = tuple[str, str, str, str, str, bool | int, int | None]
 
 
-def family(database: Database) -> Family:
+def database_family(database: Database) -> Family:
     """Return which kind of log a database has, by its address."""
     return "mysql" if mysql.is_mysql(database) else "postgres"
 
@@ -68,7 +68,7 @@ def read_tables(database: Database, selection: TableSelection) -> tuple[SourceTa
     Raises HR-520 for a table that was named and is not there. A pattern may match nothing yet. Called at the start of a
     capture, and again when its topics show a column or a table that was not known.
     """
-    kind = family(database)
+    kind = database_family(database)
     rows: list[_Row]
     if kind == "mysql":
         with mysql.session(database) as cursor:
@@ -88,12 +88,12 @@ def read_tables(database: Database, selection: TableSelection) -> tuple[SourceTa
                 remedy="Correct the name in the capture, or make the table.",
                 code="HR-520",
             )
-    return tuple(table for table in tables if selection.holds(table.schema, table.name))
+    return tuple(table for table in tables if selection.includes(table.schema, table.name))
 
 
 def position_now(database: Database) -> str:
     """Return where the log of a database is now, as text that sorts like the log and compares with `_position`."""
-    if family(database) == "mysql":
+    if database_family(database) == "mysql":
         with mysql.session(database) as cursor:
             place = mysql.binlog_position(cursor)
         if place is None:

@@ -5,7 +5,7 @@ Each value was chosen because it is lossless on the real parts. Comments say wha
 
 import re
 
-from headrace.cdc.capture.catalogue import family
+from headrace.cdc.capture.catalogue import database_family
 from headrace.cdc.capture.declaration import Capture
 from headrace.clients import mysql, postgres
 from headrace.flow.duration import Duration
@@ -58,7 +58,7 @@ def connector_config(capture: Capture, database: Database, *, password: str, boo
         "table.include.list": re.sub(r"(?<!\\),", r"\\,", capture.selection.expression),
         "heartbeat.interval.ms": heartbeat,
     }
-    own = _mysql(capture, database, bootstrap) if family(database) == "mysql" else _postgres(capture, database)
+    own = _mysql(capture, database, bootstrap) if database_family(database) == "mysql" else _postgres(capture, database)
     return every | own
 
 

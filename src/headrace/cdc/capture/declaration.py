@@ -24,7 +24,7 @@ class TableSelection:
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
-    def holds(self, schema: str, name: str) -> bool:
+    def includes(self, schema: str, name: str) -> bool:
         """Whether a table is chosen."""
         full = f"{schema}.{name}"
         return full in self.names if self.pattern is None else re.fullmatch(self.pattern, full) is not None

@@ -17,7 +17,7 @@ position, because the connector then continues after the gap.
 import re
 from dataclasses import dataclass
 
-from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.catalogue import binlog_position, database_family, lsn_position
 from headrace.cdc.capture.declaration import Capture
 from headrace.clients import mysql, postgres
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
@@ -76,7 +76,7 @@ def check_capture(
     Postgres is asked before the saved position: a slot that nobody reads does not move, so one that was ahead
     a moment earlier is ahead. A binlog grows, and so is looked at after it.
     """
-    if family(database) == "mysql":
+    if database_family(database) == "mysql":
         saved = connect.position(capture.connector)
         with mysql.session(database) as cursor:
             cursor.execute("SHOW BINARY LOGS")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from psycopg import Connection, sql
 
-from headrace.cdc.capture.catalogue import family, read_tables
+from headrace.cdc.capture.catalogue import database_family, read_tables
 from headrace.cdc.capture.connector import connector_config
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.health import check_capture, failed_connector_error
@@ -52,7 +52,7 @@ class ConnectWorker:
     target: Target | None = None
 
     @property
-    def broker(self) -> Target:
+    def kafka_target(self) -> Target:
         """The target whose broker has the topics."""
         return self.target or Target("connect", lake="", checkpoints="", kafka={"bootstrap.servers": self.bootstrap})
 
@@ -92,7 +92,7 @@ def start_capture(capture: Capture, database: Database, worker: ConnectWorker) -
     if before:
         # One with other settings need not run: they may be what it failed of, such as an old address of the source.
         check_capture(capture, database, connect, running=same)
-    if family(database) == "postgres":
+    if database_family(database) == "postgres":
         with postgres.session(database) as connection:
             _publish(connection, capture, tables, begun=before)
     connect.put(capture.connector, settings_)
@@ -108,7 +108,7 @@ def _can_resume(capture: Capture, connect: ConnectClient, settings_: Mapping[str
     Kafka Connect keeps the position of a deleted connector, but returns it only for an existing one. Raises HR-527
     where there is none, and the topics were written before.
     """
-    old = written_topics(capture, worker.broker)
+    old = written_topics(capture, worker.kafka_target)
     if not old:
         return False
     connect.put_stopped(capture.connector, settings_)
@@ -118,7 +118,7 @@ def _can_resume(capture: Capture, connect: ConnectClient, settings_: Mapping[str
     raise old_records_error(capture, old)
 
 
-def count_messages(capture: Capture, target: Target) -> int:
+def count_logical_decoding_messages(capture: Capture, target: Target) -> int:
     """Count the log messages (`m`) in the topics of a capture. They change no row and are skipped."""
     partitions = [(capture.messages, number) for number in range(list_topics(target).get(capture.messages, 0))]
     first = first_offsets(target, partitions)
@@ -146,13 +146,13 @@ def delete_capture(
             time.sleep(0.2)  # Kafka Connect gives no event when a connector has stopped
         connect.delete_position(capture.connector)
         connect.delete(capture.connector)
-    if family(database) == "postgres":
+    if database_family(database) == "postgres":
         with postgres.session(database) as connection:
             _drop_slot(connection, capture)
             connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(capture.slot)))
     if worker.secrets is not None:
         _secret(capture, worker.secrets).unlink(missing_ok=True)
-    return delete_topics(capture, worker.broker) if topics else ()
+    return delete_topics(capture, worker.kafka_target) if topics else ()
 
 
 def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: float) -> None:
@@ -202,18 +202,18 @@ def _secret(capture: Capture, folder: Path) -> Path:
 
 def _require_log(capture: Capture, database: Database) -> None:
     """Raise unless the source writes a log of all that is to be captured. Raises HR-521, HR-524 or HR-528."""
-    if family(database) == "mysql":
+    if database_family(database) == "mysql":
         _require_binlog(database)
         return
     with postgres.session(database) as connection:
         _require_logical(connection)
-    _require_identities(_published(capture, database))
+    _require_identities(_publication_tables(capture, database))
 
 
 def _require_logical(connection: Connection) -> None:
     row = connection.execute("SELECT current_setting('wal_level')").fetchone()
     if row is None or row[0] != "logical":
-        raise _no_log(f"Its wal_level is {row[0] if row else 'unknown'}", "Set `wal_level = logical`")
+        raise _log_not_enabled_error(f"Its wal_level is {row[0] if row else 'unknown'}", "Set `wal_level = logical`")
 
 
 def _require_binlog(database: Database) -> None:
@@ -222,7 +222,7 @@ def _require_binlog(database: Database) -> None:
         row = cursor.fetchone()
     if row is None or (bool(row[0]), row[1], row[2]) != (True, "ROW", "FULL"):
         current = f"log_bin, binlog_format and binlog_row_image are {', '.join(map(str, row or ()))}"
-        raise _no_log(current, "Set `log_bin`, `binlog_format = ROW` and `binlog_row_image = FULL`")
+        raise _log_not_enabled_error(current, "Set `log_bin`, `binlog_format = ROW` and `binlog_row_image = FULL`")
     if mysql.is_mariadb(database):
         require_binlog_position(database)
 
@@ -242,7 +242,7 @@ def require_binlog_position(database: Database) -> None:
         )
 
 
-def _no_log(why: str, remedy: str) -> DataError:
+def _log_not_enabled_error(why: str, remedy: str) -> DataError:
     return DataError(
         "The source database does not write a log that changes can be read from.",
         why=f"{why}.",
@@ -252,17 +252,17 @@ def _no_log(why: str, remedy: str) -> DataError:
     )
 
 
-def _one_schema(capture: Capture) -> str | None:
+def _schema_of_pattern(capture: Capture) -> str | None:
     """Return the schema that a pattern names in plain letters before its dot, or None for any other pattern."""
     named = re.match(r"(\w+)\\\.", capture.selection.pattern or "")
     return named.group(1) if named and "|" not in (capture.selection.pattern or "") else None
 
 
-def _published(capture: Capture, database: Database) -> tuple[SourceTable, ...]:
+def _publication_tables(capture: Capture, database: Database) -> tuple[SourceTable, ...]:
     """Return every table that the publication covers: for a pattern more than those that match it."""
     if not isinstance(capture.tables, str):
         return read_tables(database, capture.selection)
-    schema = _one_schema(capture)
+    schema = _schema_of_pattern(capture)
     return tuple(
         table for table in read_tables(database, TableSelection(pattern=".*")) if schema in (None, table.schema)
     )
@@ -310,7 +310,7 @@ def _publish(connection: Connection, capture: Capture, tables: Sequence[SourceTa
     if not isinstance(capture.tables, str):
         names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
         what = sql.SQL("FOR TABLE ") + names
-    elif schema := _one_schema(capture):
+    elif schema := _schema_of_pattern(capture):
         what = sql.SQL("FOR TABLES IN SCHEMA ") + sql.Identifier(schema)
     else:
         what = sql.SQL("FOR ALL TABLES")

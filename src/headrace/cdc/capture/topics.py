@@ -44,11 +44,11 @@ def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
                 continue
             if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
                 raise broker_unavailable(str(target.kafka["bootstrap.servers"]), error) from problem
-            raise _undeleted(name, f"The broker says: {error.str()}.") from problem
+            raise _topic_deletion_error(name, f"The broker says: {error.str()}.") from problem
     deadline = time.monotonic() + _ANSWER_SECONDS
     while rest := [name for name in mine if name in client.list_topics(timeout=_ANSWER_SECONDS).topics]:
         if time.monotonic() > deadline:
-            raise _undeleted(rest[0], "The broker took the order, and still has the topic.")
+            raise _topic_deletion_error(rest[0], "The broker took the order, and still has the topic.")
         time.sleep(0.05)  # metadata follows the controller within milliseconds
     return tuple(mine)
 
@@ -68,7 +68,7 @@ def old_records_error(capture: Capture, topics: tuple[str, ...]) -> DataError:
     )
 
 
-def _undeleted(topic: str, why: str) -> DataError:
+def _topic_deletion_error(topic: str, why: str) -> DataError:
     return DataError(
         f"Topic '{topic}' cannot be deleted.",
         why=why,

@@ -20,9 +20,9 @@ _PAUSE_SECONDS = 0.2
 def await_topics(capture: Capture, tables: Iterable[SourceTable], target: Target) -> None:
     """Return when every table has its topic, which comes with its first row. Raises HR-615 after two minutes."""
     topics = {capture.topic(table) for table in tables}
-    if not _within_time(lambda: topics <= set(list_topics(target))):
+    if not _poll_until(lambda: topics <= set(list_topics(target))):
         missing = min(topics - set(list_topics(target)), default="")
-        raise _late(
+        raise _capture_timeout_error(
             capture, f"The topic {missing} does not exist: its table has no row, or the snapshot has not reached it"
         )
 
@@ -41,11 +41,11 @@ def await_position(capture: Capture, database: Database, connect: ConnectClient,
         position_seen = progress.position
         return position_seen is not None and position_seen >= position and not progress.in_snapshot
 
-    if not _within_time(has_arrived):
-        raise _late(capture, f"It is at {position_seen or 'its beginning'}; expected: {position}")
+    if not _poll_until(has_arrived):
+        raise _capture_timeout_error(capture, f"It is at {position_seen or 'its beginning'}; expected: {position}")
 
 
-def _within_time(is_done: Callable[[], bool]) -> bool:
+def _poll_until(is_done: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_done():
         if time.monotonic() > deadline:
@@ -54,7 +54,7 @@ def _within_time(is_done: Callable[[], bool]) -> bool:
     return True
 
 
-def _late(capture: Capture, why: str) -> PartUnavailable:
+def _capture_timeout_error(capture: Capture, why: str) -> PartUnavailable:
     return PartUnavailable(
         f"The capture '{capture.prefix}' has not made the expected progress within {PATIENCE_SECONDS:.0f} s.",
         why=f"{why}.",

@@ -31,7 +31,7 @@ _OFTEN_SECONDS, _SELDOM_SECONDS = 1.0, 60.0
 
 
 class CaptureMonitor:
-    """The watch of one run of a flow. `begin` before it, `start` when it runs, `close` when it has ended."""
+    """The watch of one run of a flow. `check_now` before it, `start` when it runs, `close` when it has ended."""
 
     def __init__(
         self, flow: str, captures: Sequence[Capture], target: Target, on_event: Callable[[str, HeadraceError], None]
@@ -42,7 +42,7 @@ class CaptureMonitor:
         self._log_warned: set[Capture] = set()
         self._closed = threading.Event()
 
-    def begin(self) -> None:
+    def check_now(self) -> None:
         """Check once. Raises HR-522."""
         for capture in self._captures:
             self._check(capture)
@@ -60,7 +60,7 @@ class CaptureMonitor:
         heartbeat = min(Duration.parse(capture.heartbeat).seconds for capture in self._captures)
         while not self._closed.wait(min(max(heartbeat, _OFTEN_SECONDS), _SELDOM_SECONDS)):
             try:
-                self.begin()
+                self.check_now()
             except HeadraceError as error:
                 if not self._closed.is_set():
                     end(error)

@@ -127,7 +127,7 @@ def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool) ->
         **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
     }
     decoders = [decoder_for(column.type, table.family) for column in table.columns]
-    lacking = _lacking(table, decoders, placeholder)
+    lacking = _unavailable_columns(table, decoders, placeholder)
     values = {
         **{
             _numbered(_VALUE, n): F.when(~lacking[n], decoder.read(F.col(_numbered(_TEXT, n))))
@@ -139,10 +139,10 @@ def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool) ->
         },
     }
     formats = [{TEXT_FORMAT: decoder.text_format} if decoder.text_format else {} for decoder in decoders]
-    unread = _names(_unread(table, keys, lacking))
+    unread = _names(_undecodable_fields(table, keys, lacking))
     if before:
         # A text of the old row that does not fit is no null either.
-        unread = F.concat(unread, _unread_before(table, decoders, placeholder))
+        unread = F.concat(unread, _undecodable_before_fields(table, decoders, placeholder))
     olds = {"_before": _row_before(table, decoders, placeholder, formats)} if before else {}
     result = [
         *(F.col(name) for name in _META),
@@ -291,7 +291,7 @@ def _key_text(column: SourceColumn) -> Column:
     return F.coalesce(_text(_KEY, column), otherwise)
 
 
-def _lacking(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> list[Column]:
+def _unavailable_columns(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> list[Column]:
     """Return, for each column, whether the change says nothing of it."""
     lacking = []
     for n, (column, decoder) in enumerate(zip(table.columns, decoders, strict=True)):
@@ -303,7 +303,9 @@ def _lacking(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) 
     return lacking
 
 
-def _unread(table: SourceTable, keys: list[SourceColumn], lacking: list[Column]) -> Iterable[tuple[str, Column]]:
+def _undecodable_fields(
+    table: SourceTable, keys: list[SourceColumn], lacking: list[Column]
+) -> Iterable[tuple[str, Column]]:
     op = F.col("_op")
     yield "_op", ~op.isin(*_CHANGES)
     yield "_position", F.col("_position").isNull()
@@ -354,7 +356,7 @@ def _row_before(
     return F.when(F.col("_op").isin("u", "d") & F.col(_OLD).isNotNull(), row)
 
 
-def _unread_before(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Column:
+def _undecodable_before_fields(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Column:
     texts = _texts_before(table, decoders, placeholder)
     exists = F.col("_before").isNotNull()
     return _names(

@@ -48,7 +48,7 @@ def as_text(text: Column) -> Column:
     return text
 
 
-def label(text: Column) -> Column:
+def enum_label(text: Column) -> Column:
     """A label of an enum with a comma in one label: the connector escapes it in changes, but not in a snapshot."""
     return F.replace(text, F.lit("\\,"), F.lit(","))
 
@@ -130,7 +130,7 @@ def date(text: Column) -> Column:
     )
 
 
-def moment(text: Column) -> Column:
+def zoned_timestamp(text: Column) -> Column:
     """A point in time as ISO 8601 in UTC, or an infinity."""
     last, first = (F.timestamp_micros(F.lit(end)) for end in (LAST_MICROSECOND, FIRST_MICROSECOND))
     read = text.try_cast("timestamp")
@@ -141,7 +141,7 @@ def moment(text: Column) -> Column:
     )
 
 
-def local(per_second: int) -> Read:
+def local_timestamp(per_second: int) -> Read:
     """Milliseconds or microseconds since 1970 by a clock without a zone, or an infinity."""
     unit = 1_000_000 // per_second
 
@@ -159,7 +159,7 @@ def local(per_second: int) -> Read:
     return read
 
 
-def clock(per_second: int) -> Read:
+def time_of_day(per_second: int) -> Read:
     """Milliseconds or microseconds of a day, or of a span of hours, as `12:34:56.123456`."""
     unit = 1_000_000 // per_second
 
@@ -180,7 +180,7 @@ def clock(per_second: int) -> Read:
     return read
 
 
-def ambiguous_local(per_second: int) -> Read:
+def ambiguous_local_timestamp(per_second: int) -> Read:
     """Whether a number may be of the other unit: microseconds are a thousand times as many.
 
     Milliseconds are ambiguous more than 292 years from 1970, microseconds within 107 days of it: the other unit
@@ -196,7 +196,7 @@ def ambiguous_local(per_second: int) -> Read:
     return read
 
 
-def ambiguous_clock(per_second: int) -> Read:
+def ambiguous_time_of_day(per_second: int) -> Read:
     """Whether a time of day may be of the other unit: more than a day, or within its first minute and a half."""
 
     def read(text: Column) -> Column:

@@ -98,7 +98,7 @@ def decoder_for(source: str, family: Family) -> TypeDecoder:
     name, arguments = _parts(source)
     named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
     if name == "enum" and "," in source.replace("','", ""):
-        return TypeDecoder(StringType(), texts.label, text_format=_TEXT)
+        return TypeDecoder(StringType(), texts.enum_label, text_format=_TEXT)
     return named[name].decoder(arguments) if name in named else _UNKNOWN[family]
 
 
@@ -169,7 +169,10 @@ def _local(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
     def read(arguments: tuple[int, ...]) -> TypeDecoder:
         unit = _per_second(arguments, without)
         return TypeDecoder(
-            TimestampNTZType(), texts.local(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_local(unit)
+            TimestampNTZType(),
+            texts.local_timestamp(unit),
+            text_format=_unit(unit),
+            is_ambiguous=texts.ambiguous_local_timestamp(unit),
         )
 
     return read
@@ -178,7 +181,7 @@ def _local(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
 def _clock(arguments: tuple[int, ...]) -> TypeDecoder:
     unit = _per_second(arguments, 6)
     return TypeDecoder(
-        StringType(), texts.clock(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_clock(unit)
+        StringType(), texts.time_of_day(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_time_of_day(unit)
     )
 
 
@@ -195,7 +198,7 @@ _UNKNOWN: dict[Family, TypeDecoder] = {
 }
 _AS_TEXT = lambda _: TypeDecoder(StringType(), texts.as_text, text_format=_TEXT)  # noqa: E731
 _FLOAT, _DOUBLE = (_plain(kind, texts.floating(kind)) for kind in (FloatType(), DoubleType()))
-_DATE, _MOMENT = _plain(DateType(), texts.date), _plain(TimestampType(), texts.moment)
+_DATE, _MOMENT = _plain(DateType(), texts.date), _plain(TimestampType(), texts.zoned_timestamp)
 _BINARY = lambda _: TypeDecoder(BinaryType(), texts.binary, hexadecimal=True)  # noqa: E731
 _ENDS = "`infinity` and `-infinity` are the ends of Spark's type"
 
@@ -257,7 +260,7 @@ _MYSQL = (
         "string",
         "`12:34:56.123456`, from `-838:59:59.000000` to `838:59:59.000000`",
         # Always in microseconds, whatever its digits.
-        lambda _: TypeDecoder(StringType(), texts.clock(1_000_000), text_format=_unit(1_000_000)),
+        lambda _: TypeDecoder(StringType(), texts.time_of_day(1_000_000), text_format=_unit(1_000_000)),
     ),
     TypeMapping(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "binary", "", _BINARY),
     TypeMapping(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from psycopg import sql
 
-from headrace.cdc.capture.catalogue import family
+from headrace.cdc.capture.catalogue import database_family
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.clients import mysql, postgres
 from headrace.clients.sql import quote_name
@@ -16,7 +16,7 @@ def row_exists(database: Database, table: SourceTable, key: Mapping[str, str]) -
 
     Raises as the client of the database does, when it does not answer or refuses.
     """
-    if family(database) == "mysql":
+    if database_family(database) == "mysql":
         where = " AND ".join(f"CAST({quote_name(column)} AS CHAR) = %s" for column in key)
         with mysql.session(database) as cursor:
             cursor.execute(

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from pymysql.cursors import Cursor, SSCursor
 
-from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.catalogue import binlog_position, database_family, lsn_position
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.clients import mysql, postgres
 from headrace.clients.sql import quote_name
@@ -46,7 +46,7 @@ class SourceSnapshot(Protocol):
 @contextmanager
 def open_snapshot(database: Database) -> Iterator[SourceSnapshot]:
     """Open a snapshot that only reads. It holds no lock, but keeps old rows of the server alive: close it soon."""
-    if family(database) == "mysql":
+    if database_family(database) == "mysql":
         with mysql.session(database) as cursor:
             cursor.execute("SET time_zone = '+00:00', NAMES utf8mb4")
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
@@ -85,7 +85,7 @@ class _Binlog:
     cursor: Cursor
 
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
-        expressions = ", ".join(_shown(column) for column in columns)
+        expressions = ", ".join(_column_as_text_sql(column) for column in columns)
         with self.cursor.connection.cursor(SSCursor) as cursor:
             cursor.execute(f"SELECT {expressions} FROM {quote_name(table.schema)}.{quote_name(table.name)}")  # noqa: S608 - quoted
             while rows := cursor.fetchmany(_AT_A_TIME):
@@ -101,7 +101,7 @@ def _binlog_position(cursor: Cursor) -> str:
     return binlog_position(*(mysql.binlog_position(cursor) or ("0", 0)))
 
 
-def _shown(column: SourceColumn) -> str:
+def _column_as_text_sql(column: SourceColumn) -> str:
     """Return the expression that writes a column as text."""
     name, kind = quote_name(column.name), column.type.lower()
     if re.match(r"(tiny|medium|long)?blob|(var)?binary", kind):

@@ -35,7 +35,7 @@ def is_compared(column: SourceColumn) -> bool:
 def source_text(column: SourceColumn, family: Family) -> Callable[[Text], Text]:
     """Return the function that makes the text of a mirror's value out of the text of its source."""
     kind = " ".join(column.type.lower().split())
-    write = _postgres(kind.removesuffix("[]")) if family == "postgres" else _mysql(kind)
+    write = _postgres_text_converter(kind.removesuffix("[]")) if family == "postgres" else _mysql_text_converter(kind)
 
     def convert(text: Text) -> Text:
         if isinstance(text, list):
@@ -82,7 +82,7 @@ def comparable_text(text: Text, kind: T.DataType) -> Text:
 _PACKED: dict[type, str] = {T.FloatType: ">f", T.DoubleType: ">d"}
 
 
-def _postgres(kind: str) -> Write:
+def _postgres_text_converter(kind: str) -> Write:
     name = re.sub(r"\([^)]*\)", "", kind)
     if name == "character":
         length = int(re.sub(r"\D", "", kind) or 1)
@@ -92,7 +92,7 @@ def _postgres(kind: str) -> Write:
     return _POSTGRES.get(" ".join(name.split()), str)
 
 
-def _mysql(kind: str) -> Write:
+def _mysql_text_converter(kind: str) -> Write:
     name = kind.partition("(")[0]
     if name == "bit":
         length = int(re.sub(r"\D", "", kind) or 1)

@@ -87,27 +87,27 @@ class Shop:
         for part in range(OPENING):
             changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._customer()]
             if part:  # the first customers have no orders yet
-                changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._placed()]
-            yield self._done(changes)
+                changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._insert_order()]
+            yield self._next_transaction(changes)
         happenings = (
             (self._order, 40),
-            (self._moves_on, 22),
+            (self._update_order_status, 22),
             (self._line, 8),
             (self._note, 4),
             (self._customer_changes, 12),
-            (self._removed, 8),
-            (self._comes_back, 3),
+            (self._delete_order, 8),
+            (self._reinsert_order, 3),
             (self._customer, 2),
-            (self._another_key, 1),
+            (self._change_customer_key, 1),
         )
         kinds, weights = zip(*happenings, strict=True)
         while True:
             (happens,) = self._random.choices(kinds, weights)
             changes = happens()
             if changes:
-                yield self._done(changes)
+                yield self._next_transaction(changes)
 
-    def _done(self, changes: list[RowChange]) -> ShopTransaction:
+    def _next_transaction(self, changes: list[RowChange]) -> ShopTransaction:
         done = ShopTransaction(self._number, tuple(changes))
         self._number += 1
         return done
@@ -129,9 +129,9 @@ class Shop:
 
     def _order(self) -> list[RowChange]:
         new = self._customer() if self._chance(0.05) else []
-        return [*new, *self._placed(new[0].key[0] if new else None)]
+        return [*new, *self._insert_order(new[0].key[0] if new else None)]
 
-    def _placed(self, customer: int | None = None, order: int | None = None) -> list[RowChange]:
+    def _insert_order(self, customer: int | None = None, order: int | None = None) -> list[RowChange]:
         """Return an order with its items, for a customer or for any, under a key of its own or a given one."""
         customer = self._any(self._orders_of) if customer is None else customer
         order = self._new("order") if order is None else order
@@ -160,7 +160,7 @@ class Shop:
         }
         return [RowChange("insert", "orders", (order,), head), *items]
 
-    def _moves_on(self) -> list[RowChange]:
+    def _update_order_status(self) -> list[RowChange]:
         return [RowChange("update", "orders", (self._any(self._orders),), {"status": self._random.choice(_STATUSES)})]
 
     def _line(self) -> list[RowChange]:
@@ -188,7 +188,7 @@ class Shop:
                 new = {"profile": self._profile(), "email": None}
         return [RowChange("update", "customers", (self._any(self._orders_of),), new)]
 
-    def _removed(self) -> list[RowChange]:
+    def _delete_order(self) -> list[RowChange]:
         order = self._any(self._orders)
         lines = self._orders.pop(order)
         self._orders_of[self._customer_of.pop(order)].discard(order)
@@ -196,12 +196,12 @@ class Shop:
         items = [RowChange("delete", "items", (order, line)) for line in lines]
         return [*items, RowChange("delete", "orders", (order,))]
 
-    def _comes_back(self) -> list[RowChange]:
+    def _reinsert_order(self) -> list[RowChange]:
         if not self._deleted_orders:
             return []
-        return self._placed(order=self._deleted_orders.pop(self._random.randrange(len(self._deleted_orders))))
+        return self._insert_order(order=self._deleted_orders.pop(self._random.randrange(len(self._deleted_orders))))
 
-    def _another_key(self) -> list[RowChange]:
+    def _change_customer_key(self) -> list[RowChange]:
         old, new = self._any(self._orders_of), self._new("customer")
         orders = self._orders_of.pop(old)
         self._orders_of[new] = orders

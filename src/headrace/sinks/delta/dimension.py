@@ -157,7 +157,7 @@ def require_table_exists(dimension: Dimension, target: Target) -> None:
     """Raise if a required local table does not exist. Other filesystems are not checked; Spark reports them."""
     location = target.table(dimension.path)
     if dimension.required and is_local(location) and not is_table(location):
-        raise _missing(dimension, location)
+        raise _missing_table_error(dimension, location)
 
 
 def _newest(session: SparkSession, location: str) -> tuple[str, int]:
@@ -169,7 +169,7 @@ def _newest(session: SparkSession, location: str) -> tuple[str, int]:
 def _load(dimension: Dimension, session: SparkSession, location: str, identity: str, version: int) -> LoadedDimension:
     """Load and persist one version; raise if it is ambiguous or too large to join with."""
     if version == ABSENT and dimension.required:
-        raise _missing(dimension, location)
+        raise _missing_table_error(dimension, location)
     if version == ABSENT:
         return LoadedDimension(
             identity, version, session.createDataFrame([], _typed(dimension, _key_type(dimension))), 0
@@ -183,25 +183,25 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
     known_bytes = snapshot(session, location).known_bytes
     if known_bytes is not None and known_bytes > Size.parse(dimension.broadcast_limit).bytes:
         # Unused columns may cause the size. Measure the used ones before persisting them.
-        _measured(dimension, rows)
+        _require_broadcast_limit(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        size = _measured(dimension, rows)
+        size = _require_broadcast_limit(dimension, rows)
         ambiguous = [str(row[0]) for row in _ambiguous(dimension, rows).limit(_FEW).collect()]
         if ambiguous:
-            raise _more_than_one(dimension, version, ambiguous)
+            raise _duplicate_key_error(dimension, version, ambiguous)
     except BaseException:
         rows.unpersist()
         raise
     return LoadedDimension(identity, version, rows, size)
 
 
-def _measured(dimension: Dimension, rows: DataFrame) -> int:
+def _require_broadcast_limit(dimension: Dimension, rows: DataFrame) -> int:
     """Return the size of the rows in memory; raise if it exceeds the limit."""
     limit = Size.parse(dimension.broadcast_limit)
     count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
     if size > limit.bytes:
-        raise _too_large(dimension, f"{format_bytes(size)} in {count:,} rows", limit)
+        raise _broadcast_limit_error(dimension, f"{format_bytes(size)} in {count:,} rows", limit)
     return int(size)
 
 
@@ -269,7 +269,7 @@ def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
         )
 
 
-def _missing(dimension: Dimension, location: str) -> DataError:
+def _missing_table_error(dimension: Dimension, location: str) -> DataError:
     return DataError(
         f"The dimension {dimension.path} is not there.",
         why=f"{location} is no Delta table.",
@@ -279,7 +279,7 @@ def _missing(dimension: Dimension, location: str) -> DataError:
     )
 
 
-def _too_large(dimension: Dimension, size: str, limit: Size) -> DataError:
+def _broadcast_limit_error(dimension: Dimension, size: str, limit: Size) -> DataError:
     return DataError(
         f"The dimension {dimension.path} is too large to be broadcast: {size}, and the limit is {limit}.",
         why="The driver collects it and every executor holds a copy; without enough memory they fail.",
@@ -290,7 +290,7 @@ def _too_large(dimension: Dimension, size: str, limit: Size) -> DataError:
     )
 
 
-def _more_than_one(dimension: Dimension, version: int, keys: list[str]) -> DataError:
+def _duplicate_key_error(dimension: Dimension, version: int, keys: list[str]) -> DataError:
     problem = "occurs more than once" if dimension.as_of is None else "has rows that are valid at the same time"
     return DataError(
         f"The dimension {dimension.path} does not say which row belongs to a key: {dimension.key} {', '.join(keys)}.",

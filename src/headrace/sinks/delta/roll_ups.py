@@ -83,12 +83,12 @@ class DeltaRollUps(DeltaUpsert):
             levels, longer = [cached], cached
             for short, long in pairwise(self.grains):
                 parts = table.where(F.col(GRAIN) == short).where(_within(long, first, last))
-                longer = self._longer(parts, longer, long)
+                longer = self._roll_up_to_grain(parts, longer, long)
                 levels.append(longer)
             all_windows = reduce(lambda left, right: left.unionByName(right), levels)
             self.merge(all_windows, batch, within=_within(self.grains[-1], first, last))
 
-    def _longer(self, present: DataFrame, rows: DataFrame, grain: str) -> DataFrame:
+    def _roll_up_to_grain(self, present: DataFrame, rows: DataFrame, grain: str) -> DataFrame:
         """Return the windows of a longer grain that contain the rows, from these rows and those in the table.
 
         A new row replaces the row of its window in the table. Needs one shuffle and no join.
