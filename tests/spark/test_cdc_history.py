@@ -103,7 +103,7 @@ def test_a_batch_that_breaks_off_and_comes_again_and_a_clock_that_went_back_leav
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(History, "_merge", dies)
+        patched.setattr(History, "_merge_versions", dies)
         with pytest.raises(KeyboardInterrupt):
             History().apply(frame(spark, second, 10), into(tmp_path, 1))
     for _ in range(2):

@@ -62,7 +62,7 @@ def test_the_next_attempt_repairs_a_crash_between_tombstones_and_rows(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Mirror, "_write", dies)
+        patched.setattr(Mirror, "_write_rows", dies)
         with pytest.raises(KeyboardInterrupt):
             Mirror().apply(frame(spark, second, 10), into(tmp_path, 1))
     assert sorted(stored_rows(spark, tmp_path)) == [1, 2]

@@ -86,13 +86,13 @@ def test_late_changes_are_compared_with_those_of_the_batch_before_and_the_table_
         assert number == 0 or done_by(spark, tmp_path) == "REPLACE"
 
     asked = list[str]()
-    ask = replace_where._positions
+    ask = replace_where._newest_positions
 
     def asking(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[replace_where.Key, str]:
         asked.append(named)
         return ask(session, location, key, named)
 
-    monkeypatch.setattr(replace_where, "_positions", asking)
+    monkeypatch.setattr(replace_where, "_newest_positions", asking)
     apply(0, *(row("c", key, key, key, "first") for key in range(1, 8)))
     apply(1, row("u", 11, 1, 11), row("d", 14, 2), row("u", 20, 3, 20))
     # Between the changes of the batch before: older than its row, older than its tombstone, newer than either.

@@ -105,7 +105,7 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
     dropped_columns: DroppedColumns = "keep"
     maintenance: CdcMaintenance = field(default_factory=CdcMaintenance)
     atomic_transactions: bool = False
-    is_ambiguous: Callable[[SourceTable], Column | None] = field(default=lambda _table: None, repr=False)
+    is_ambiguous: Callable[[SourceTable], Column | None] = field(default=lambda _source_table: None, repr=False)
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
 
@@ -140,10 +140,10 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
         session = rows.sparkSession
         with session_settings(session, SMALL_BATCH_CONF), self._prepared_rows(rows, batch) as once:
             parts = list[_TableBatch]()
-            with in_background(session, True, lambda: self._load_logs(session, batch)):
-                for topic, (shapes, ambiguous) in _topics(once, self._ambiguity(batch)).items():
+            with in_background(session, True, lambda: self._preload_delta_logs(session, batch)):
+                for topic, (shapes, ambiguous) in _topics_of_batch(once, self._ambiguous_condition(batch)).items():
                     table, changes = (
-                        self._table(topic, shapes, batch, again=ambiguous),
+                        self._source_table(topic, shapes, batch, again=ambiguous),
                         once.where(F.col("topic") == topic),
                     )
                     if isinstance(table, SkippedTable):
@@ -155,7 +155,7 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
                 self._retry_with_current_tables(session, failed_parts, batch)
             self._publish(session, [part.into for part in parts], batch)
 
-    def _load_logs(self, session: SparkSession, batch: Batch) -> None:
+    def _preload_delta_logs(self, session: SparkSession, batch: Batch) -> None:
         """Load the Delta logs of the tables that the last batch wrote, while the records of this one are read.
 
         Each idempotent commit needs them to check whether the table already has the batch.
@@ -249,7 +249,7 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
     def _read_tables(self, batch: Batch) -> dict[str, _ReadTable]:
         return batch.cache.get(_ReadTables, self.folder(batch.target)).by_topic
 
-    def _ambiguity(self, batch: Batch) -> Column:
+    def _ambiguous_condition(self, batch: Batch) -> Column:
         """Return the condition that an envelope has an ambiguous value."""
         condition = F.lit(False)
         for topic, read in self._read_tables(batch).items():
@@ -257,7 +257,9 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
             condition = condition if ambiguous is None else condition | ((F.col("topic") == topic) & ambiguous)
         return condition
 
-    def _table(self, topic: str, shapes: frozenset[Shape], batch: Batch, *, again: bool) -> _ReadTable | SkippedTable:
+    def _source_table(
+        self, topic: str, shapes: frozenset[Shape], batch: Batch, *, again: bool
+    ) -> _ReadTable | SkippedTable:
         """Return the source table of a topic. Reads the catalogue when the batch has new columns.
 
         Records from before a schema change still have the old columns, so the catalogue is read once for each set of
@@ -287,7 +289,7 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
         return tables[topic]
 
 
-def _topics(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[frozenset[Shape], bool]]:
+def _topics_of_batch(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[frozenset[Shape], bool]]:
     """Return the topics of a batch, with the column sets of their rows and whether a value is ambiguous.
 
     One pass over persisted rows.

@@ -54,10 +54,10 @@ class ChangeLog:
                 session, into.location, self.columns(struct_fields(once, "_key"), struct_fields(once, "_after")), []
             )
             with into.commit(session):
-                _rows(once).write.format("delta").mode("append").save(into.location)
+                _change_rows(once).write.format("delta").mode("append").save(into.location)
 
 
-def _rows(changes: DataFrame) -> DataFrame:
+def _change_rows(changes: DataFrame) -> DataFrame:
     # The decoder adds `_before` on request. Without it the row before is null.
     unknown = F.lit(None).cast(changes.schema["_after"].dataType)
     return changes.select(

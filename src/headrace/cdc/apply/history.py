@@ -82,7 +82,7 @@ class History:
         session, after = changes.sparkSession, struct_fields(changes, "_after")
         alike = sorted({*after.names} & {*self.metadata_columns.names})
         if alike:
-            raise _column_name_clash(into, alike[0])
+            raise _column_name_clash_error(into, alike[0])
         with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(cdc_timeline.events(changes)) as events:
             counts = count_changes(events)
             if counts.unreadable is not None:
@@ -112,9 +112,9 @@ class History:
             # 3. The rows that the table lacks or stores differently.
             rows = cdc_timeline.changed_rows(cdc_timeline.resolve_versions(timeline), ends=self.deletes == "mark")
             with locally_checkpointed(rows) as once:
-                if _any_rows(once, into):
+                if _require_values(once, into):
                     with into.commit(session):
-                        self._merge(once, into)
+                        self._merge_versions(once, into)
 
     def _affected_versions(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> DataFrame:
         """Return the versions of the table that may get another end: those that are not over at a key's first change.
@@ -122,7 +122,7 @@ class History:
         Over by the log and by the clock too: a version must not begin later than what follows it.
         """
         stored = self._stored_versions(events, into)
-        bounds = _bounds(events, counts)
+        bounds = _first_changes(events, counts)
         if counts.truncated is None:
             ranges = key_ranges.ranges_of(events, counts.spans, counts.keys)
             near = stored.where(key_ranges.key_range_condition(ranges, "old")).join(bounds, "_key")
@@ -149,14 +149,14 @@ class History:
             F.col(f"old.{ENDED}").alias("ended"),
         )
         rank = cdc_timeline.order_within_position(F.col(f"old.{OP}"))
-        values = _columns(struct_fields(events, "_after").names)
+        values = _stored_struct(struct_fields(events, "_after").names)
         return (
             DeltaTable.forPath(events.sparkSession, into.location)
             .toDF()
             .alias("old")
             .withColumns(
                 {
-                    "_key": _columns(struct_fields(events, "_key").names),
+                    "_key": _stored_struct(struct_fields(events, "_key").names),
                     "_position": F.col(f"old.{POSITION}"),
                     "_rank": rank,
                     "_op": F.col(f"old.{OP}"),
@@ -168,7 +168,7 @@ class History:
             )
         )
 
-    def _merge(self, rows: DataFrame, into: TableWrite) -> None:
+    def _merge_versions(self, rows: DataFrame, into: TableWrite) -> None:
         keys, names = struct_fields(rows, "_key").names, struct_fields(rows, "_after").names
         same = [f"old.{quote_name(name)} = new._key.{quote_name(name)}" for name in keys]
         place = f"old.{POSITION} = new._position AND CASE WHEN old.{OP} = 'r' THEN {cdc_timeline.SNAPSHOT} "
@@ -205,7 +205,7 @@ def _timeline_rows(
     truncates = batch.where(F.col("_op") == "t").select("_position", "_op", "_at")
     ends = cdc_timeline.version_end_events(near)
     if before.newest is not None and before.newest >= first:
-        of_keys = _tombstones(events, into).where(F.col("_op") == "d").join(_bounds(events, counts), "_key")
+        of_keys = _tombstones(events, into).where(F.col("_op") == "d").join(_first_changes(events, counts), "_key")
         ends = ends.unionByName(of_keys.where(F.col("_position") >= F.col("_first")).select(*ends.columns))
     swept = before.truncated is not None and before.truncated >= first
     if swept:
@@ -219,7 +219,7 @@ def _timeline_rows(
     return near.unionByName(versions, allowMissingColumns=True).unionByName(ranked, allowMissingColumns=True)
 
 
-def _bounds(events: DataFrame, counts: ChangeCounts) -> DataFrame:
+def _first_changes(events: DataFrame, counts: ChangeCounts) -> DataFrame:
     """Return for each key its first place in the log and its first time in this batch."""
     key_changes = events.where(F.col("_op") != "t").groupBy("_key")
     bounds = key_changes.agg(F.min("_position").alias("_first"), F.min("_commit_time").alias("_since"))
@@ -233,7 +233,7 @@ def _tombstones(events: DataFrame, into: TableWrite) -> DataFrame:
         tombstones.read(events.sparkSession, into)
         .alias("old")
         .select(
-            _columns(struct_fields(events, "_key").names).alias("_key"),
+            _stored_struct(struct_fields(events, "_key").names).alias("_key"),
             F.col(f"old.{POSITION}").alias("_position"),
             F.when(every, "t").otherwise("d").alias("_op"),
             F.col(f"old.{tombstones.DELETED_AT}").alias("_at"),
@@ -241,7 +241,7 @@ def _tombstones(events: DataFrame, into: TableWrite) -> DataFrame:
     )
 
 
-def _any_rows(rows: DataFrame, into: TableWrite) -> bool:
+def _require_values(rows: DataFrame, into: TableWrite) -> bool:
     totals = rows.agg(F.count("*"), F.max("_lacks")).first()
     assert totals is not None  # noqa: S101 - an aggregate without a group has one row
     if totals[1]:
@@ -249,11 +249,11 @@ def _any_rows(rows: DataFrame, into: TableWrite) -> bool:
     return bool(totals[0])
 
 
-def _columns(names: list[str]) -> Column:
+def _stored_struct(names: list[str]) -> Column:
     return F.struct(*(F.col(f"old.{quote_name(name)}").alias(name) for name in names))
 
 
-def _column_name_clash(into: TableWrite, name: str) -> FlowError:
+def _column_name_clash_error(into: TableWrite, name: str) -> FlowError:
     return FlowError(
         f"Table {into.table} has a column '{name}', and so has its history.",
         why="A history adds columns that say from when to when a version was valid.",

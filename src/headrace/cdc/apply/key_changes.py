@@ -25,14 +25,14 @@ def fill_moved_rows(changes: DataFrame, table: DataFrame, deleted_at: Column | N
     """
     deleted_at = F.lit(None).cast("string") if deleted_at is None else deleted_at
     # A row may move twice in a batch: the second move finds what the first one has found.
-    before, lacks = None, _count(changes)
+    before, lacks = None, _count_unavailable_values(changes)
     while lacks and lacks != before:
         changes = _fill_unavailable_values(changes, table, deleted_at).localCheckpoint(eager=True)
-        before, lacks = lacks, _count(changes)
+        before, lacks = lacks, _count_unavailable_values(changes)
     return changes
 
 
-def _count(changes: DataFrame) -> int:
+def _count_unavailable_values(changes: DataFrame) -> int:
     """Count the values that moved rows lack."""
     total = changes.where(_has_unavailable_values()).agg(F.sum(F.size("_unavailable"))).first()
     return (total and total[0]) or 0
@@ -62,7 +62,7 @@ def _fill_unavailable_values(changes: DataFrame, table: DataFrame, deleted_at: C
         & (F.col(_ENDED).isNull() | (F.col("at") > F.col(_ENDED)))
         & (F.col("deleted_at").isNull() | (F.col("deleted_at") >= F.col("_position")))
     )
-    values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
+    values = [_newest_value(name).alias(f"v{number}") for number, name in enumerate(names)]
     values_of_moves = values_of_moves.groupBy("_position", "_key").agg(*values)
     values_of_moves = values_of_moves.select(
         "_position", "_key", F.struct(*(f"v{n}" for n in range(len(names)))).alias(_EARLIER)
@@ -95,7 +95,7 @@ def _earlier_values(changes: DataFrame, table: DataFrame, names: list[str], dele
     return from_batch.union(from_table)
 
 
-def _newest(name: str) -> Column:
+def _newest_value(name: str) -> Column:
     present = ~F.array_contains("lacks", name)
     return F.max_by(F.when(present, F.struct(F.col("row")[name].alias("value"))), F.when(present, F.col("order")))
 

@@ -133,7 +133,7 @@ def fill_missing_values(rows: DataFrame, changes: DataFrame) -> DataFrame:
     # A row that moved here without its values: what the batch holds from before is of another row.
     lacking = rows.where((F.size("_missing") > 0) & F.col("_op").isin("c", "u", "r") & ~F.col("_moved")).select("_key")
     # An update never follows a delete, so the newest value of a column that is there is never one from before it.
-    values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
+    values = [_newest_value(name).alias(f"v{number}") for number, name in enumerate(names)]
     earlier_values = changes.join(F.broadcast(lacking), "_key", "left_semi").groupBy("_key").agg(*values)
     with_earlier_values = rows.join(F.broadcast(earlier_values), "_key", "left")
     lacks = [F.array_contains("_missing", name) & F.col("_after").isNotNull() for name in names]
@@ -163,7 +163,7 @@ def fill_missing_values(rows: DataFrame, changes: DataFrame) -> DataFrame:
     )
 
 
-def _newest(name: str) -> Column:
+def _newest_value(name: str) -> Column:
     present = F.col("_after").isNotNull() & ~F.array_contains("_unavailable", name)
     value = F.struct(F.col("_after")[name].alias("value"), F.col("_position").alias("position"))
     return F.max_by(F.when(present, value), F.when(present, log_order()))

@@ -78,19 +78,19 @@ class Mirror:
             )
             enable_deletion_vectors(changes.sparkSession, into.location)
             if not counts.moved:
-                self._fill(last, counts, changes, into)
+                self._fill_and_merge(last, counts, changes, into)
                 return
             table = changes.sparkSession.read.format("delta").load(into.location)
             filled_changes = fill_moved_rows(changes, table)
             with locally_checkpointed(latest_changes(filled_changes)) as moved:
-                self._fill(moved, count_changes(moved), filled_changes, into)
+                self._fill_and_merge(moved, count_changes(moved), filled_changes, into)
 
-    def _fill(self, last: DataFrame, counts: ChangeCounts, changes: DataFrame, into: TableWrite) -> None:
+    def _fill_and_merge(self, last: DataFrame, counts: ChangeCounts, changes: DataFrame, into: TableWrite) -> None:
         if not counts.missing:
-            self._merge(last, counts, into)
+            self._write_changes(last, counts, into)
             return
         with locally_checkpointed(fill_missing_values(last, changes)) as filled_changes:
-            self._merge(filled_changes, counts, into)
+            self._write_changes(filled_changes, counts, into)
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
         """Return the columns of the table: the source's and its own."""
@@ -99,7 +99,7 @@ class Mirror:
             columns = columns.add(DELETED, T.BooleanType()).add(DELETED_AT, T.TimestampType())
         return columns
 
-    def _merge(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
+    def _write_changes(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = last.sparkSession
         before, was = tombstones.tombstone_index(session, into), replace_where.table_state(session, into)
         # Tombstones and rows are written concurrently. The batch is complete when both are committed.
@@ -112,7 +112,7 @@ class Mirror:
             ),
         ):
             try:
-                recent = self._write(last, counts, before, into)
+                recent = self._write_rows(last, counts, before, into)
             except (PySparkException, Py4JJavaError) as error:
                 if _LACKS in str(error):
                     raise missing_value_error(into) from error
@@ -121,14 +121,14 @@ class Mirror:
         if writes_tombstones:
             tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
 
-    def _write(
+    def _write_rows(
         self, last: DataFrame, counts: ChangeCounts, before: TombstoneIndex, into: TableWrite
     ) -> RecentChanges | None:
         """Replace the rows of the keys, append the rows or merge them: the first of these that is possible.
 
         Returns the changes that are known now, where rows were replaced.
         """
-        if self._can_replace(last, counts, into) and (recent := self._replace(last, counts, before, into)):
+        if self._can_replace(last, counts, into) and (recent := self._replace_rows(last, counts, before, into)):
             return recent
         ranges = key_ranges.ranges_of(last, counts.spans, counts.keys)
         # What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
@@ -137,8 +137,8 @@ class Mirror:
             rows = rows if truncated is None else rows.where(F.col("_position") >= truncated)
         if before.newest is not None and str(counts.first) <= before.newest:
             rows = tombstones.drop_deleted_keys(rows, into, key_ranges.key_range_condition(ranges, "old"))
-        if not self._append(rows, counts, into, ranges):
-            self._execute(rows, counts, into, ranges)
+        if not self._append_rows(rows, counts, into, ranges):
+            self._merge_rows(rows, counts, into, ranges)
         return None
 
     def _can_replace(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> bool:
@@ -153,7 +153,7 @@ class Mirror:
             last.sparkSession, into, self.columns(key, struct_fields(last, "_after")).names
         )
 
-    def _replace(
+    def _replace_rows(
         self, last: DataFrame, counts: ChangeCounts, before: TombstoneIndex, into: TableWrite
     ) -> RecentChanges | None:
         """Replace the rows of the keys, but for changes that are older than what is known; None where it cannot.
@@ -171,10 +171,10 @@ class Mirror:
             return None
         newer = replace_where.without_keys(last, older)
         applied = {row_key: change for row_key, change in changes.items() if row_key not in older}
-        replace_where.replace_rows(self._rows(newer.where(F.col("_op") != "d")), key, list(applied), into)
+        replace_where.replace_rows(self._new_rows(newer.where(F.col("_op") != "d")), key, list(applied), into)
         return RecentChanges(newest_position, applied)
 
-    def _append(
+    def _append_rows(
         self, rows: DataFrame, counts: ChangeCounts, into: TableWrite, ranges: dict[str, list[key_ranges.Range]]
     ) -> bool:
         """Append a batch that has only new rows, if none of its keys is in the table. Returns whether it did.
@@ -196,17 +196,17 @@ class Mirror:
         )
         if not stored.join(batch_keys, keys, "left_semi").isEmpty():
             return False
-        self._rows(rows).write.format("delta").mode("append").save(into.location)
+        self._new_rows(rows).write.format("delta").mode("append").save(into.location)
         return True
 
-    def _rows(self, changes: DataFrame) -> DataFrame:
+    def _new_rows(self, changes: DataFrame) -> DataFrame:
         """Return the rows that changes end in."""
         new = changes.select("_after.*", F.col("_position").alias(POSITION))
         if self.deletes == "soft":
             new = new.withColumns({DELETED: F.lit(False), DELETED_AT: F.lit(None).cast("timestamp")})
         return new
 
-    def _execute(
+    def _merge_rows(
         self, rows: DataFrame, counts: ChangeCounts, into: TableWrite, ranges: dict[str, list[key_ranges.Range]]
     ) -> None:
         names = struct_fields(rows, "_after").names
@@ -217,9 +217,13 @@ class Mirror:
             on = key_ranges.key_range_condition(ranges, "old") & on
         # A row of a snapshot is what the source held at its position: a change at that position came after it.
         newer = f"(new._position > old.{POSITION} OR (new._position = old.{POSITION} AND new._op <> 'r'))"
-        values: dict[str, str | Column] = {quote_name(name): _value(name, bool(counts.missing)) for name in names}
+        values: dict[str, str | Column] = {
+            quote_name(name): _updated_value(name, bool(counts.missing)) for name in names
+        }
         values[POSITION] = "new._position"
-        first: dict[str, str | Column] = {quote_name(name): _first_value(name, bool(counts.missing)) for name in names}
+        first: dict[str, str | Column] = {
+            quote_name(name): _inserted_value(name, bool(counts.missing)) for name in names
+        }
         first[POSITION] = "new._position"
         merge = DeltaTable.forPath(rows.sparkSession, into.location).alias("old").merge(rows.alias("new"), on)
         if self.deletes == "hard":
@@ -241,7 +245,7 @@ class Mirror:
         merge.execute()
 
 
-def _value(name: str, missing: bool) -> str:
+def _updated_value(name: str, missing: bool) -> str:
     new = f"new._after.{quote_name(name)}"
     if not missing:
         return new
@@ -254,7 +258,7 @@ def _value(name: str, missing: bool) -> str:
     return f"IF({unknown}, raise_error({string_literal(_LACKS)}), {filled_value})"
 
 
-def _first_value(name: str, missing: bool) -> str:
+def _inserted_value(name: str, missing: bool) -> str:
     new = f"new._after.{quote_name(name)}"
     if not missing:
         return new

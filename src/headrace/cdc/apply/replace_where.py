@@ -97,9 +97,9 @@ def stale_keys(
         return None
     if asked:
         named = key_condition(key, list(asked))
-        row_positions = _positions(session, into.location, key, named)
+        row_positions = _newest_positions(session, into.location, key, named)
         tombstone_positions = (
-            _positions(session, into.tombstones, key, named) if version(session, into.tombstones) >= 0 else {}
+            _newest_positions(session, into.tombstones, key, named) if version(session, into.tombstones) >= 0 else {}
         )
         for row_key, change in asked.items():
             has = (
@@ -111,7 +111,7 @@ def stale_keys(
     return stale
 
 
-def _positions(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[Key, str]:
+def _newest_positions(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[Key, str]:
     """Return the greatest position of each key that a condition names. A tombstone for every key has no key."""
     rows = session.read.format("delta").load(location).where(named)
     positions = rows.groupBy(*map(quote_name, key.names)).agg(F.max(POSITION)).collect()
@@ -197,8 +197,8 @@ def key_condition(key: T.StructType, keys: Sequence[Key]) -> str:
         named.append(f"({' OR '.join(f'{columns[0]} BETWEEN {low} AND {high}' for low, high in ends)})")
     elif len(key) > 1:
         named.append(f"{columns[0]} IN ({', '.join(_literal(row_key, kinds[0]) for row_key in first)})")
-    literals = [_row([_literal(part, kind) for part, kind in zip(row_key, kinds, strict=True)]) for row_key in keys]
-    named.append(f"{_row(columns)} IN ({', '.join(literals)})")
+    literals = [_sql_row([_literal(part, kind) for part, kind in zip(row_key, kinds, strict=True)]) for row_key in keys]
+    named.append(f"{_sql_row(columns)} IN ({', '.join(literals)})")
     return " AND ".join(named)
 
 
@@ -212,7 +212,7 @@ def _selective_ranges(numbers: Sequence[int]) -> list[Range]:
     return ranges if sum(inside) < (numbers[-1] - numbers[0]) * _MOST_INSIDE else []
 
 
-def _row(parts: Sequence[str]) -> str:
+def _sql_row(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 

@@ -69,7 +69,7 @@ def evolve_columns(
     now = snapshot(session, location)
     if now.version < 0:
         return
-    table_types, source_types = _flat(now.schema), _flat(source_columns)
+    table_types, source_types = _flat_types(now.schema), _flat_types(source_columns)
     dropped_before, text_formats = (
         {tuple(path) for path in json.loads(now.table_property(_DROPPED) or "[]")},
         text_formats_of(source_columns),
@@ -82,37 +82,37 @@ def evolve_columns(
     if added and missing - dropped_before:
         raise _possible_rename_error(into, location, min(missing - dropped_before), *min(added.items()))
     statements = [
-        _widening(into, location, path, table_types[path], kind)
+        _widening_statement(into, location, path, table_types[path], kind)
         for path, kind in source_types.items()
         if path in table_types and table_types[path] != kind
     ]
     if statements and now.table_property(_WIDENING) is None:
-        statements.insert(0, _set(_WIDENING, "true"))
+        statements.insert(0, _set_property(_WIDENING, "true"))
     if added:
-        columns = ", ".join(f"{_name(path)} {kind.simpleString()}" for path, kind in added.items())
+        columns = ", ".join(f"{_quoted_path(path)} {kind.simpleString()}" for path, kind in added.items())
         statements.append(f"ADD COLUMNS ({columns})")
     if missing and policy.dropped == "drop":
         # Without a mapping of names a column could only go by rewriting every file.
-        statements += [_set(_MAPPING, "name")] if now.table_property(_MAPPING) is None else []
-        statements.append(f"DROP COLUMNS ({', '.join(_name(path) for path in sorted(missing))})")
+        statements += [_set_property(_MAPPING, "name")] if now.table_property(_MAPPING) is None else []
+        statements.append(f"DROP COLUMNS ({', '.join(_quoted_path(path) for path in sorted(missing))})")
     elif missing != dropped_before:
-        statements.append(_set(_DROPPED, json.dumps(sorted(missing))))
+        statements.append(_set_property(_DROPPED, json.dumps(sorted(missing))))
     if text_formats != before:
-        statements.append(_set(TEXT_FORMAT, json.dumps(text_formats)))
-    back = sorted(_name(path) for path in dropped_before & source_types.keys())
+        statements.append(_set_property(TEXT_FORMAT, json.dumps(text_formats)))
+    back = sorted(_quoted_path(path) for path in dropped_before & source_types.keys())
     if back and policy.cleared:
         empty = ", ".join(f"{name} = NULL" for name in back)
-        session.sql(f"UPDATE {_table(location)} SET {empty}")  # noqa: S608 - names are quoted
+        session.sql(f"UPDATE {_quoted_table(location)} SET {empty}")  # noqa: S608 - names are quoted
     for statement in statements:
-        session.sql(f"ALTER TABLE {_table(location)} {statement}")
+        session.sql(f"ALTER TABLE {_quoted_table(location)} {statement}")
 
 
-def _widening(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> str:
+def _widening_statement(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> str:
     if isinstance(before, T.ArrayType) and isinstance(after, T.ArrayType):
-        return _widening(into, location, (*path, "element"), before.elementType, after.elementType)
+        return _widening_statement(into, location, (*path, "element"), before.elementType, after.elementType)
     if not _is_wider(before, after):
         raise _type_change_error(into, location, path, before, after)
-    return f"ALTER COLUMN {_name(path)} TYPE {after.simpleString()}"
+    return f"ALTER COLUMN {_quoted_path(path)} TYPE {after.simpleString()}"
 
 
 def _is_wider(before: T.DataType, after: T.DataType) -> bool:
@@ -130,24 +130,26 @@ def _is_wider(before: T.DataType, after: T.DataType) -> bool:
     return isinstance(after, T.DoubleType) and isinstance(before, _IN_DOUBLE)
 
 
-def _flat(schema: T.StructType, within: Path = ()) -> dict[Path, T.DataType]:
+def _flat_types(schema: T.StructType, within: Path = ()) -> dict[Path, T.DataType]:
     """Return the types of all columns, those within structs too. Columns of a source are never structs."""
     types: dict[Path, T.DataType] = {}
     for field in schema:
         path = (*within, field.name)
-        types |= _flat(field.dataType, path) if isinstance(field.dataType, T.StructType) else {path: field.dataType}
+        types |= (
+            _flat_types(field.dataType, path) if isinstance(field.dataType, T.StructType) else {path: field.dataType}
+        )
     return types
 
 
-def _set(name: str, value: str) -> str:
+def _set_property(name: str, value: str) -> str:
     return f"SET TBLPROPERTIES ('{name}' = {string_literal(value)})"
 
 
-def _name(path: Path) -> str:
+def _quoted_path(path: Path) -> str:
     return ".".join(quote_name(name) for name in path)
 
 
-def _table(location: str) -> str:
+def _quoted_table(location: str) -> str:
     return f"delta.{quote_name(location)}"
 
 
@@ -175,29 +177,29 @@ def _require_same_format(into: TableWrite, location: str, before: Mapping[str, s
                 f"Column '{name}' was sent as {before[name]} and is sent as {now[name]} since its type changed. A "
                 "record does not say in which form it was written.",
                 "If all changes from before were applied when the column was changed: ALTER TABLE "
-                f"{_table(location)} UNSET TBLPROPERTIES ('{TEXT_FORMAT}'); If not, capture the table again.",
+                f"{_quoted_table(location)} UNSET TBLPROPERTIES ('{TEXT_FORMAT}'); If not, capture the table again.",
             )
 
 
 def _possible_rename_error(into: TableWrite, location: str, old: Path, new: Path, kind: T.DataType) -> DataError:
-    table = f"ALTER TABLE {_table(location)}"
+    table = f"ALTER TABLE {_quoted_table(location)}"
     return _unsupported_change(
         into,
         f"Column '{new[-1]}' is new and '{old[-1]}' is missing: that may be one renamed column.",
-        f"If it is one column: {table} {_set(_MAPPING, 'name')}; {table} RENAME COLUMN {_name(old)} TO "
-        f"{quote_name(new[-1])}; If it is two: {table} ADD COLUMNS ({_name(new)} {kind.simpleString()});",
+        f"If it is one column: {table} {_set_property(_MAPPING, 'name')}; {table} RENAME COLUMN {_quoted_path(old)} TO "
+        f"{quote_name(new[-1])}; If it is two: {table} ADD COLUMNS ({_quoted_path(new)} {kind.simpleString()});",
     )
 
 
 def _type_change_error(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> DataError:
-    table, name, aside = f"ALTER TABLE {_table(location)}", path[-1], f"{path[-1]}_before"
+    table, name, aside = f"ALTER TABLE {_quoted_table(location)}", path[-1], f"{path[-1]}_before"
     was, now = before.simpleString(), after.simpleString()
-    previous = _name((*path[:-1], aside))
+    previous = _quoted_path((*path[:-1], aside))
     steps = (
-        f"{table} {_set(_MAPPING, 'name')}",
-        f"{table} RENAME COLUMN {_name(path)} TO {quote_name(aside)}",
-        f"{table} ADD COLUMNS ({_name(path)} {now})",
-        f"UPDATE {_table(location)} SET {_name(path)} = CAST({previous} AS {now})",  # noqa: S608 - names are quoted
+        f"{table} {_set_property(_MAPPING, 'name')}",
+        f"{table} RENAME COLUMN {_quoted_path(path)} TO {quote_name(aside)}",
+        f"{table} ADD COLUMNS ({_quoted_path(path)} {now})",
+        f"UPDATE {_quoted_table(location)} SET {_quoted_path(path)} = CAST({previous} AS {now})",  # noqa: S608 - names are quoted
         f"{table} DROP COLUMN {previous}",
     )
     return _unsupported_change(

@@ -103,16 +103,16 @@ def create_table(session: SparkSession, location: str, columns: T.StructType, ke
         table = table.property("delta.dataSkippingStatsColumns", ",".join(map(quote_name, first)))
     if clustered:
         table = table.clusterBy(*map(quote_name, clustered))
-    if any(letter in name for name in _every_name(columns) for letter in _NOT_IN_FILES):
+    if any(letter in name for name in _column_names(columns) for letter in _NOT_IN_FILES):
         table = table.property("delta.columnMapping.mode", "name")
     table.execute()
 
 
-def _every_name(columns: T.StructType) -> Iterator[str]:
+def _column_names(columns: T.StructType) -> Iterator[str]:
     for column in columns:
         yield column.name
         if isinstance(column.dataType, T.StructType):
-            yield from _every_name(column.dataType)
+            yield from _column_names(column.dataType)
 
 
 def text_formats_of(schema: T.StructType) -> dict[str, str]:

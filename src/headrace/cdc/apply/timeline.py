@@ -89,17 +89,17 @@ def resolve_versions(timeline: DataFrame) -> DataFrame:
     )
     after = timeline.schema["_after"].dataType
     assert isinstance(after, T.StructType)  # noqa: S101 - the frame of changes says so
-    values = [_value(name, placed).over(so_far)["value"].alias(name) for name in after.names]
-    return _with_ends(placed.withColumn("_values", F.when(is_version(), F.struct(*values))))
+    values = [_newest_value(name, placed).over(so_far)["value"].alias(name) for name in after.names]
+    return _with_validity(placed.withColumn("_values", F.when(is_version(), F.struct(*values))))
 
 
-def _value(name: str, placed: DataFrame) -> Column:
+def _newest_value(name: str, placed: DataFrame) -> Column:
     """Return the newest value of a column that a version contains."""
     has_value = is_version() & (F.col("_holds") | ~F.array_contains("_missing", name))
     return F.last(F.when(has_value, F.struct(placed["_after"][name].alias("value"))), ignorenulls=True)
 
 
-def _with_ends(placed: DataFrame) -> DataFrame:
+def _with_validity(placed: DataFrame) -> DataFrame:
     # From the end of the log backwards: a frame that begins at each row would be computed again for each.
     back = Window.partitionBy("_key").orderBy(F.desc("_position"), F.desc("_rank"))
     from_here = back.rowsBetween(Window.unboundedPreceding, Window.currentRow)

@@ -30,10 +30,10 @@ class TombstoneIndex:
 
     def updated(self, last: str | None, truncated: str | None) -> TombstoneIndex:
         """Return the index after a batch. Too great a position only costs a lookup."""
-        return TombstoneIndex(_greater(self.newest, last), _greater(self.truncated, truncated))
+        return TombstoneIndex(_greater_position(self.newest, last), _greater_position(self.truncated, truncated))
 
 
-def _greater(position: str | None, other_position: str | None) -> str | None:
+def _greater_position(position: str | None, other_position: str | None) -> str | None:
     return max((candidate for candidate in (position, other_position) if candidate is not None), default=None)
 
 

@@ -60,7 +60,7 @@ def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Itera
     everything = rows if waited is None else rows.unionByName(waited.drop(BATCH, _QUERY, _DONE))
     done = [] if waited is None else _applied_transaction_ids(waited)
     with persisted(everything) as once:
-        change_counts, ends = _count_changes(once), _ends(once)
+        change_counts, ends = _count_changes(once), _transaction_ends(once)
         ready = complete_ids(ends, change_counts, done)
         lacking = [end for end in ends if end.transaction not in {*ready, *done}]
         _require_no_loss(lacking, change_counts, ends)
@@ -104,13 +104,15 @@ def _count_changes(once: DataFrame) -> Mapping[str, int]:
     return Counter({row.id: row.changes for row in counts.collect()})
 
 
-def _ends(once: DataFrame) -> list[TransactionEnd]:
-    rows = once.where(F.col("status") == "END").select("offset", _end_transaction_id().alias("id"), _changes(), "ts_ms")
+def _transaction_ends(once: DataFrame) -> list[TransactionEnd]:
+    rows = once.where(F.col("status") == "END").select(
+        "offset", _end_transaction_id().alias("id"), _change_count(), "ts_ms"
+    )
     ordered = sorted(rows.collect(), key=lambda row: row.offset)
     return [TransactionEnd(row.offset, row.id, row.changes or 0, row.ts_ms or 0) for row in ordered]
 
 
-def _changes() -> Column:
+def _change_count() -> Column:
     """Return the number of row changes of a transaction, without log messages."""
     messages = F.filter("data_collections", lambda table_count: table_count["data_collection"].rlike(_MESSAGES))
     counted = F.aggregate(messages, F.lit(0).cast("long"), lambda sum_, table_count: sum_ + table_count["event_count"])

@@ -58,11 +58,15 @@ def connector_config(capture: Capture, database: Database, *, password: str, boo
         "table.include.list": re.sub(r"(?<!\\),", r"\\,", capture.selection.expression),
         "heartbeat.interval.ms": heartbeat,
     }
-    own = _mysql(capture, database, bootstrap) if database_family(database) == "mysql" else _postgres(capture, database)
+    own = (
+        _mysql_settings(capture, database, bootstrap)
+        if database_family(database) == "mysql"
+        else _postgres_settings(capture, database)
+    )
     return every | own
 
 
-def _postgres(capture: Capture, database: Database) -> dict[str, str]:
+def _postgres_settings(capture: Capture, database: Database) -> dict[str, str]:
     where = postgres.address(database)
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -88,7 +92,7 @@ def _postgres(capture: Capture, database: Database) -> dict[str, str]:
     }
 
 
-def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, str]:
+def _mysql_settings(capture: Capture, database: Database, bootstrap: str) -> dict[str, str]:
     where = mysql.address(database)
     maria = mysql.is_mariadb(database)
     return {
@@ -99,7 +103,7 @@ def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, st
         "database.port": str(where.port),
         "database.server.id": str(capture.server_id),
         # On the own machine nobody listens in between; elsewhere the server has to prove who it is.
-        "database.ssl.mode": _tls(where.host, maria=maria),
+        "database.ssl.mode": _tls_settings(where.host, maria=maria),
         "schema.history.internal.kafka.bootstrap.servers": bootstrap,
         "schema.history.internal.kafka.topic": capture.schema_history,
         "schema.history.internal.store.only.captured.tables.ddl": "true",
@@ -112,7 +116,7 @@ def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, st
     }
 
 
-def _tls(host: str, *, maria: bool) -> str:
+def _tls_settings(host: str, *, maria: bool) -> str:
     if host in ("localhost", "127.0.0.1", "::1"):
         return "disable" if maria else "disabled"
     return "verify-full" if maria else "verify_identity"

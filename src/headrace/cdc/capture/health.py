@@ -81,11 +81,11 @@ def check_capture(
         with mysql.session(database) as cursor:
             cursor.execute("SHOW BINARY LOGS")
             files = [(str(row[0]), int(row[1])) for row in cursor.fetchall()]
-        progress = _binlog(capture, files, saved)
+        progress = _binlog_progress(capture, files, saved)
     else:
         slot = read_slot(capture, database)
         saved = connect.position(capture.connector)
-        progress = _log_of_postgres(capture, slot, saved)
+        progress = _postgres_progress(capture, slot, saved)
     if running:
         require_running(capture, connect)
     return progress
@@ -104,8 +104,10 @@ def read_slot(capture: Capture, database: Database) -> ReplicationSlot | None:
     return ReplicationSlot(row[0], row[1], int(row[2]), int(row[3]), bool(row[4])) if row else None
 
 
-def _log_of_postgres(capture: Capture, slot: ReplicationSlot | None, saved: dict[str, object]) -> CaptureProgress:
-    saved_lsn = _number(saved, "lsn_commit") or _number(saved, "lsn_proc") or _number(saved, "lsn")
+def _postgres_progress(capture: Capture, slot: ReplicationSlot | None, saved: dict[str, object]) -> CaptureProgress:
+    saved_lsn = (
+        _position_number(saved, "lsn_commit") or _position_number(saved, "lsn_proc") or _position_number(saved, "lsn")
+    )
     if slot is None:
         if saved_lsn is None:
             return CaptureProgress(None, in_snapshot=True)
@@ -118,7 +120,7 @@ def _log_of_postgres(capture: Capture, slot: ReplicationSlot | None, saved: dict
         raise log_gap_error(
             capture, f"The server has invalidated the replication slot {capture.slot}{why} and removed its log"
         )
-    newest = max(_number(saved, name) or 0 for name in ("lsn_commit", "lsn_proc", "lsn"))
+    newest = max(_position_number(saved, name) or 0 for name in ("lsn_commit", "lsn_proc", "lsn"))
     # While a connector reads it nobody else can move a slot. Debezium itself moves it to the last record that Kafka has
     # taken, and that may be one that came while Kafka Connect was saving the position of those before.
     if saved_lsn is not None and not slot.active and slot.confirmed > newest and "snapshot" not in saved:
@@ -143,8 +145,8 @@ def _log_of_postgres(capture: Capture, slot: ReplicationSlot | None, saved: dict
     )
 
 
-def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, object]) -> CaptureProgress:
-    file, pos = saved.get("file"), _number(saved, "pos") or 0
+def _binlog_progress(capture: Capture, files: list[tuple[str, int]], saved: dict[str, object]) -> CaptureProgress:
+    file, pos = saved.get("file"), _position_number(saved, "pos") or 0
     if not isinstance(file, str):
         return CaptureProgress(None, in_snapshot=True)
     names, sizes = [name for name, _ in files], dict(files)
@@ -219,6 +221,6 @@ def log_gap_error(capture: Capture, why: str) -> CaptureGap:
     )
 
 
-def _number(saved: dict[str, object], name: str) -> int | None:
+def _position_number(saved: dict[str, object], name: str) -> int | None:
     value = saved.get(name)
     return int(value) if isinstance(value, int | str) and str(value).isdigit() else None

@@ -83,7 +83,7 @@ def start_capture(capture: Capture, database: Database, worker: ConnectWorker) -
     """
     connect = ConnectClient(worker.url)
     tables = read_tables(database, capture.selection)
-    _require_log(capture, database)
+    _require_change_log(capture, database)
     settings_ = _connector_settings(capture, database, worker)
     # The configuration shows whether the connector exists: a deleted one still has a state for a moment.
     current = connect.settings(capture.connector)
@@ -151,7 +151,7 @@ def delete_capture(
             _drop_slot(connection, capture)
             connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(capture.slot)))
     if worker.secrets is not None:
-        _secret(capture, worker.secrets).unlink(missing_ok=True)
+        _password_file(capture, worker.secrets).unlink(missing_ok=True)
     return delete_topics(capture, worker.kafka_target) if topics else ()
 
 
@@ -177,15 +177,15 @@ def _await_running(capture: Capture, connect: ConnectClient, *, old_failures: fl
 
 def _connector_settings(capture: Capture, database: Database, worker: ConnectWorker) -> dict[str, str]:
     return connector_config(
-        capture, database, password=_reference(capture, database, worker), bootstrap=worker.bootstrap
+        capture, database, password=_password_reference(capture, database, worker), bootstrap=worker.bootstrap
     )
 
 
-def _reference(capture: Capture, database: Database, worker: ConnectWorker) -> str:
+def _password_reference(capture: Capture, database: Database, worker: ConnectWorker) -> str:
     """Return the reference by which the worker finds the password, after putting it where the worker looks."""
     if worker.password is not None or worker.secrets is None or database.password is None:
         return worker.password or ""
-    path = _secret(capture, worker.secrets)
+    path = _password_file(capture, worker.secrets)
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     # As Java's properties files take a text.
@@ -196,11 +196,11 @@ def _reference(capture: Capture, database: Database, worker: ConnectWorker) -> s
     return f"${{file:{path.resolve()}:password}}"
 
 
-def _secret(capture: Capture, folder: Path) -> Path:
+def _password_file(capture: Capture, folder: Path) -> Path:
     return folder / f"{capture.connector}.properties"
 
 
-def _require_log(capture: Capture, database: Database) -> None:
+def _require_change_log(capture: Capture, database: Database) -> None:
     """Raise unless the source writes a log of all that is to be captured. Raises HR-521, HR-524 or HR-528."""
     if database_family(database) == "mysql":
         _require_binlog(database)

@@ -115,15 +115,15 @@ def change_decoder(
     of the same Spark type may use another one: a time in milliseconds, for example.
     """
     require_lossless(table)
-    steps = _steps(table, placeholder, before, cleared)
+    steps = _decoding_steps(table, placeholder, before, cleared)
     return lambda rows: reduce(lambda decoded, step: step(decoded), steps, rows)
 
 
-def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool) -> tuple[Step, ...]:
+def _decoding_steps(table: SourceTable, placeholder: str, before: bool, cleared: bool) -> tuple[Step, ...]:
     """Return the steps from envelopes to changes."""
     keys = [table.column(name) for name in table.key]
     texts = {
-        **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},
+        **{_numbered(_TEXT, n): _column_text(_NEW, column) for n, column in enumerate(table.columns)},
         **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
     }
     decoders = [decoder_for(column.type, table.family) for column in table.columns]
@@ -139,22 +139,22 @@ def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool) ->
         },
     }
     formats = [{TEXT_FORMAT: decoder.text_format} if decoder.text_format else {} for decoder in decoders]
-    unread = _names(_undecodable_fields(table, keys, lacking))
+    unread = _names_where(_undecodable_fields(table, keys, lacking))
     if before:
         # A text of the old row that does not fit is no null either.
         unread = F.concat(unread, _undecodable_before_fields(table, decoders, placeholder))
     olds = {"_before": _row_before(table, decoders, placeholder, formats)} if before else {}
     result = [
         *(F.col(name) for name in _META),
-        F.when(F.col("_op") != "t", _struct(_KEY_VALUE, keys)).alias("_key"),
-        F.when(F.col("_op").isin(*_WITH_ROW), _struct(_VALUE, table.columns, formats)).alias("_after"),
-        _names((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
+        F.when(F.col("_op") != "t", _numbered_struct(_KEY_VALUE, keys)).alias("_key"),
+        F.when(F.col("_op").isin(*_WITH_ROW), _numbered_struct(_VALUE, table.columns, formats)).alias("_after"),
+        _names_where((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
         unread.alias("_unreadable"),
         *(F.col(name) for name in olds),
     ]
     return (
         *_metadata_steps(),
-        *_split(keys, cleared=cleared),
+        *_split_steps(keys, cleared=cleared),
         lambda rows: rows.withColumns(texts),
         lambda rows: rows.withColumns(values),
         *((lambda rows: rows.withColumns(olds),) if olds else ()),
@@ -172,7 +172,7 @@ def ambiguous_value(table: SourceTable) -> Column | None:
     for column in table.columns:
         ambiguous = decoder_for(column.type, table.family).is_ambiguous
         if ambiguous is not None:
-            conditions += [F.coalesce(ambiguous(_text(of, column)), F.lit(False)) for of in ("after", "before")]
+            conditions += [F.coalesce(ambiguous(_column_text(of, column)), F.lit(False)) for of in ("after", "before")]
     return reduce(or_, conditions) if conditions else None
 
 
@@ -251,12 +251,12 @@ def _digits(number: Column, width: int) -> Column:
     return F.lpad(number.cast("string"), width, "0")
 
 
-def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
+def _split_steps(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
     """Split an update that changes the key, and the last row of a snapshot, into two changes."""
     moved = F.lit(False)
     for column in keys:
-        old = _text(_OLD, column)
-        moved = moved | (old.isNotNull() & (old != F.coalesce(_text(_KEY, column), _text(_NEW, column))))
+        old = _column_text(_OLD, column)
+        moved = moved | (old.isNotNull() & (old != F.coalesce(_column_text(_KEY, column), _column_text(_NEW, column))))
     both = F.when((F.col("_op") == "u") & moved, F.array(F.lit("d"), F.lit("c")))
     if cleared:
         is_last = (F.col("_op") == "r") & F.col(_SNAPSHOT).isin(*_LAST_OF_SNAPSHOT)
@@ -282,13 +282,13 @@ _OP, _SNAPSHOT, _BEFORE = "_headrace_op", "_headrace_snapshot", "_headrace_befor
 _LAST_OF_SNAPSHOT = ("last", "last_in_data_collection")
 
 
-def _text(of: str, column: SourceColumn) -> Column:
+def _column_text(of: str, column: SourceColumn) -> Column:
     return F.try_element_at(F.col(of), F.lit(column.name))
 
 
 def _key_text(column: SourceColumn) -> Column:
-    otherwise = F.when(F.col("_op") == "d", _text(_OLD, column)).otherwise(_text(_NEW, column))
-    return F.coalesce(_text(_KEY, column), otherwise)
+    otherwise = F.when(F.col("_op") == "d", _column_text(_OLD, column)).otherwise(_column_text(_NEW, column))
+    return F.coalesce(_column_text(_KEY, column), otherwise)
 
 
 def _unavailable_columns(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> list[Column]:
@@ -315,23 +315,23 @@ def _undecodable_fields(
         key_names.add(column.name)
         text = (op != "t") & F.col(_numbered(_KEY_VALUE, n)).isNull()
         place = table.columns.index(column)
-        yield column.name, text | (_has_text(place) & ~lacking[place])
+        yield column.name, text | (_is_undecodable(place) & ~lacking[place])
     for n, column in enumerate(table.columns):
         if column.name not in key_names:
-            yield column.name, _has_text(n) & ~lacking[n]
+            yield column.name, _is_undecodable(n) & ~lacking[n]
 
 
-def _has_text(n: int) -> Column:
+def _is_undecodable(n: int) -> Column:
     """Return whether there is a text that gave no value."""
     return F.col(_numbered(_TEXT, n)).isNotNull() & F.col(_numbered(_VALUE, n)).isNull()
 
 
-def _names(conditions: Iterable[tuple[str, Column]]) -> Column:
+def _names_where(conditions: Iterable[tuple[str, Column]]) -> Column:
     """Return the names whose condition holds."""
     return F.array_compact(F.array(*(F.when(condition, F.lit(name)) for name, condition in conditions)))
 
 
-def _struct(of: str, columns: Sequence[SourceColumn], formats: Sequence[dict[str, str]] = ()) -> Column:
+def _numbered_struct(of: str, columns: Sequence[SourceColumn], formats: Sequence[dict[str, str]] = ()) -> Column:
     metadata = formats or [{} for _ in columns]
     values = (F.col(_numbered(of, n)).alias(column.name, metadata=metadata[n]) for n, column in enumerate(columns))
     return F.struct(*values)
@@ -340,7 +340,7 @@ def _struct(of: str, columns: Sequence[SourceColumn], formats: Sequence[dict[str
 def _texts_before(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Iterable[Column]:
     """Return the texts of the old row; those for values that the log does not hold are none."""
     for column, decoder in zip(table.columns, decoders, strict=True):
-        text = _text(_OLD, column)
+        text = _column_text(_OLD, column)
         yield F.when(~text.isin(*decoder.placeholders(placeholder)), text) if table.family == "postgres" else text
 
 
@@ -359,7 +359,7 @@ def _row_before(
 def _undecodable_before_fields(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Column:
     texts = _texts_before(table, decoders, placeholder)
     exists = F.col("_before").isNotNull()
-    return _names(
+    return _names_where(
         (column.name, exists & text.isNotNull() & F.col("_before")[column.name].isNull())
         for column, text in zip(table.columns, texts, strict=True)
     )

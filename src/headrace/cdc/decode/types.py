@@ -95,7 +95,7 @@ def decoder_for(source: str, family: Family) -> TypeDecoder:
             text_format=element.text_format,
             is_ambiguous=is_ambiguous,
         )
-    name, arguments = _parts(source)
+    name, arguments = _name_and_arguments(source)
     named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
     if name == "enum" and "," in source.replace("','", ""):
         return TypeDecoder(StringType(), texts.enum_label, text_format=_TEXT)
@@ -109,7 +109,7 @@ def type_mappings(family: Family) -> tuple[TypeMapping, ...]:
 
 def lost_values(source: str, family: Family, identity: str) -> str | None:
     """Return which values of a type the connector loses, or None if it loses none."""
-    name, _ = _parts(" ".join(source.lower().split()))
+    name, _ = _name_and_arguments(" ".join(source.lower().split()))
     if family != "postgres":
         return None
     if name == "bit varying":
@@ -123,7 +123,7 @@ def lost_values(source: str, family: Family, identity: str) -> str | None:
     return None
 
 
-def _parts(source: str) -> tuple[str, tuple[int, ...]]:
+def _name_and_arguments(source: str) -> tuple[str, tuple[int, ...]]:
     """Return the name without its numbers, and the numbers: `timestamp(3) with time zone` has one."""
     if source.startswith(("enum(", "set(")):
         return source.partition("(")[0], ()
@@ -165,7 +165,7 @@ def _unit(per_second: int) -> str:
     return "milliseconds" if per_second == 1_000 else "microseconds"
 
 
-def _local(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
+def _local_timestamp(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
     def read(arguments: tuple[int, ...]) -> TypeDecoder:
         unit = _per_second(arguments, without)
         return TypeDecoder(
@@ -178,7 +178,7 @@ def _local(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
     return read
 
 
-def _clock(arguments: tuple[int, ...]) -> TypeDecoder:
+def _time_of_day(arguments: tuple[int, ...]) -> TypeDecoder:
     unit = _per_second(arguments, 6)
     return TypeDecoder(
         StringType(), texts.time_of_day(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_time_of_day(unit)
@@ -217,9 +217,9 @@ _POSTGRES = (
     ),
     TypeMapping(("money",), "decimal(19,2)", "", lambda _: _numeric((19, 2))),
     TypeMapping(("date",), "date", _ENDS, _DATE),
-    TypeMapping(("timestamp without time zone",), "timestamp_ntz", f"microseconds; {_ENDS}", _local(6)),
+    TypeMapping(("timestamp without time zone",), "timestamp_ntz", f"microseconds; {_ENDS}", _local_timestamp(6)),
     TypeMapping(("timestamp with time zone",), "timestamp", f"UTC, microseconds; {_ENDS}", _MOMENT),
-    TypeMapping(("time without time zone",), "string", "`12:34:56.123456`, `24:00:00.000000` included", _clock),
+    TypeMapping(("time without time zone",), "string", "`12:34:56.123456`, `24:00:00.000000` included", _time_of_day),
     TypeMapping(("time with time zone",), "string", "`12:34:56.123456Z`: in UTC, its own offset is lost", _AS_TEXT),
     TypeMapping(("interval",), "string", "`P1Y2M3DT4H5M6.789012S`", _AS_TEXT),
     TypeMapping(("bytea",), "binary", "", _BINARY),
@@ -253,7 +253,7 @@ _MYSQL = (
     TypeMapping(("double", "double unsigned"), "double", "", _DOUBLE),
     TypeMapping(("decimal", "decimal unsigned"), "decimal(p,s)", "exact; beyond 38 digits: string", _numeric),
     TypeMapping(("date",), "date", "`0000-00-00` arrives as null", _DATE),
-    TypeMapping(("datetime",), "timestamp_ntz", "microseconds; `0000-00-00` arrives as null", _local(0)),
+    TypeMapping(("datetime",), "timestamp_ntz", "microseconds; `0000-00-00` arrives as null", _local_timestamp(0)),
     TypeMapping(("timestamp",), "timestamp", "UTC, microseconds; `0000-00-00` arrives as null or 1970", _MOMENT),
     TypeMapping(
         ("time",),

@@ -104,7 +104,7 @@ def _bit(text: str) -> str:
     return "true" if text == "1" else "false"
 
 
-def _days(year: int, month: int, day: int) -> int:
+def _days_since_epoch(year: int, month: int, day: int) -> int:
     """Return the days since 1970 by the Gregorian calendar, for any year."""
     year -= month <= 2
     era, of_era = divmod(year, 400)
@@ -112,7 +112,7 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
 
 
-def _moment(text: str) -> tuple[int, int] | None:
+def _day_and_microseconds(text: str) -> tuple[int, int] | None:
     """Return the day and the microseconds of it; None for a day that there is not, as MySQL may hold."""
     match = _MOMENT.fullmatch(text)
     if match is None:
@@ -122,20 +122,22 @@ def _moment(text: str) -> tuple[int, int] | None:
         return None
     clock = [int(match[part] or 0) for part in (4, 5, 6)]
     seconds = clock[0] * 3600 + clock[1] * 60 + clock[2]
-    return _days(1 - year if match[8] else year, month, day), seconds * 1_000_000 + int((match[7] or "").ljust(6, "0"))
+    return _days_since_epoch(1 - year if match[8] else year, month, day), seconds * 1_000_000 + int(
+        (match[7] or "").ljust(6, "0")
+    )
 
 
 def _date(text: str) -> str | None:
     if text in ("infinity", "-infinity"):
         return str(_LAST_DAY if text == "infinity" else _FIRST_DAY)
-    moment = _moment(text)
+    moment = _day_and_microseconds(text)
     return None if moment is None else str(moment[0])
 
 
 def _time(text: str) -> str | None:
     if text in ("infinity", "-infinity"):
         return str(_LAST if text == "infinity" else _FIRST)
-    moment = _moment(text)
+    moment = _day_and_microseconds(text)
     return None if moment is None else str(moment[0] * 86_400_000_000 + moment[1])
 
 

@@ -85,19 +85,19 @@ class Shop:
     def history(self) -> Iterator[ShopTransaction]:
         """Yield the transactions, without waiting and without end. The first `OPENING` make the shop."""
         for part in range(OPENING):
-            changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._customer()]
+            changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._insert_customer()]
             if part:  # the first customers have no orders yet
                 changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._insert_order()]
             yield self._next_transaction(changes)
         happenings = (
-            (self._order, 40),
+            (self._order_by_customer, 40),
             (self._update_order_status, 22),
-            (self._line, 8),
-            (self._note, 4),
-            (self._customer_changes, 12),
+            (self._update_item, 8),
+            (self._write_note, 4),
+            (self._update_customer, 12),
             (self._delete_order, 8),
             (self._reinsert_order, 3),
-            (self._customer, 2),
+            (self._insert_customer, 2),
             (self._change_customer_key, 1),
         )
         kinds, weights = zip(*happenings, strict=True)
@@ -112,8 +112,8 @@ class Shop:
         self._number += 1
         return done
 
-    def _customer(self) -> list[RowChange]:
-        number = self._new("customer")
+    def _insert_customer(self) -> list[RowChange]:
+        number = self._next_id("customer")
         self._orders_of[number] = set()
         name = f"{self._random.choice(_NAMES)} {number}"
         values: dict[str, Value] = {
@@ -127,14 +127,14 @@ class Shop:
         }
         return [RowChange("insert", "customers", (number,), values)]
 
-    def _order(self) -> list[RowChange]:
-        new = self._customer() if self._chance(0.05) else []
+    def _order_by_customer(self) -> list[RowChange]:
+        new = self._insert_customer() if self._chance(0.05) else []
         return [*new, *self._insert_order(new[0].key[0] if new else None)]
 
     def _insert_order(self, customer: int | None = None, order: int | None = None) -> list[RowChange]:
         """Return an order with its items, for a customer or for any, under a key of its own or a given one."""
-        customer = self._any(self._orders_of) if customer is None else customer
-        order = self._new("order") if order is None else order
+        customer = self._random_key(self._orders_of) if customer is None else customer
+        order = self._next_id("order") if order is None else order
         lines = {line: self._money(99, 250_000) for line in range(1, self._random.randint(1, 5) + 1)}
         self._orders[order] = lines
         self._orders_of[customer].add(order)
@@ -161,10 +161,12 @@ class Shop:
         return [RowChange("insert", "orders", (order,), head), *items]
 
     def _update_order_status(self) -> list[RowChange]:
-        return [RowChange("update", "orders", (self._any(self._orders),), {"status": self._random.choice(_STATUSES)})]
+        return [
+            RowChange("update", "orders", (self._random_key(self._orders),), {"status": self._random.choice(_STATUSES)})
+        ]
 
-    def _line(self) -> list[RowChange]:
-        order = self._any(self._orders)
+    def _update_item(self) -> list[RowChange]:
+        order = self._random_key(self._orders)
         line = self._random.choice(sorted(self._orders[order]))
         quantity, price = self._random.randint(2, 9), self._money(99, 250_000)
         self._orders[order][line] = quantity * price
@@ -174,10 +176,10 @@ class Shop:
             RowChange("update", "orders", (order,), {"total": total}),
         ]
 
-    def _note(self) -> list[RowChange]:
-        return [RowChange("update", "orders", (self._any(self._orders),), {"note": self._text()})]
+    def _write_note(self) -> list[RowChange]:
+        return [RowChange("update", "orders", (self._random_key(self._orders),), {"note": self._text()})]
 
-    def _customer_changes(self) -> list[RowChange]:
+    def _update_customer(self) -> list[RowChange]:
         new: Row
         match self._random.randrange(3):
             case 0:
@@ -186,10 +188,10 @@ class Shop:
                 new = {"tags": self._tags()}
             case _:
                 new = {"profile": self._profile(), "email": None}
-        return [RowChange("update", "customers", (self._any(self._orders_of),), new)]
+        return [RowChange("update", "customers", (self._random_key(self._orders_of),), new)]
 
     def _delete_order(self) -> list[RowChange]:
-        order = self._any(self._orders)
+        order = self._random_key(self._orders)
         lines = self._orders.pop(order)
         self._orders_of[self._customer_of.pop(order)].discard(order)
         self._deleted_orders.append(order)
@@ -202,19 +204,19 @@ class Shop:
         return self._insert_order(order=self._deleted_orders.pop(self._random.randrange(len(self._deleted_orders))))
 
     def _change_customer_key(self) -> list[RowChange]:
-        old, new = self._any(self._orders_of), self._new("customer")
+        old, new = self._random_key(self._orders_of), self._next_id("customer")
         orders = self._orders_of.pop(old)
         self._orders_of[new] = orders
         self._customer_of |= dict.fromkeys(orders, new)
         moved = RowChange("update", "customers", (old,), {"id": new})
         return [moved, *(RowChange("update", "orders", (order,), {"customer_id": new}) for order in sorted(orders))]
 
-    def _any(self, keys: Mapping[int, object]) -> int:
+    def _random_key(self, keys: Mapping[int, object]) -> int:
         """Choose a key that is there: by far more often a young one, as in a real shop."""
         ordered = list(keys)
         return ordered[-1 - min(int(self._random.expovariate(1) * len(ordered) / 4), len(ordered) - 1)]
 
-    def _new(self, of: str) -> int:
+    def _next_id(self, of: str) -> int:
         number = self._next[of]
         self._next[of] += 1
         return number

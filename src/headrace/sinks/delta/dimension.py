@@ -131,7 +131,7 @@ class DimensionCache(CachedFact):
         if loaded is not None and not self._is_due(dimension.refresh):
             return loaded
         self._last_check = self.clock()
-        identity, version = _newest(session, target.table(dimension.path))
+        identity, version = _newest_version(session, target.table(dimension.path))
         same = loaded is not None and (loaded.identity, loaded.version) == (identity, version)
         if loaded is not None and same and not isinstance(dimension.refresh, EachBatch):
             return loaded
@@ -145,7 +145,7 @@ class DimensionCache(CachedFact):
         loaded = self._loaded
         if loaded is not None and not self._is_due(dimension.refresh):
             return loaded.identity, loaded.version
-        return _newest(session, target.table(dimension.path))
+        return _newest_version(session, target.table(dimension.path))
 
     def _is_due(self, refresh: Refresh) -> bool:
         if isinstance(refresh, EveryInterval):
@@ -160,7 +160,7 @@ def require_table_exists(dimension: Dimension, target: Target) -> None:
         raise _missing_table_error(dimension, location)
 
 
-def _newest(session: SparkSession, location: str) -> tuple[str, int]:
+def _newest_version(session: SparkSession, location: str) -> tuple[str, int]:
     current = snapshot(session, location)
     version = current.version
     return ("", ABSENT) if version < 0 else (current.table_id, version)
@@ -172,14 +172,14 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
         raise _missing_table_error(dimension, location)
     if version == ABSENT:
         return LoadedDimension(
-            identity, version, session.createDataFrame([], _typed(dimension, _key_type(dimension))), 0
+            identity, version, session.createDataFrame([], _read_schema(dimension, _key_type(dimension))), 0
         )
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
     condition = column_named(dimension.key).isNotNull()
     if DELETED in table.columns:
         condition &= ~F.coalesce(column_named(DELETED), F.lit(False))
-    rows = table.where(condition).select(*map(column_named, _read(dimension)))
+    rows = table.where(condition).select(*map(column_named, _columns_to_read(dimension)))
     known_bytes = snapshot(session, location).known_bytes
     if known_bytes is not None and known_bytes > Size.parse(dimension.broadcast_limit).bytes:
         # Unused columns may cause the size. Measure the used ones before persisting them.
@@ -187,7 +187,7 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         size = _require_broadcast_limit(dimension, rows)
-        ambiguous = [str(row[0]) for row in _ambiguous(dimension, rows).limit(_FEW).collect()]
+        ambiguous = [str(row[0]) for row in _ambiguous_keys(dimension, rows).limit(_FEW).collect()]
         if ambiguous:
             raise _duplicate_key_error(dimension, version, ambiguous)
     except BaseException:
@@ -199,13 +199,13 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
 def _require_broadcast_limit(dimension: Dimension, rows: DataFrame) -> int:
     """Return the size of the rows in memory; raise if it exceeds the limit."""
     limit = Size.parse(dimension.broadcast_limit)
-    count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
+    count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_row_bytes(rows.schema)), F.lit(0))).collect()[0]
     if size > limit.bytes:
         raise _broadcast_limit_error(dimension, f"{format_bytes(size)} in {count:,} rows", limit)
     return int(size)
 
 
-def _read(dimension: Dimension) -> list[str]:
+def _columns_to_read(dimension: Dimension) -> list[str]:
     """Return the columns to read: the key, the added columns, and the bounds of validity."""
     bounds = () if dimension.as_of is None else (dimension.as_of.valid_from, dimension.as_of.valid_to)
     return list(dict.fromkeys((dimension.key, *dimension.names, *bounds)))
@@ -216,13 +216,15 @@ def _key_type(dimension: Dimension) -> T.DataType:
     return types[0] if types else T.StringType()
 
 
-def _typed(dimension: Dimension, key: T.DataType) -> T.StructType:
+def _read_schema(dimension: Dimension, key: T.DataType) -> T.StructType:
     """Return the schema of the columns to read, for a missing table."""
     types = {field.name: field.dataType for field in dimension.columns} | {dimension.key: key}
-    return T.StructType([T.StructField(name, types.get(name, T.TimestampType())) for name in _read(dimension)])
+    return T.StructType(
+        [T.StructField(name, types.get(name, T.TimestampType())) for name in _columns_to_read(dimension)]
+    )
 
 
-def _bytes(schema: T.StructType) -> Column:
+def _row_bytes(schema: T.StructType) -> Column:
     """Return the size of a row in Spark's hash table: eight bytes per column plus variable-length values."""
     sizes = [
         F.octet_length(column_named(field.name))
@@ -236,7 +238,7 @@ def _bytes(schema: T.StructType) -> Column:
     return reduce(lambda left, right: left + F.coalesce(right, F.lit(0)), sizes, fixed)
 
 
-def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
+def _ambiguous_keys(dimension: Dimension, rows: DataFrame) -> DataFrame:
     """Return the keys that match more than one row: duplicate keys, or overlapping validity."""
     key = column_named(dimension.key)
     if dimension.as_of is None:
@@ -253,7 +255,7 @@ def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
 
 def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
     types = {field.name: field.dataType for field in schema}
-    problems = [f"'{name}' is not there" for name in _read(dimension) if name not in types]
+    problems = [f"'{name}' is not there" for name in _columns_to_read(dimension) if name not in types]
     problems += [
         f"'{field.name}' is {types[field.name].simpleString()} and not {field.dataType.simpleString()}"
         for field in dimension.columns

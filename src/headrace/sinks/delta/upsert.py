@@ -42,7 +42,7 @@ class DeltaUpsert(DeltaTableSink):
     def __post_init__(self) -> None:
         """Raise if `prune_by` is not part of the key."""
         if self.prune_by is not None and self.prune_by not in self.key:
-            raise self._not_pruned(
+            raise self._prune_error(
                 "is not in its key",
                 "A row may replace one with another value there, which would not be looked for, and be in twice.",
             )
@@ -69,7 +69,7 @@ class DeltaUpsert(DeltaTableSink):
             persisted(self.newest(rows)) as cached,
             session_settings(session, idempotent_write(batch.app_id, batch.id)),
         ):
-            bounds = within or self._bounds(cached)
+            bounds = within or self._prune_condition(cached)
             if bounds:
                 conditions.append(bounds)
             (
@@ -83,7 +83,7 @@ class DeltaUpsert(DeltaTableSink):
         # Changes no row: after a crash before it, the next batch compacts the small files.
         self.run_maintenance(session, batch)
 
-    def _bounds(self, rows: DataFrame) -> str:
+    def _prune_condition(self, rows: DataFrame) -> str:
         """Return the condition on `prune_by` that every matching row of the table meets; empty without `prune_by`."""
         if self.prune_by is None:
             return ""
@@ -93,7 +93,7 @@ class DeltaUpsert(DeltaTableSink):
         if lowest is not None:
             first, last = sql_literal(lowest, data_type), sql_literal(highest, data_type)
             if first is None or last is None:
-                raise self._not_pruned(
+                raise self._prune_error(
                     f"is a {data_type.simpleString()}", "Only times, dates and whole numbers are looked up."
                 )
             bounds.append(f"({old} >= {first} AND {old} <= {last})")
@@ -101,7 +101,7 @@ class DeltaUpsert(DeltaTableSink):
             bounds.append(f"{old} IS NULL")
         return f"({' OR '.join(bounds)})" if bounds else "false"
 
-    def _not_pruned(self, what: str, why: str) -> FlowError:
+    def _prune_error(self, what: str, why: str) -> FlowError:
         return FlowError(
             f"{self.name} is to be pruned by '{self.prune_by}', which {what}.",
             why=why,
