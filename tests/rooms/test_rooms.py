@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -61,6 +62,19 @@ def quotes_with_backticks(tree: ast.Module) -> bool:
         (isinstance(node, ast.JoinedStr) and re.search(r"`\{[^`]*\}`", ast.unparse(node)) is not None)
         or (isinstance(node, ast.Constant) and node.value == "``")
         for node in ast.walk(tree)
+    )
+
+
+def quotes_values(tree: ast.Module) -> bool:
+    """Whether code that uses Spark writes a value between the quotes of an SQL literal."""
+    uses_spark = any(str(node.module).startswith("pyspark") for node in tree.body if isinstance(node, ast.ImportFrom))
+    return uses_spark and any(
+        isinstance(before, ast.Constant)
+        and isinstance(value, ast.FormattedValue)
+        and re.search(r"(<>| [<>=]|[<>]=|\bIN \(|\bDATE|\bTIMESTAMP(_NTZ)?) ?'$", str(before.value)) is not None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for before, value in pairwise(node.values)
     )
 
 
@@ -197,6 +211,10 @@ def test_names_are_quoted_for_sql_in_one_module_only() -> None:
     modules = [where for where, tree in trees() if quotes_with_backticks(tree)]
     # The other two name a method and a program in an error.
     assert modules == ["clients/sql.py", "stack/mariadb.py", "transforms/keyed/keyed_state.py"]
+
+
+def test_values_are_quoted_for_sql_in_one_module_only() -> None:
+    assert [where for where, tree in trees() if quotes_values(tree)] == ["clients/sql.py"]
 
 
 @pytest.mark.parametrize(

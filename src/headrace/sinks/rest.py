@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.http import HttpReceiver, HttpResponse, resolve_address, service_url
 from headrace.clients.spark.delta_log import version
+from headrace.clients.sql import string_literal
 from headrace.errors import ConfigError, DataError, FlowError, did_you_mean
 from headrace.flow.duration import Duration
 from headrace.flow.guarantee import Guarantee
@@ -206,7 +207,8 @@ def dead_letters(target: Target, flow: str) -> str:
 def _replace_dead_letters(session: SparkSession, refused: list[tuple[Chunk, HttpResponse]], batch: Batch) -> None:
     """Replace the dead letters of this batch: the rows of an earlier attempt were sent again."""
     location = dead_letters(batch.target, batch.flow)
-    batch_condition = f"query_id = '{batch.query_id}' AND batch_id = {batch.id} AND step = '{batch.step}'"
+    identity = f"query_id = {string_literal(batch.query_id)} AND step = {string_literal(batch.step)}"
+    batch_condition = f"{identity} AND batch_id = {batch.id}"
     exists = version(session, location) >= 0
     if not refused and not (
         exists and session.read.format("delta").load(location).where(batch_condition).limit(1).count()

@@ -13,7 +13,7 @@ from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame, functions as F, types as T
 
-from headrace.clients.sql import quote_name
+from headrace.clients.sql import quote_name, typed_literal
 
 Value = int | Decimal | str | dt.date
 Range = tuple[Value, Value]
@@ -68,7 +68,7 @@ def key_range_condition(ranges: dict[str, list[Range]], table: str) -> Column:
 
 def _literal(value: Value) -> Column:
     # PySpark hands a date to Java as text, and without the zeros of a year before 1000.
-    return F.expr(f"DATE'{value.isoformat()}'") if isinstance(value, dt.date) else F.lit(value)
+    return F.expr(typed_literal(value, T.DateType())) if isinstance(value, dt.date) else F.lit(value)
 
 
 def merge_ranges(buckets: Sequence[Range], most: int = _RANGES) -> list[Range]:

@@ -236,7 +236,7 @@ class Mirror:
             merge = merge.whenMatchedUpdate(f"new._op = 'd' AND {newer}", mark).whenMatchedUpdate(newer, values | alive)
             merge = merge.whenNotMatchedInsert("new._op = 'd'", bare | mark).whenNotMatchedInsert(values=first | alive)
         if counts.truncated is not None:
-            older = f"old.{POSITION} < '{counts.truncated}'"
+            older = f"old.{POSITION} < {string_literal(counts.truncated)}"
             if self.deletes == "hard":
                 merge = merge.whenNotMatchedBySourceDelete(older)
             else:

@@ -16,15 +16,14 @@ from pyspark.sql import DataFrame, SparkSession, functions as F, types as T
 from headrace.cdc.apply.key_ranges import Range, merge_ranges
 from headrace.cdc.apply.table import POSITION, TableWrite, struct_fields
 from headrace.clients.spark.delta_log import snapshot, version
-from headrace.clients.sql import quote_name, string_literal
+from headrace.clients.sql import quote_name, typed_literal
 from headrace.flow.run_cache import CachedFact
 
 Key = tuple[int | str, ...]
 # Which table it is, and its version.
 TableState = tuple[str, int]
 
-# How SQL writes a number of each type: one of another type would be cast, and files no longer left out by it.
-_SUFFIX: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
+_KEY_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.StringType)
 # So many keys are a condition of half a megabyte, which is read in a moment.
 _MOST_KEYS = 50_000
 # A batch with more changes than these for which the table has to be asked is one that is read again: a MERGE asks once.
@@ -162,7 +161,7 @@ def table_state(session: SparkSession, into: TableWrite) -> TableState:
 
 def keys_fit_condition(key: T.StructType, keys: int) -> bool:
     """Return whether a condition can name the keys of a batch."""
-    return keys <= _MOST_KEYS and all(type(field_.dataType) in (*_SUFFIX, T.StringType) for field_ in key)
+    return keys <= _MOST_KEYS and all(type(field_.dataType) in _KEY_TYPES for field_ in key)
 
 
 def supports_replace(session: SparkSession, into: TableWrite, columns: Sequence[str]) -> bool:
@@ -189,15 +188,15 @@ def key_condition(key: T.StructType, keys: Sequence[Key]) -> str:
     But Spark writes the ends of a range into the Java code of a query, while it keeps a list outside: with ranges the
     code is another one for every batch, which the JVM interprets at first. So they are there where few rows are left.
     """
-    columns, kinds = [quote_name(name) for name in key.names], [type(row_key.dataType) for row_key in key]
+    columns, kinds = [quote_name(name) for name in key.names], [column.dataType for column in key]
     first = sorted({row_key[0] for row_key in keys})
     named = list[str]()
     if ranges := _selective_ranges([row_key for row_key in first if isinstance(row_key, int)]):
-        ends = ((_literal(low, kinds[0]), _literal(high, kinds[0])) for low, high in ranges)
+        ends = ((typed_literal(low, kinds[0]), typed_literal(high, kinds[0])) for low, high in ranges)
         named.append(f"({' OR '.join(f'{columns[0]} BETWEEN {low} AND {high}' for low, high in ends)})")
     elif len(key) > 1:
-        named.append(f"{columns[0]} IN ({', '.join(_literal(row_key, kinds[0]) for row_key in first)})")
-    literals = [_sql_row([_literal(part, kind) for part, kind in zip(row_key, kinds, strict=True)]) for row_key in keys]
+        named.append(f"{columns[0]} IN ({', '.join(typed_literal(row_key, kinds[0]) for row_key in first)})")
+    literals = [_sql_row(list(map(typed_literal, row_key, kinds))) for row_key in keys]
     named.append(f"{_sql_row(columns)} IN ({', '.join(literals)})")
     return " AND ".join(named)
 
@@ -214,7 +213,3 @@ def _selective_ranges(numbers: Sequence[int]) -> list[Range]:
 
 def _sql_row(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-
-
-def _literal(value: object, kind: type[T.DataType]) -> str:
-    return string_literal(value) if isinstance(value, str) else f"{value}{_SUFFIX[kind]}"

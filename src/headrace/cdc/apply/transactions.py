@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import version
+from headrace.clients.sql import string_literal
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
@@ -147,7 +148,7 @@ def _write_pending(
     mark = {BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
     rows = pending.withColumns(mark | {_DONE: F.lit(None).cast("array<string>")})
     memory = session.createDataFrame([(list(done),)], f"{_DONE} array<string>").withColumns(mark)
-    old = f"{_QUERY} <> '{batch.query_id}' OR {BATCH} >= {batch.id} OR {BATCH} < {before if before is not None else 0}"
+    old = f"{_QUERY} <> {string_literal(batch.query_id)} OR {BATCH} >= {batch.id} OR {BATCH} < {before or 0}"
     written = rows.unionByName(memory, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
     if version(session, location) >= 0:
         written = written.option("replaceWhere", old)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, functions as F
-from pyspark.sql.types import DataType, DateType, IntegralType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZType, TimestampType
 
-from headrace.clients.sql import column_named, quote_name, timestamp_literal
+from headrace.clients.sql import column_named, quote_name, typed_literal
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
@@ -91,11 +91,11 @@ class DeltaUpsert(DeltaTableSink):
         lowest, highest, null = rows.agg(F.min(column), F.max(column), F.bool_or(column.isNull())).collect()[0]
         old, bounds = f"old.{quote_name(self.prune_by)}", []
         if lowest is not None:
-            first, last = sql_literal(lowest, data_type), sql_literal(highest, data_type)
-            if first is None or last is None:
+            if not isinstance(data_type, TimestampType | TimestampNTZType | DateType | IntegralType):
                 raise self._prune_error(
                     f"is a {data_type.simpleString()}", "Only times, dates and whole numbers are looked up."
                 )
+            first, last = (typed_literal(bound, data_type) for bound in (lowest, highest))
             bounds.append(f"({old} >= {first} AND {old} <= {last})")
         if null:
             bounds.append(f"{old} IS NULL")
@@ -119,21 +119,3 @@ class DeltaUpsert(DeltaTableSink):
         order = F.struct(sequence.isNotNull(), sequence)
         newest_row = F.max_by(F.struct(*(column_named(name) for name in rows.columns)), order).alias("_headrace_row")
         return rows.groupBy(*(column_named(name) for name in self.key)).agg(newest_row).select("_headrace_row.*")
-
-
-def sql_literal(value: Any, data_type: DataType) -> str | None:
-    """Return a timestamp, date or integer as a SQL literal; None for every other type.
-
-    Delta skips files by their statistics for literals only, not for casts.
-    """
-    match data_type:
-        case TimestampType():
-            return timestamp_literal(value)
-        case TimestampNTZType():
-            return f"TIMESTAMP_NTZ '{value:%Y-%m-%d %H:%M:%S.%f}'"
-        case DateType():
-            return f"DATE '{value}'"
-        case IntegralType():
-            return str(value)
-        case _:
-            return None
