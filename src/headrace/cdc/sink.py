@@ -23,15 +23,23 @@ from headrace.cdc.capture.declaration import Capture, HasCapture
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.watch import CaptureMonitor
 from headrace.clients.spark.delta_log import snapshot, version
+from headrace.clients.spark.settings import session_settings
 from headrace.errors import FlowError, HeadraceError, UnreadableChange
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.run_cache import CachedFact
-from headrace.flow.sink import Batch, CaptureWatch, CommittedBatches, TracksBatches, WatchesCapture, WritesFolder
+from headrace.flow.sink import (
+    BaseSink,
+    Batch,
+    CaptureWatch,
+    CommittedBatches,
+    TracksBatches,
+    WatchesCapture,
+    WritesFolder,
+)
 from headrace.flow.target import Target
 from headrace.sinks.batch.concurrency import in_background, run_concurrently
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 from headrace.sinks.local_folder import require_writable
 
@@ -75,7 +83,7 @@ class _TableBatch:
 
 
 @dataclass(frozen=True)
-class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
+class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture):
     """Apply the Debezium envelopes of a batch to Delta tables, one for each source table.
 
     | field               | meaning                                                                                    |
@@ -125,9 +133,6 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
     def preflight(self, target: Target) -> None:
         """Prove that a local folder can be written."""
         require_writable(self.folder(target))
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: the first batch creates the tables."""
 
     def watch_capture(
         self, flow: str, target: Target, on_problem: Callable[[str, HeadraceError], None]

@@ -192,6 +192,45 @@ class Sink(Protocol):
         """Write all rows of the batch. Returns only when they are durable."""
 
 
+class BaseSink:
+    """The base of a sink that has nothing to check, or nothing to create, before a start."""
+
+    def preflight(self, target: Target) -> None:
+        """Do nothing: there is nothing to check."""
+
+    def prepare(self, spark: SparkSession, target: Target) -> None:
+        """Do nothing: the first batch creates what it needs."""
+
+
+class ForwardingSink:
+    """The base of a sink that differs from another one in how it writes only."""
+
+    sink: Sink
+
+    @property
+    def name(self) -> str:
+        """The name of the other sink."""
+        return self.sink.name
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the other sink."""
+        return self.sink.guarantee
+
+    @property
+    def output_modes(self) -> frozenset[OutputMode]:
+        """The output modes of the other sink."""
+        return self.sink.output_modes
+
+    def preflight(self, target: Target) -> None:
+        """Check the other sink."""
+        self.sink.preflight(target)
+
+    def prepare(self, spark: SparkSession, target: Target) -> None:
+        """Prepare the other sink."""
+        self.sink.prepare(spark, target)
+
+
 class WrapsSinks(ABC):
     """A sink that passes its rows to other sinks, and stores none."""
 

@@ -24,7 +24,7 @@ from headrace.clients.storage import FileStore, file_store
 from headrace.errors import DataError, FlowError, RecoveryError, did_you_mean
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches, TracksBatches, WritesFolder
+from headrace.flow.sink import BaseSink, Batch, CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
@@ -41,7 +41,7 @@ _WRITERS = {
 
 
 @dataclass(frozen=True)
-class FileSink(WritesFolder, TracksBatches):
+class FileSink(BaseSink, WritesFolder, TracksBatches):
     """Append each micro-batch to a folder of files, below the lake unless `path` is absolute.
 
     Exactly once, while:
@@ -104,9 +104,6 @@ class FileSink(WritesFolder, TracksBatches):
                 "Choose another path.",
             )
         require_writable(target.table(self.path))
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: the first write creates the folder."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the files of the batch and commit their names to the folder's log.

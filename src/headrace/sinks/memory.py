@@ -4,17 +4,16 @@ import threading
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch
-from headrace.flow.target import Target
+from headrace.flow.sink import BaseSink, Batch
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class Memory(BaseSink):
     """Collect rows in this process for tests. Thread-safe: any thread may read them while the flow runs.
 
     | mode     | `rows()` returns                                                                                  |
@@ -39,12 +38,6 @@ class Memory:
     def name(self) -> str:
         """Return `memory`."""
         return "memory"
-
-    def preflight(self, target: Target) -> None:
-        """Do nothing: there is nothing to check."""
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: rows of an earlier start stay."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Fetch the rows partition by partition, and store them when all have arrived."""

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, DataError, FlowError, did_you_mean
 from headrace.flow.duration import Duration
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, DeadLetters
+from headrace.flow.sink import BaseSink, Batch, DeadLetters
 from headrace.flow.target import Service, Target
 from headrace.sinks.kafka.topic import as_records
 
@@ -40,7 +40,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Rest:
+class Rest(BaseSink):
     """Post each row as a JSON object to a service of the target, many rows in one request.
 
     | field        | default | meaning                                                                             |
@@ -108,9 +108,6 @@ class Rest:
         """Check that the service is declared and that its address is allowed. Sends nothing."""
         service = self._service(target)
         resolve_address(service_url(service, self.service, self.path), service, self.service)
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: there is nothing to create."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows; returns when every row is delivered or stored as a dead letter."""

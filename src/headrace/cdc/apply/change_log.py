@@ -6,8 +6,8 @@ from pyspark.sql import DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.latest_change import unreadable_value_error, with_unreadable_column
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
+from headrace.clients.spark.settings import session_settings
 from headrace.sinks.batch.persist import locally_checkpointed
-from headrace.sinks.delta.sql import session_settings
 
 
 @dataclass(frozen=True)

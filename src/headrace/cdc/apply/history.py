@@ -10,10 +10,10 @@ from headrace.cdc.apply import key_ranges, timeline as cdc_timeline, tombstones
 from headrace.cdc.apply.key_changes import fill_moved_rows
 from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error, unreadable_value_error
 from headrace.cdc.apply.table import POSITION, SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import quote_name
 from headrace.errors import FlowError
 from headrace.sinks.batch.persist import locally_checkpointed
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DELETED
 
 OP, UNTIL, ENDED, TAKEN = "_headrace_op", "_headrace_until", "_headrace_ended", "_headrace_taken"

@@ -29,10 +29,10 @@ from headrace.cdc.apply.table import (
 )
 from headrace.cdc.apply.tombstones import TombstoneIndex
 from headrace.clients.spark.delta_log import is_empty
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import quote_name, string_literal
 from headrace.sinks.batch.concurrency import in_background
 from headrace.sinks.batch.persist import locally_checkpointed
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DELETED
 
 DELETED_AT = tombstones.DELETED_AT

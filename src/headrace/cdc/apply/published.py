@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import version
+from headrace.clients.spark.settings import session_settings
 from headrace.flow.run_cache import CachedFact
-from headrace.sinks.delta.sql import idempotent_write, session_settings
+from headrace.sinks.delta.sql import idempotent_write
 
 if TYPE_CHECKING:
     from headrace.flow.sink import Batch

@@ -9,9 +9,10 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, types as T
 
 from headrace.clients.spark.delta_log import snapshot, version
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import quote_name
 from headrace.flow.run_cache import RunCache
-from headrace.sinks.delta.sql import idempotent_write, session_settings, set_table_properties
+from headrace.sinks.delta.sql import idempotent_write, set_table_properties
 
 # The place in the source's log of the change that a row shows.
 POSITION = "_headrace_position"

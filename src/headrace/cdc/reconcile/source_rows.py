@@ -1,7 +1,7 @@
-"""Read the rows of source tables as text, in one snapshot with its log position."""
+"""Read the rows of source tables as text, in one snapshot with its log position, and look up a row by its key."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -112,3 +112,23 @@ def _column_as_text_sql(column: SourceColumn) -> str:
         return f"CAST({name} + 0 AS CHAR)"
     # As a double: a float is written with six digits otherwise.
     return f"CAST({name} + 0e0 AS CHAR)" if kind.startswith("float") else f"CAST({name} AS CHAR)"
+
+
+def row_exists(database: Database, table: SourceTable, key: Mapping[str, str]) -> bool:
+    """Whether a row has the key. Keys are compared as texts: `42` is no row of a table whose keys are words.
+
+    Raises as the client of the database does, when it does not answer or refuses.
+    """
+    if database_family(database) == "mysql":
+        where = " AND ".join(f"CAST({quote_name(column)} AS CHAR) = %s" for column in key)
+        with mysql.session(database) as cursor:
+            cursor.execute(
+                f"SELECT 1 FROM {quote_name(table.schema)}.{quote_name(table.name)} WHERE {where} LIMIT 1",  # noqa: S608 - quoted
+                tuple(key.values()),
+            )
+            return cursor.fetchone() is not None
+    same = sql.SQL(" AND ").join(sql.SQL("{}::text = %s").format(sql.Identifier(column)) for column in key)
+    place = sql.Identifier(table.schema, table.name)
+    with postgres.session(database) as connection:
+        query = sql.SQL("SELECT 1 FROM {} WHERE {} LIMIT 1").format(place, same)
+        return connection.execute(query, tuple(key.values())).fetchone() is not None

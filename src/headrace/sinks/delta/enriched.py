@@ -7,6 +7,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import version
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import column_named, quote_name
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
@@ -14,7 +15,7 @@ from headrace.flow.run_cache import CachedFact, RunCache
 from headrace.flow.sink import Batch, HasPendingRows
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
-from headrace.sinks.delta.sql import idempotent_options, session_settings
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.delta.table import DeltaTableSink
 
 ENRICHED, VERSION = "enriched", "dimension_version"

@@ -12,10 +12,11 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import size, snapshot
+from headrace.clients.spark.settings import session_settings
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.flow.run_cache import CachedFact, RunCache
-from headrace.sinks.delta.sql import session_settings, set_table_properties
+from headrace.sinks.delta.sql import set_table_properties
 
 _MEGABYTE = 1024 * 1024
 _MIN_RETENTION = Duration.parse("1 hour")

@@ -9,12 +9,12 @@ from itertools import pairwise
 from pyspark.sql import DataFrame, Window, functions as F
 from pyspark.sql.group import GroupedData
 
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.upsert import DeltaUpsert
 
 GRAIN, START, END = "grain", "window_start", "window_end"

@@ -8,12 +8,13 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZType, TimestampType
 
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import column_named, quote_name, typed_literal
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.sql import idempotent_write, session_settings
+from headrace.sinks.delta.sql import idempotent_write
 from headrace.sinks.delta.table import DeltaTableSink
 
 
