@@ -3,20 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.sql import Column, functions as F
-from pyspark.sql.types import (
-    ByteType,
-    DataType,
-    DateType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import Column, functions as F, types as T
 
-_SUFFIXES: dict[type[DataType], str] = {ByteType: "Y", ShortType: "S", IntegerType: "", LongType: "L"}
+_SUFFIXES: dict[type[T.DataType], str] = {T.ByteType: "Y", T.ShortType: "S", T.IntegerType: "", T.LongType: "L"}
 
 
 def quote_name(name: str) -> str:
@@ -39,19 +28,19 @@ def timestamp_literal(time: datetime) -> str:
     return f"TIMESTAMP '{time.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
 
 
-def typed_literal(value: Any, data_type: DataType) -> str:
+def typed_literal(value: Any, data_type: T.DataType) -> str:
     """Return a string, an integer, a date or a timestamp as a literal of this type.
 
     Delta skips files by their statistics for literals of the column's own type only, not for casts.
     """
     match data_type:
-        case StringType():
+        case T.StringType():
             return string_literal(value)
-        case TimestampType():
+        case T.TimestampType():
             return timestamp_literal(value)
-        case TimestampNTZType():
+        case T.TimestampNTZType():
             return f"TIMESTAMP_NTZ '{value:%Y-%m-%d %H:%M:%S.%f}'"
-        case DateType():
+        case T.DateType():
             return f"DATE '{value.isoformat()}'"
         case _:
             return f"{value}{_SUFFIXES[type(data_type)]}"

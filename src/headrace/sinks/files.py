@@ -118,7 +118,9 @@ class FileSink(BaseSink, WritesFolder, TracksBatches):
         require_writable_columns(rows.schema, self.format, self._partitions, self.name)
         session, folder = rows.sparkSession, batch.target.table(self.path)
         files = file_store(folder, session)
-        owner = self._owner(files, folder, _columns(rows), batch)
+        # As DDL, all nullable: the nullability of a transform can differ between starts.
+        columns = str(java_dataset(rows).schema().asNullable().toDDL())
+        owner = self._owner(files, folder, columns, batch)
         last_committed = last_batch(files, folder)
         last = (
             None if last_committed is None else LedgerEntry(owner.query_id, last_committed, owner.offsets, owner.fence)
@@ -207,11 +209,6 @@ class FileSink(BaseSink, WritesFolder, TracksBatches):
                     "Undo the change, or give the flow a new name and the sink another path.",
                 )
         return owner
-
-
-def _columns(rows: DataFrame) -> str:
-    """Return the columns as DDL, all nullable: the nullability of a transform can differ between starts."""
-    return str(java_dataset(rows).schema().asNullable().toDDL())
 
 
 def _foreign_folder(batch: Batch, folder: str, why: str) -> RecoveryError:

@@ -86,7 +86,8 @@ class Rest(BaseSink):
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND, OutputMode.UPDATE})
 
     def __post_init__(self) -> None:
-        problems = [f"{name} is {value}" for name, value in self._numbers().items() if value < 1]
+        numbers = {name: getattr(self, name) for name in ("max_rows", "max_bytes", "attempts", "in_flight")}
+        problems = [f"{name} is {value}" for name, value in numbers.items() if value < 1]
         if self.body not in ("array", "lines"):
             problems.append(f"body is '{self.body}'")
         if problems:
@@ -131,9 +132,6 @@ class Rest(BaseSink):
             first = refused[0][1]
             why = f"the service answered {first.status} ({first.text.strip()[:200] or 'without a word'})"
             batch.on_dead_letters(DeadLetters(self.name, count, why, dead_letters(batch.target, batch.flow)))
-
-    def _numbers(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("max_rows", "max_bytes", "attempts", "in_flight")}
 
     def _service(self, target: Target) -> Service:
         if self.service not in target.services:

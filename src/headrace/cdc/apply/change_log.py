@@ -1,5 +1,6 @@
 """Append changes to a change log: one row per change, never updated."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, functions as F, types as T
@@ -8,6 +9,21 @@ from headrace.cdc.apply.latest_change import unreadable_value_error, with_unread
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.clients.spark.settings import session_settings
 from headrace.sinks.batch.persist import locally_checkpointed
+
+# The columns of the table: the column of the change, and its type. The types of the rows are those of the source.
+_COLUMNS: Mapping[str, tuple[str, T.DataType]] = {
+    "op": ("_op", T.StringType()),
+    "position": ("_position", T.StringType()),
+    "committed_at": ("_commit_time", T.TimestampType()),
+    "transaction": ("_transaction", T.StringType()),
+    "key": ("_key", T.NullType()),
+    "before": ("_before", T.NullType()),
+    "after": ("_after", T.NullType()),
+    "unavailable": ("_unavailable", T.ArrayType(T.StringType())),
+    "topic": ("_topic", T.StringType()),
+    "partition": ("_partition", T.IntegerType()),
+    "offset": ("_offset", T.LongType()),
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +50,8 @@ class ChangeLog:
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
         """Return the columns of the table."""
-        columns = T.StructType().add("op", T.StringType()).add("position", T.StringType())
-        columns = columns.add("committed_at", T.TimestampType()).add("transaction", T.StringType())
-        columns = columns.add("key", key).add("before", after).add("after", after)
-        columns = columns.add("unavailable", T.ArrayType(T.StringType())).add("topic", T.StringType())
-        return columns.add("partition", T.IntegerType()).add("offset", T.LongType())
+        types = {"key": key, "before": after, "after": after}
+        return T.StructType([T.StructField(name, types.get(name, kind)) for name, (_, kind) in _COLUMNS.items()])
 
     def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Append the changes of one table in one batch. Called once per attempt."""
@@ -58,18 +71,7 @@ class ChangeLog:
 
 
 def _change_rows(changes: DataFrame) -> DataFrame:
-    # The decoder adds `_before` on request. Without it the row before is null.
-    unknown = F.lit(None).cast(changes.schema["_after"].dataType)
-    return changes.select(
-        F.col("_op").alias("op"),
-        F.col("_position").alias("position"),
-        F.col("_commit_time").alias("committed_at"),
-        F.col("_transaction").alias("transaction"),
-        F.col("_key").alias("key"),
-        (F.col("_before") if "_before" in changes.columns else unknown).alias("before"),
-        F.col("_after").alias("after"),
-        F.col("_unavailable").alias("unavailable"),
-        F.col("_topic").alias("topic"),
-        F.col("_partition").alias("partition"),
-        F.col("_offset").alias("offset"),
-    )
+    if "_before" not in changes.columns:
+        # The decoder adds `_before` on request. Without it the row before is null.
+        changes = changes.withColumn("_before", F.lit(None).cast(changes.schema["_after"].dataType))
+    return changes.select(*(F.col(change).alias(name) for name, (change, _) in _COLUMNS.items()))

@@ -82,7 +82,13 @@ class History:
         session, after = changes.sparkSession, struct_fields(changes, "_after")
         alike = sorted({*after.names} & {*self.metadata_columns.names})
         if alike:
-            raise _column_name_clash_error(into, alike[0])
+            raise FlowError(
+                f"Table {into.table} has a column '{alike[0]}', and so has its history.",
+                why="A history adds columns for the validity period of each version.",
+                state="Nothing of the batch was written to this table.",
+                remedy="Set a prefix for the columns of the history: History(prefix='row_').",
+                code="HR-248",
+            )
         with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(cdc_timeline.events(changes)) as events:
             counts = count_changes(events)
             if counts.unreadable is not None:
@@ -251,13 +257,3 @@ def _require_values(rows: DataFrame, into: TableWrite) -> bool:
 
 def _stored_struct(names: list[str]) -> Column:
     return F.struct(*(F.col(f"old.{quote_name(name)}").alias(name) for name in names))
-
-
-def _column_name_clash_error(into: TableWrite, name: str) -> FlowError:
-    return FlowError(
-        f"Table {into.table} has a column '{name}', and so has its history.",
-        why="A history adds columns that say from when to when a version was valid.",
-        state="Nothing of the batch was written to this table.",
-        remedy="Put a prefix before the names of the history's columns: History(prefix='row_').",
-        code="HR-248",
-    )

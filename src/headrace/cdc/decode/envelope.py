@@ -31,8 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import or_
 
-from pyspark.sql import Column, DataFrame, functions as F
-from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.table import TEXT_FORMAT
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
@@ -44,47 +43,49 @@ PLACEHOLDER = "__debezium_unavailable_value"
 
 Step = Callable[[DataFrame], DataFrame]
 
-_COLUMNS = MapType(StringType(), StringType())
+_COLUMNS = T.MapType(T.StringType(), T.StringType())
 _SOURCE = {
-    "ts_ms": LongType(),
-    "ts_us": LongType(),
-    "snapshot": StringType(),
-    "db": StringType(),
-    "schema": StringType(),
-    "table": StringType(),
+    "ts_ms": T.LongType(),
+    "ts_us": T.LongType(),
+    "snapshot": T.StringType(),
+    "db": T.StringType(),
+    "schema": T.StringType(),
+    "table": T.StringType(),
     # A number in Postgres, absent in MySQL: sent as text.
-    "txId": StringType(),
-    "lsn": LongType(),
-    "sequence": StringType(),
-    "file": StringType(),
-    "pos": LongType(),
-    "row": IntegerType(),
-    "gtid": StringType(),
+    "txId": T.StringType(),
+    "lsn": T.LongType(),
+    "sequence": T.StringType(),
+    "file": T.StringType(),
+    "pos": T.LongType(),
+    "row": T.IntegerType(),
+    "gtid": T.StringType(),
 }
-_TRANSACTION = {"id": StringType(), "total_order": LongType(), "data_collection_order": LongType()}
+_TRANSACTION = {"id": T.StringType(), "total_order": T.LongType(), "data_collection_order": T.LongType()}
 
-ENVELOPE = StructType(
+ENVELOPE = T.StructType(
     [
-        StructField("before", _COLUMNS),
-        StructField("after", _COLUMNS),
-        StructField("op", StringType(), nullable=False),
-        StructField("source", StructType([StructField(name, kind) for name, kind in _SOURCE.items()])),
-        StructField("ts_ms", LongType()),
-        StructField("transaction", StructType([StructField(name, kind) for name, kind in _TRANSACTION.items()])),
+        T.StructField("before", _COLUMNS),
+        T.StructField("after", _COLUMNS),
+        T.StructField("op", T.StringType(), nullable=False),
+        T.StructField("source", T.StructType([T.StructField(name, kind) for name, kind in _SOURCE.items()])),
+        T.StructField("ts_ms", T.LongType()),
+        T.StructField("transaction", T.StructType([T.StructField(name, kind) for name, kind in _TRANSACTION.items()])),
     ]
 )
 
 # Changes by table; messages of the log under a name of their own.
-_COUNTS = ArrayType(StructType([StructField("data_collection", StringType()), StructField("event_count", LongType())]))
+_COUNTS = T.ArrayType(
+    T.StructType([T.StructField("data_collection", T.StringType()), T.StructField("event_count", T.LongType())])
+)
 
 # The records of Debezium's transaction topic.
-TRANSACTION = StructType(
+TRANSACTION = T.StructType(
     [
-        StructField("status", StringType(), nullable=False),
-        StructField("id", StringType(), nullable=False),
-        StructField("ts_ms", LongType()),
-        StructField("event_count", LongType()),
-        StructField("data_collections", _COUNTS),
+        T.StructField("status", T.StringType(), nullable=False),
+        T.StructField("id", T.StringType(), nullable=False),
+        T.StructField("ts_ms", T.LongType()),
+        T.StructField("event_count", T.LongType()),
+        T.StructField("data_collections", _COUNTS),
     ]
 )
 

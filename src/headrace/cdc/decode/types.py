@@ -11,23 +11,7 @@ from dataclasses import dataclass
 from hashlib import md5
 from uuid import UUID
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from headrace.cdc.capture.source_table import Family
 from headrace.cdc.decode import text as texts
@@ -52,7 +36,7 @@ _ELEMENTS = (
 class TypeDecoder:
     """The Spark type of a column and the expression that decodes its text: null if the text does not fit."""
 
-    spark: DataType
+    spark: T.DataType
     read: texts.Read
     # Whether the connector sends its bytes as hexadecimal digits.
     hexadecimal: bool = False
@@ -63,7 +47,7 @@ class TypeDecoder:
 
     def placeholders(self, placeholder: str) -> tuple[str, ...]:
         """Return the placeholders for a value that is not in the log."""
-        if isinstance(self.spark, ArrayType):
+        if isinstance(self.spark, T.ArrayType):
             # By the type of its elements: the text, its bytes as numbers, or a UUID made of it.
             numbers = ",".join(str(byte) for byte in placeholder.encode())
             uuid_ = UUID(bytes=md5(placeholder.encode(), usedforsecurity=False).digest(), version=3)
@@ -90,7 +74,7 @@ def decoder_for(source: str, family: Family) -> TypeDecoder:
         element = decoder_for(source.removesuffix("[]"), family)
         is_ambiguous = texts.any_element(element.is_ambiguous) if element.is_ambiguous else None
         return TypeDecoder(
-            ArrayType(element.spark),
+            T.ArrayType(element.spark),
             texts.array(element.read),
             text_format=element.text_format,
             is_ambiguous=is_ambiguous,
@@ -98,7 +82,7 @@ def decoder_for(source: str, family: Family) -> TypeDecoder:
     name, arguments = _name_and_arguments(source)
     named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
     if name == "enum" and "," in source.replace("','", ""):
-        return TypeDecoder(StringType(), texts.enum_label, text_format=_TEXT)
+        return TypeDecoder(T.StringType(), texts.enum_label, text_format=_TEXT)
     return named[name].decoder(arguments) if name in named else _UNKNOWN[family]
 
 
@@ -134,24 +118,24 @@ def _name_and_arguments(source: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(digit_group) for digit_group in match[1].split(","))
 
 
-def _plain(spark: DataType, read: texts.Read) -> Callable[[tuple[int, ...]], TypeDecoder]:
+def _plain(spark: T.DataType, read: texts.Read) -> Callable[[tuple[int, ...]], TypeDecoder]:
     return lambda _: TypeDecoder(spark, read)
 
 
-def _integer(spark: DataType) -> Callable[[tuple[int, ...]], TypeDecoder]:
+def _integer(spark: T.DataType) -> Callable[[tuple[int, ...]], TypeDecoder]:
     return _plain(spark, texts.integer(spark))
 
 
 def _numeric(arguments: tuple[int, ...]) -> TypeDecoder:
     """Return a decimal of Spark for a precision that it holds, and text for all others."""
     if not arguments:
-        return TypeDecoder(StringType(), texts.digits, text_format=_TEXT)
+        return TypeDecoder(T.StringType(), texts.digits, text_format=_TEXT)
     precision, scale = (*arguments, 0)[:2]
     # A negative scale of Postgres counts zeros before the point; one above the precision, zeros behind it.
     integer_digits, scale = max(precision - scale, 0), max(scale, 0)
     if integer_digits + scale > _MAX_PRECISION:
-        return TypeDecoder(StringType(), texts.digits, text_format=_TEXT)
-    spark = DecimalType(integer_digits + scale, scale)
+        return TypeDecoder(T.StringType(), texts.digits, text_format=_TEXT)
+    spark = T.DecimalType(integer_digits + scale, scale)
     return TypeDecoder(spark, texts.decimal(spark, scale))
 
 
@@ -169,7 +153,7 @@ def _local_timestamp(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
     def read(arguments: tuple[int, ...]) -> TypeDecoder:
         unit = _per_second(arguments, without)
         return TypeDecoder(
-            TimestampNTZType(),
+            T.TimestampNTZType(),
             texts.local_timestamp(unit),
             text_format=_unit(unit),
             is_ambiguous=texts.ambiguous_local_timestamp(unit),
@@ -181,32 +165,32 @@ def _local_timestamp(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
 def _time_of_day(arguments: tuple[int, ...]) -> TypeDecoder:
     unit = _per_second(arguments, 6)
     return TypeDecoder(
-        StringType(), texts.time_of_day(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_time_of_day(unit)
+        T.StringType(), texts.time_of_day(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_time_of_day(unit)
     )
 
 
 def _bits(arguments: tuple[int, ...]) -> TypeDecoder:
     length = arguments[0] if arguments else 1
     if length == 1:
-        return TypeDecoder(BooleanType(), texts.boolean)
-    return TypeDecoder(StringType(), texts.bits(length), text_format=f"{length} bits")
+        return TypeDecoder(T.BooleanType(), texts.boolean)
+    return TypeDecoder(T.StringType(), texts.bits(length), text_format=f"{length} bits")
 
 
 _UNKNOWN: dict[Family, TypeDecoder] = {
-    "postgres": TypeDecoder(StringType(), texts.unknown, hexadecimal=True, text_format="bytes"),
-    "mysql": TypeDecoder(StringType(), texts.as_text, text_format=_TEXT),
+    "postgres": TypeDecoder(T.StringType(), texts.unknown, hexadecimal=True, text_format="bytes"),
+    "mysql": TypeDecoder(T.StringType(), texts.as_text, text_format=_TEXT),
 }
-_AS_TEXT = lambda _: TypeDecoder(StringType(), texts.as_text, text_format=_TEXT)  # noqa: E731
-_FLOAT, _DOUBLE = (_plain(kind, texts.floating(kind)) for kind in (FloatType(), DoubleType()))
-_DATE, _MOMENT = _plain(DateType(), texts.date), _plain(TimestampType(), texts.zoned_timestamp)
-_BINARY = lambda _: TypeDecoder(BinaryType(), texts.binary, hexadecimal=True)  # noqa: E731
+_AS_TEXT = lambda _: TypeDecoder(T.StringType(), texts.as_text, text_format=_TEXT)  # noqa: E731
+_FLOAT, _DOUBLE = (_plain(kind, texts.floating(kind)) for kind in (T.FloatType(), T.DoubleType()))
+_DATE, _MOMENT = _plain(T.DateType(), texts.date), _plain(T.TimestampType(), texts.zoned_timestamp)
+_BINARY = lambda _: TypeDecoder(T.BinaryType(), texts.binary, hexadecimal=True)  # noqa: E731
 _ENDS = "`infinity` and `-infinity` are the ends of Spark's type"
 
 _POSTGRES = (
-    TypeMapping(("boolean",), "boolean", "", _plain(BooleanType(), texts.boolean)),
-    TypeMapping(("smallint",), "smallint", "", _integer(ShortType())),
-    TypeMapping(("integer",), "int", "", _integer(IntegerType())),
-    TypeMapping(("bigint", "oid"), "bigint", "", _integer(LongType())),
+    TypeMapping(("boolean",), "boolean", "", _plain(T.BooleanType(), texts.boolean)),
+    TypeMapping(("smallint",), "smallint", "", _integer(T.ShortType())),
+    TypeMapping(("integer",), "int", "", _integer(T.IntegerType())),
+    TypeMapping(("bigint", "oid"), "bigint", "", _integer(T.LongType())),
     TypeMapping(("real",), "float", "NaN and infinities are kept", _FLOAT),
     TypeMapping(("double precision",), "double", "NaN and infinities are kept", _DOUBLE),
     TypeMapping(
@@ -223,7 +207,9 @@ _POSTGRES = (
     TypeMapping(("time with time zone",), "string", "`12:34:56.123456Z`: in UTC, its own offset is lost", _AS_TEXT),
     TypeMapping(("interval",), "string", "`P1Y2M3DT4H5M6.789012S`", _AS_TEXT),
     TypeMapping(("bytea",), "binary", "", _BINARY),
-    TypeMapping(("uuid",), "string", "lower case", lambda _: TypeDecoder(StringType(), texts.uuid, text_format=_TEXT)),
+    TypeMapping(
+        ("uuid",), "string", "lower case", lambda _: TypeDecoder(T.StringType(), texts.uuid, text_format=_TEXT)
+    ),
     TypeMapping(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),
     TypeMapping(("json", "jsonb"), "string", "the text of the document", _AS_TEXT),
     TypeMapping(("text", "character varying", "character", "name", "enum", "xml"), "string", "", _AS_TEXT),
@@ -243,11 +229,11 @@ _MYSQL = (
         ("tinyint",),
         "tinyint",
         "`tinyint(1)` and `boolean` too: any number of a byte can be in it",
-        _integer(ByteType()),
+        _integer(T.ByteType()),
     ),
-    TypeMapping(("tinyint unsigned", "smallint", "year"), "smallint", "", _integer(ShortType())),
-    TypeMapping(("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _integer(IntegerType())),
-    TypeMapping(("int unsigned", "bigint"), "bigint", "", _integer(LongType())),
+    TypeMapping(("tinyint unsigned", "smallint", "year"), "smallint", "", _integer(T.ShortType())),
+    TypeMapping(("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _integer(T.IntegerType())),
+    TypeMapping(("int unsigned", "bigint"), "bigint", "", _integer(T.LongType())),
     TypeMapping(("bigint unsigned",), "decimal(20,0)", "", lambda _: _numeric((20, 0))),
     TypeMapping(("float", "float unsigned"), "float", "", _FLOAT),
     TypeMapping(("double", "double unsigned"), "double", "", _DOUBLE),
@@ -260,7 +246,7 @@ _MYSQL = (
         "string",
         "`12:34:56.123456`, from `-838:59:59.000000` to `838:59:59.000000`",
         # Always in microseconds, whatever its digits.
-        lambda _: TypeDecoder(StringType(), texts.time_of_day(1_000_000), text_format=_unit(1_000_000)),
+        lambda _: TypeDecoder(T.StringType(), texts.time_of_day(1_000_000), text_format=_unit(1_000_000)),
     ),
     TypeMapping(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "binary", "", _BINARY),
     TypeMapping(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),

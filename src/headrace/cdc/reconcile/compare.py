@@ -287,7 +287,14 @@ class _Pair:
         texts = []
         for difference in comparison.differences:
             values = difference.source or tuple(difference.key.get(name) for name in names)
-            texts.append((difference.kind, difference.position, first, *(_flat(text) for text in values)))
+            texts.append(
+                (
+                    difference.kind,
+                    difference.position,
+                    first,
+                    *(json.dumps(text) if isinstance(text, list) else text for text in values),
+                )
+            )
         fields = ["_kind", "_position", "_first", *(f"t{n}" for n in range(len(names)))]
         frame = session.createDataFrame(texts, T.StructType([T.StructField(name, T.StringType()) for name in fields]))
         columns = [typed_value(F.col(f"t{n}"), kind).alias(names[n]) for n, kind in enumerate(self.kinds)]
@@ -307,7 +314,3 @@ def _sums(rows: Iterable[_Row]) -> dict[int, tuple[int, int]]:
         digest = hashlib.sha256(json.dumps([row.key, row.compared]).encode()).digest()
         sums[chunk] = (count + 1, (total + int.from_bytes(digest, "big")) % 2**256)
     return sums
-
-
-def _flat(text: Text) -> str | None:
-    return json.dumps(text) if isinstance(text, list) else text

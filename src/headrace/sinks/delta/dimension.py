@@ -189,7 +189,15 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
         size = _require_broadcast_limit(dimension, rows)
         ambiguous = [str(row[0]) for row in _ambiguous_keys(dimension, rows).limit(_FEW).collect()]
         if ambiguous:
-            raise _duplicate_key_error(dimension, version, ambiguous)
+            problem = "occurs more than once" if dimension.as_of is None else "has rows that are valid at the same time"
+            hint = " For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""
+            raise DataError(
+                f"The dimension {dimension.path} has several rows for a key: {dimension.key} {', '.join(ambiguous)}.",
+                why=f"In version {version} each of these {problem}, so that a row joined with it would become two.",
+                state=_NOTHING_WRITTEN,
+                remedy=f"Correct the table, and start the flow again: it takes the newest version.{hint}",
+                code="HR-562",
+            )
     except BaseException:
         rows.unpersist()
         raise
@@ -201,7 +209,15 @@ def _require_broadcast_limit(dimension: Dimension, rows: DataFrame) -> int:
     limit = Size.parse(dimension.broadcast_limit)
     count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_row_bytes(rows.schema)), F.lit(0))).collect()[0]
     if size > limit.bytes:
-        raise _broadcast_limit_error(dimension, f"{format_bytes(size)} in {count:,} rows", limit)
+        raise DataError(
+            f"The dimension {dimension.path} is too large to be broadcast: {format_bytes(size)} in {count:,} rows. "
+            f"The limit is {limit}.",
+            why="The driver collects it and every executor holds a copy; without enough memory they fail.",
+            state=_NOTHING_WRITTEN,
+            remedy="Take fewer columns, keep old rows elsewhere, or raise `broadcast_limit` if driver and executors "
+            "have the memory for it.",
+            code="HR-561",
+        )
     return int(size)
 
 
@@ -278,27 +294,4 @@ def _missing_table_error(dimension: Dimension, location: str) -> DataError:
         state="Nothing was started and nothing was written.",
         remedy="Make the table first, or correct the path. With required=False rows wait for it in the sink's table.",
         code="HR-565",
-    )
-
-
-def _broadcast_limit_error(dimension: Dimension, size: str, limit: Size) -> DataError:
-    return DataError(
-        f"The dimension {dimension.path} is too large to be broadcast: {size}, and the limit is {limit}.",
-        why="The driver collects it and every executor holds a copy; without enough memory they fail.",
-        state=_NOTHING_WRITTEN,
-        remedy="Take fewer columns, keep old rows elsewhere, or raise `broadcast_limit` if driver and executors have "
-        "the memory for it.",
-        code="HR-561",
-    )
-
-
-def _duplicate_key_error(dimension: Dimension, version: int, keys: list[str]) -> DataError:
-    problem = "occurs more than once" if dimension.as_of is None else "has rows that are valid at the same time"
-    return DataError(
-        f"The dimension {dimension.path} does not say which row belongs to a key: {dimension.key} {', '.join(keys)}.",
-        why=f"In version {version} each of these {problem}, so that a row joined with it would become two.",
-        state=_NOTHING_WRITTEN,
-        remedy="Correct the table, and start the flow again: it takes the newest version."
-        + (" For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""),
-        code="HR-562",
     )

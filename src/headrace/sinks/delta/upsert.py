@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession, functions as F
-from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql import DataFrame, SparkSession, functions as F, types as T
 
 from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import column_named, quote_name, typed_literal
@@ -53,7 +52,7 @@ class DeltaUpsert(DeltaTableSink):
         self.create_if_missing(rows.sparkSession, rows.schema, batch)
         self.merge(rows, batch)
 
-    def create_if_missing(self, session: SparkSession, schema: StructType, batch: Batch) -> DeltaTable:
+    def create_if_missing(self, session: SparkSession, schema: T.StructType, batch: Batch) -> DeltaTable:
         """Return the table; create it with this schema if it does not exist."""
         table = DeltaTable.createIfNotExists(session).location(batch.target.table(self.path)).addColumns(schema)
         for name, value in self.properties.items():
@@ -92,7 +91,7 @@ class DeltaUpsert(DeltaTableSink):
         lowest, highest, null = rows.agg(F.min(column), F.max(column), F.bool_or(column.isNull())).collect()[0]
         old, bounds = f"old.{quote_name(self.prune_by)}", []
         if lowest is not None:
-            if not isinstance(data_type, TimestampType | TimestampNTZType | DateType | IntegralType):
+            if not isinstance(data_type, T.TimestampType | T.TimestampNTZType | T.DateType | T.IntegralType):
                 raise self._prune_error(
                     f"is a {data_type.simpleString()}", "Only times, dates and whole numbers are looked up."
                 )

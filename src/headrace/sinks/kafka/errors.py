@@ -76,7 +76,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
         _OUT_OF_ORDER, why="The last batch in the ledger '{ledger}' is {last.batch_id}: those between are missing."
     ),
     RefusalReason.OTHER_OFFSETS: RefusalText(
-        "Flow '{batch.flow}' cannot take batch {batch.id} for written.",
+        "Flow '{batch.flow}' cannot treat batch {batch.id} as written.",
         why="The ledger '{ledger}' holds a batch {batch.id} of this checkpoint that was read from other offsets "
         "({last.offsets:.12}, and this attempt has {batch.offsets:.12}): the checkpoint was set back, or two drivers "
         "wrote it.",
@@ -111,17 +111,6 @@ def producer_fenced(batch: Batch, problem: KafkaError) -> ProducerFenced:
     )
 
 
-def invalid_slot_count(topic: str, slots: int) -> RecoveryError:
-    """Return HR-346: `slots` is less than 1."""
-    return RecoveryError(
-        f"The sink for topic '{topic}' cannot write in {slots} slots.",
-        why="A batch is written in at least one transaction.",
-        state="Nothing was started.",
-        remedy="Set `slots=` to 1 or more, or leave it out.",
-        code="HR-346",
-    )
-
-
 def broker_rejected(batch: Batch, problem: KafkaError) -> DataError:
     """Return HR-505: Kafka rejects the rows or lacks a permission; a retry would fail too."""
     return DataError(
@@ -133,35 +122,13 @@ def broker_rejected(batch: Batch, problem: KafkaError) -> DataError:
     )
 
 
-def topic_missing(batch: Batch, problem: KafkaError) -> DataError:
-    """Return HR-501: a topic does not exist."""
-    return DataError(
-        f"A topic that flow '{batch.flow}' writes to is not there.",
-        why=f"The client says: {problem.str().rstrip('.')}.",
-        state=NOT_COMMITTED,
-        remedy="Create it with `headrace topics create NAME`, or correct the name in the flow.",
-        code="HR-501",
-    )
-
-
 def transaction_unfinished(batch: Batch, why: str, state: str, seconds: float) -> PartUnavailable:
     """Return HR-604: the transaction did not finish; a retry may succeed."""
     return PartUnavailable(
-        f"The transaction for batch {batch.id} of flow '{batch.flow}' did not come to its end.",
+        f"The transaction for batch {batch.id} of flow '{batch.flow}' did not finish.",
         why=f"The client says: {why.rstrip('.')}.",
         state=state,
         remedy=f"Nothing: the batch is run again. If that repeats, start the broker, or make batches smaller so that "
         f"one is sent within {seconds:.0f} seconds.",
         code="HR-604",
-    )
-
-
-def pieces_missing(batch: Batch, received: int, expected: int) -> PartUnavailable:
-    """Return HR-609: the task did not receive all of its rows."""
-    return PartUnavailable(
-        f"Batch {batch.id} of flow '{batch.flow}' did not completely reach the task that sends it.",
-        why=f"{received} of {expected} pieces came: the executor or the driver died, or a part was recomputed.",
-        state=NOT_COMMITTED,
-        remedy="Nothing: the batch is run again.",
-        code="HR-609",
     )

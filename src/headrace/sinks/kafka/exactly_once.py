@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from headrace.clients.spark.jvm import java_dataset
 from headrace.clients.sql import column_named
 from headrace.clients.topic_watch import TopicWatch
-from headrace.errors import HeadraceError, ProducerFenced, Terminal
+from headrace.errors import HeadraceError, PartUnavailable, ProducerFenced, RecoveryError, Terminal
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
@@ -60,7 +60,13 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
     def preflight(self, target: Target) -> None:
         """Check the number of slots, and that the topic exists on the broker."""
         if self.slots < 1:
-            raise errors.invalid_slot_count(self.topic, self.slots)
+            raise RecoveryError(
+                f"The sink for topic '{self.topic}' cannot write in {self.slots} slots.",
+                why="A batch is written in at least one transaction.",
+                state="Nothing was started.",
+                remedy="Set `slots=` to 1 or more, or leave it out.",
+                code="HR-346",
+            )
         super().preflight(target)
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
@@ -156,7 +162,13 @@ def _require_all_pieces(
         received += chunk.num_rows if counted == "rows" else 1
         yield chunk
     if received != expected:
-        raise errors.pieces_missing(slot.batch, received, expected)
+        raise PartUnavailable(
+            f"Batch {slot.batch.id} of flow '{slot.batch.flow}' did not completely reach the task that sends it.",
+            why=f"{received} of {expected} pieces arrived: the executor or the driver died, or a part was recomputed.",
+            state=errors.NOT_COMMITTED,
+            remedy="Nothing: the batch is run again.",
+            code="HR-609",
+        )
 
 
 def _run_tasks(tasks: Sequence[RDD[HeadraceError | int]]) -> None:
@@ -165,7 +177,7 @@ def _run_tasks(tasks: Sequence[RDD[HeadraceError | int]]) -> None:
         return
     outcomes = tasks[0].context.union(list(tasks)).collect()
     if len(outcomes) != len(tasks):
-        raise AssertionError(f"{len(outcomes)} of {len(tasks)} tasks have spoken")
+        raise AssertionError(f"{len(outcomes)} of {len(tasks)} tasks returned a result")
     failures = [outcome for outcome in outcomes if isinstance(outcome, HeadraceError)]
     for error in sorted(failures, key=lambda outcome: not isinstance(outcome, Terminal)):
         raise error
