@@ -30,22 +30,22 @@ _COLUMNS: Mapping[str, tuple[str, T.DataType]] = {
 class ChangeLog:
     """Store every change: its operation, position and time, and the row before and after it.
 
-    | column                         | holds                                                                           |
+    | column                         | contains                                                                        |
     |--------------------------------|---------------------------------------------------------------------------------|
     | `op`                           | `c`, `u`, `d`, `r` (snapshot) or `t` (truncate)                                 |
-    | `position`                     | the place in the source's log, as text that sorts as the log                    |
-    | `committed_at`, `transaction`  | when the source committed, and in which transaction                             |
+    | `position`                     | the position in the source's log, as text that sorts like the log               |
+    | `committed_at`, `transaction`  | the commit time at the source, and the id of the transaction                    |
     | `key`                          | the primary key; null for a truncate                                            |
-    | `before`, `after`              | the row's columns, typed; null where there was or is no row                     |
-    | `unavailable`                  | columns that did not change, and that the log left out of `after`               |
+    | `before`, `after`              | the row's columns, typed; null before an insert and after a delete              |
+    | `unavailable`                  | unchanged columns that the log omits from `after`                               |
     | `topic`, `partition`, `offset` | the record                                                                      |
 
-    `before` is what the source's log holds: all columns with a binlog or `REPLICA IDENTITY FULL`, else the key alone
-    with a delete, and nothing with an update.
+    `before` depends on the source's log: all columns with a binlog or `REPLICA IDENTITY FULL`; otherwise only the key
+    for a delete, and null for an update.
 
-    The promise: every record of the topic is in the table once, by the identity of the batch. A change that the
-    connector delivered twice, after a crash of its own, is two records and so two rows, which agree in all but
-    `offset`; `position`, `key` and `op` identify a change. A record that moves a row to another key is two rows.
+    Every record of the topic is in the table exactly once. A change that the connector delivers twice after a crash is
+    two records, and so two rows that differ only in `offset`; `position`, `key` and `op` identify a change. A record
+    that moves a row to another key is two rows.
     """
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:

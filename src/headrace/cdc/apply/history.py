@@ -20,7 +20,7 @@ OP, UNTIL, ENDED, TAKEN = "_headrace_op", "_headrace_until", "_headrace_ended", 
 
 # The columns of a timeline.
 _TIMELINE_COLUMNS = ("_key", "_position", "_rank", "_op", "_at", "_after", "_missing", "_old")
-# Up to this many keys are broadcast; more are shuffled.
+# The maximum number of keys that are broadcast; more keys are shuffled.
 _MAX_BROADCAST_KEYS = 100_000
 
 
@@ -30,29 +30,29 @@ class History:
 
     | field   | default | meaning                                                                                    |
     |---------|---------|--------------------------------------------------------------------------------------------|
-    | deletes | `close` | `close` ends the version; `mark` has a row follow it that is marked as deleted             |
-    | prefix  | none    | before the names `valid_from`, `valid_to`, `is_current`, where the source has such columns |
+    | deletes | `close` | `close` ends the version; `mark` also adds a row that is marked as deleted                 |
+    | prefix  | none    | prefix of `valid_from`, `valid_to` and `is_current`, if the source has such columns        |
 
-    | column              | holds                                                                                    |
+    | column              | contains                                                                                 |
     |---------------------|------------------------------------------------------------------------------------------|
-    | `valid_from`        | when the source committed the change                                                     |
-    | `valid_to`          | when it committed the key's next change or a truncate; null while there is none          |
-    | `is_current`        | whether there is none                                                                    |
-    | `_headrace_position`, `_headrace_op` | the place of the change in the source's log, and its kind               |
-    | `_headrace_until`, `_headrace_ended` | the same of the change that ended the version                           |
-    | `_headrace_taken`   | columns that the log left out: their values are those of the version before              |
-    | `_headrace_deleted` | with `mark`: whether the row says that there was none; it holds the key and no values    |
+    | `valid_from`        | the commit time of the change at the source                                              |
+    | `valid_to`          | the commit time of the key's next change or of a truncate; null before it                |
+    | `is_current`        | whether `valid_to` is null                                                               |
+    | `_headrace_position`, `_headrace_op` | the position of the change in the source's log, and its operation       |
+    | `_headrace_until`, `_headrace_ended` | position and operation of the change that ended the version             |
+    | `_headrace_taken`   | columns that the log omits: their values are those of the previous version               |
+    | `_headrace_deleted` | with `mark`: whether the row marks a delete; then it has the key and no values           |
 
     Versions are in the order of the source log. The history depends on the set of changes only, not on their order of
-    arrival or on duplicates: a late change goes to its position, and its neighbours get new ends. A version
-    begins no later than the one that follows it, even where the source's clock went back, or a snapshot was taken
-    again after the first changes.
+    arrival or on duplicates: a late change is inserted at its position, and the adjacent versions get new ends. A
+    version starts no later than the next one, even if the clock of the source went back, or another snapshot was taken
+    after the first changes.
 
-    An update that lacks a large value takes that of the version before it, and a row under a new primary key that of
-    the version that ended under the old one; where there is none, it is refused (HR-541).
+    If an update has no copy of a large value, the version takes the value of the previous version. A row under a new
+    primary key takes the value of the version that ended under the old key. If no copy exists: HR-541.
 
-    A batch is two commits, ends and then versions, each of which records the batch. A crash between the two leaves ends
-    whose versions are still open; the batch that is run again passes over the first and makes the second.
+    A batch is two commits, ends and then versions, and each records the batch. After a crash between the two, the ends
+    are stored and their versions are still open; the retried batch skips the first commit and makes the second.
     """
 
     deletes: Literal["close", "mark"] = "close"
@@ -60,12 +60,12 @@ class History:
 
     @property
     def validity_columns(self) -> tuple[str, str, str]:
-        """The names of the columns that say when a version was valid."""
+        """The names of the columns with the validity period."""
         return f"{self.prefix}valid_from", f"{self.prefix}valid_to", f"{self.prefix}is_current"
 
     @property
     def metadata_columns(self) -> T.StructType:
-        """The columns that are not the source's."""
+        """The columns that the source does not have."""
         since, to, current = self.validity_columns
         columns = T.StructType().add(since, T.TimestampType()).add(to, T.TimestampType()).add(current, T.BooleanType())
         for name in (POSITION, OP, UNTIL, ENDED):
@@ -107,7 +107,7 @@ class History:
 
     def _apply_events(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = events.sparkSession
-        # 1. Ends first: a late version must never be without a delete that arrived before it.
+        # 1. Ends first: a late version must not miss a delete that arrived before it.
         before = tombstones.tombstone_index(session, into)
         if counts.deletes or counts.truncated is not None:
             tombstones.write_tombstones(events.where(F.col("_op").isin("d", "t")), into)
@@ -123,9 +123,9 @@ class History:
                         self._merge_versions(once, into)
 
     def _affected_versions(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> DataFrame:
-        """Return the versions of the table that may get another end: those that are not over at a key's first change.
+        """Return the versions of the table that may get another end: those that had not ended at a key's first change.
 
-        Over by the log and by the clock too: a version must not begin later than what follows it.
+        Ended both by log position and by time: a version must not start later than the next event.
         """
         stored = self._stored_versions(events, into)
         bounds = _first_changes(events, counts)
@@ -205,7 +205,7 @@ class History:
 def _timeline_rows(
     events: DataFrame, near: DataFrame, counts: ChangeCounts, before: tombstones.TombstoneIndex, into: TableWrite
 ) -> DataFrame:
-    """Return the versions and ends of the keys of a batch, from their first change on."""
+    """Return the versions and ends of the keys of a batch, starting with the first change of each key."""
     first = str(counts.first)
     batch = events.withColumnRenamed("_commit_time", "_at")
     truncates = batch.where(F.col("_op") == "t").select("_position", "_op", "_at")
@@ -226,7 +226,7 @@ def _timeline_rows(
 
 
 def _first_changes(events: DataFrame, counts: ChangeCounts) -> DataFrame:
-    """Return for each key its first place in the log and its first time in this batch."""
+    """Return the first log position and the first commit time of each key in this batch."""
     key_changes = events.where(F.col("_op") != "t").groupBy("_key")
     bounds = key_changes.agg(F.min("_position").alias("_first"), F.min("_commit_time").alias("_since"))
     return F.broadcast(bounds) if counts.keys <= _MAX_BROADCAST_KEYS else bounds

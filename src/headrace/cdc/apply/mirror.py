@@ -36,8 +36,8 @@ from headrace.sinks.batch.persist import locally_checkpointed
 from headrace.sinks.delta.table import DELETED
 
 DELETED_AT = tombstones.DELETED_AT
-_LACKS = "headrace: no value is known"
-# This many keys take a few megabytes in each task.
+_LACKS = "headrace: no copy of a missing value"
+# This many keys need a few megabytes in each task.
 _MAX_BROADCAST_KEYS = 100_000
 
 
@@ -49,13 +49,14 @@ class Mirror:
     |---------|---------|------------------------------------------------------------------------------------------|
     | deletes | `hard`  | `hard` removes the row and keeps a tombstone; `soft` keeps it, marked as deleted         |
 
-    A change older than what is known of its key is passed over: older than the row, than the tombstone of the key, or
-    than the last truncate. Several changes of a key in a batch are merged as one, the latest. `Upkeep` ends tombstones.
+    A change older than the row, its tombstone or the last truncate is skipped. Several changes of a key in a batch are
+    merged as one, the latest. `CdcMaintenance` removes old tombstones.
 
-    Changes have the columns and types that the table was made with. A row under a new primary key that lacks a large
-    value takes that of the row under the old key; one that is nowhere known is refused (HR-541).
+    Changes have the columns and types of the table. If the log has no copy of a large value, the mirror keeps the value
+    of its row. A row that moved to a new primary key takes the value of the row under the old key. If no copy of a
+    missing value exists: HR-541.
 
-    A batch is two commits, of tombstones and of rows, the second of which records the batch. After a crash
+    A batch is two commits: the first writes tombstones, the second writes rows and records the batch. After a crash
     between the two, the retried batch writes the rows.
     """
 
@@ -93,7 +94,7 @@ class Mirror:
             self._write_changes(filled_changes, counts, into)
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
-        """Return the columns of the table: the source's and its own."""
+        """Return the columns of the table: those of the source, and metadata columns."""
         columns = T.StructType([*after.fields, T.StructField(POSITION, T.StringType())])
         if self.deletes == "soft":
             columns = columns.add(DELETED, T.BooleanType()).add(DELETED_AT, T.TimestampType())
@@ -126,12 +127,12 @@ class Mirror:
     ) -> RecentChanges | None:
         """Replace the rows of the keys, append the rows or merge them: the first of these that is possible.
 
-        Returns the changes that are known now, where rows were replaced.
+        Returns the changes that the table has now, if rows were replaced.
         """
         if self._can_replace(last, counts, into) and (recent := self._replace_rows(last, counts, before, into)):
             return recent
         ranges = key_ranges.ranges_of(last, counts.spans, counts.keys)
-        # What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
+        # Skip changes older than a tombstone or a truncate. Changes that arrive in the order of the log never are.
         rows = last.where(F.col("_op") != "t")
         for truncated in (before.truncated, counts.truncated):
             rows = rows if truncated is None else rows.where(F.col("_position") >= truncated)
@@ -156,13 +157,10 @@ class Mirror:
     def _replace_rows(
         self, last: DataFrame, counts: ChangeCounts, before: TombstoneIndex, into: TableWrite
     ) -> RecentChanges | None:
-        """Replace the rows of the keys, but for changes that are older than what is known; None where it cannot.
-
-        Returns the changes that it applied.
-        """
+        """Replace the rows of the keys, except for stale changes. Returns the applied changes, or None if it cannot."""
         session, key = last.sparkSession, struct_fields(last, "_key")
         newest_position = max(replace_where.newest_position(session, into), before.newest or "")
-        # A truncate is a tombstone of every key, which no look at a few keys finds.
+        # A truncate is a tombstone of every key: a lookup of some keys does not find it.
         if str(counts.first) < (before.truncated or ""):
             return None
         changes = replace_where.collect_changes(last)
@@ -179,14 +177,14 @@ class Mirror:
     ) -> bool:
         """Append a batch that has only new rows, if none of its keys is in the table. Returns whether it did.
 
-        It looks, although a new row of the source cannot be in its mirror: a topic may be read again, or out of order.
+        The table can already have a row that is new at the source: a topic may be read again, or out of order.
         """
         session, keys = rows.sparkSession, struct_fields(rows, "_key").names
         clears = counts.truncated is not None and not is_empty(session, into.location)
         if counts.deletes or counts.updates or counts.missing or clears:
             return False
         batch_keys = rows.select(*(F.col("_key")[name].alias(name) for name in keys))
-        # The size of rows that are pinned is not known to Spark.
+        # Spark does not know the size of checkpointed rows.
         batch_keys = F.broadcast(batch_keys) if counts.keys <= _MAX_BROADCAST_KEYS else batch_keys
         stored = (
             session.read.format("delta")
@@ -200,7 +198,7 @@ class Mirror:
         return True
 
     def _new_rows(self, changes: DataFrame) -> DataFrame:
-        """Return the rows that changes end in."""
+        """Return the rows after the changes."""
         new = changes.select("_after.*", F.col("_position").alias(POSITION))
         if self.deletes == "soft":
             new = new.withColumns({DELETED: F.lit(False), DELETED_AT: F.lit(None).cast("timestamp")})
@@ -215,7 +213,7 @@ class Mirror:
         on = F.expr(" AND ".join(same))
         if counts.truncated is None:
             on = key_ranges.key_range_condition(ranges, "old") & on
-        # A row of a snapshot is what the source held at its position: a change at that position came after it.
+        # A snapshot row is the state of the source at its position: a change at that position happened after it.
         newer = f"(new._position > old.{POSITION} OR (new._position = old.{POSITION} AND new._op <> 'r'))"
         values: dict[str, str | Column] = {
             quote_name(name): _updated_value(name, bool(counts.missing)) for name in names
@@ -249,10 +247,10 @@ def _updated_value(name: str, missing: bool) -> str:
     new = f"new._after.{quote_name(name)}"
     if not missing:
         return new
-    # A value from an earlier change of the batch may be older than the table's: the batch may hold content read again.
+    # A value from an earlier change of the batch may be older than the table's: the change may be a redelivered one.
     older = f"COALESCE(new._from[{string_literal(name)}] <= old.{POSITION}, false)"
     missing_here = f"array_contains(new._missing, {string_literal(name)})"
-    # The row under this key was another one before, unless this very change is in.
+    # Another row had this key before, unless the table already has this change.
     unknown = f"{missing_here} AND new._moved AND new._position <> old.{POSITION}"
     filled_value = f"IF({missing_here} OR {older}, old.{quote_name(name)}, {new})"
     return f"IF({unknown}, raise_error({string_literal(_LACKS)}), {filled_value})"

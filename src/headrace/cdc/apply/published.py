@@ -2,8 +2,8 @@
 
     LAKE/INTO/_published      one row per table: `table`, `path`, `version`, `batch`, `cleaned`
 
-A reader who takes the versions of one state of this table reads every mirror as it was after one batch. A batch that
-failed half-way has changed some tables and published nothing, so readers still use their earlier versions.
+A reader that uses the versions in one version of this table reads every mirror as of the same batch. A batch that
+failed half-way has changed some tables and published nothing, so readers still use the earlier versions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLUMNS = "table string, path string, version bigint, batch bigint, cleaned tim
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table: its name, its path, its version, the batch that this comes from, when old files were removed last."""
+    """One table: its name, path and version, the batch that wrote this version, and the time of the last VACUUM."""
 
     table: str
     path: str
@@ -46,7 +46,7 @@ class _CachedRows(CachedFact):
 
 
 def publish(session: SparkSession, location: str, tables: Iterable[PublishedTable], batch: Batch) -> None:
-    """Record the versions that the tables of the batch now have. The commit is the batch's: once it is in, all is."""
+    """Record the versions of the tables of a batch. This commit is the last one of the batch and completes it."""
     rows = read_published(session, location, batch) | {table.table: table for table in tables}
     values = [(table.table, table.path, table.version, table.batch, table.cleaned) for _, table in sorted(rows.items())]
     with session_settings(session, idempotent_write(batch.app_id, batch.id)):
@@ -56,7 +56,7 @@ def publish(session: SparkSession, location: str, tables: Iterable[PublishedTabl
 
 
 def read_published(session: SparkSession, location: str, batch: Batch) -> dict[str, PublishedTable]:
-    """Return the last state, by the name of the table."""
+    """Return the published tables by name."""
     now = version(session, location)
     if now < 0:
         return {}
@@ -64,7 +64,7 @@ def read_published(session: SparkSession, location: str, batch: Batch) -> dict[s
     if cached.version == now:
         return cached.rows
     stored = session.read.format("delta").load(location).select("table", "path", "version", "batch", "cleaned")
-    # Spark gives times without a zone, in the zone of the machine.
+    # Spark returns times without a zone, in the zone of the machine.
     return {
         row[0]: PublishedTable(row[0], row[1], row[2], row[3], row[4] and row[4].astimezone(dt.UTC))
         for row in stored.collect()

@@ -23,13 +23,13 @@ EVERY_KEY = "_headrace_every_key"
 
 @dataclass(frozen=True)
 class TombstoneIndex:
-    """The greatest position of the tombstones of a table, and of its truncates. None: there is none."""
+    """The greatest position of the tombstones of a table, and of its truncates; None without any."""
 
     newest: str | None
     truncated: str | None
 
     def updated(self, last: str | None, truncated: str | None) -> TombstoneIndex:
-        """Return the index after a batch. Too great a position only costs a lookup."""
+        """Return the index after a batch. A position that is too high only costs a lookup."""
         return TombstoneIndex(_greater_position(self.newest, last), _greater_position(self.truncated, truncated))
 
 
@@ -61,7 +61,7 @@ def write_tombstones(deletes: DataFrame, into: TableWrite) -> None:
         F.col("_commit_time").alias(DELETED_AT),
         (F.col("_op") == "t").alias(EVERY_KEY),
     )
-    # A batch rarely deletes much: one file, and not one per task.
+    # A batch rarely deletes many rows: write one file, not one per task.
     without_idempotent_write(rows.coalesce(1)).write.format("delta").mode("append").save(into.tombstones)
 
 
@@ -97,5 +97,5 @@ def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> Data
 
 
 def read(session: SparkSession, into: TableWrite) -> DataFrame:
-    """Return the tombstones of a table that has some."""
+    """Return the tombstones of a table. Their table must exist."""
     return session.read.format("delta").load(into.tombstones)

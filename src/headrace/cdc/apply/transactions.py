@@ -1,16 +1,16 @@
 """Apply complete transactions only: a reader of `_published` never sees an order without its items.
 
 The topics of a database are read concurrently, and a batch may end anywhere in each: with an order and not yet its
-items. So a batch applies the complete transactions, in commit order up to the first incomplete one, and keeps the
+items. So a batch applies the complete transactions, in commit order up to the first incomplete one, and stores the
 other changes for the next batch:
 
-    LAKE/INTO/_pending     changes that wait for the rest of their transaction; the ends of transactions that wait
+    LAKE/INTO/_pending     changes and end records of incomplete transactions
 
-The end record of a transaction has its number of changes, by table. Messages that the transaction wrote
-into the log (`pg_logical_emit_message`) are counted by it too, as a table of their own; they are in a topic that is not
-read, so they are not waited for. Rows of a snapshot belong to none, and pass.
-After a crash the connector sends again what it had not noted as sent, and that may be a part of a transaction only:
-the ids of applied transactions are stored, and their changes pass immediately.
+The end record of a transaction has its number of changes, by table. It also counts log messages
+(`pg_logical_emit_message`) under a separate name. Their topic is not read, so they are subtracted. Snapshot rows
+belong to no transaction and are applied immediately. After a crash the connector sends records again that it had not recorded
+as sent, possibly only a part of a transaction. So the ids of applied transactions are stored, and their changes are
+applied immediately.
 """
 
 import datetime as dt
@@ -29,11 +29,11 @@ from headrace.sinks.batch.persist import persisted
 
 PENDING = "_pending"
 BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
-# The connector's name for log messages in place of a table: the text of a Java object.
+# The name under which the connector counts log messages, in place of a table: the text of a Java object.
 _MESSAGES = r"^(?:\S+[.$]LogicalDecodingMessageId@[0-9a-f]+|LOGICAL_DECODING_MESSAGE)$"
-# More than a connector sends again: it notes every minute what it has sent.
+# More than a connector sends again: it records its position every minute.
 _REMEMBERED = 20_000
-# The end of a transaction is sent after its changes. If some are missing for this long, they will never come.
+# The end record is sent after the changes. If changes are missing for this long, they will never arrive.
 _PATIENCE = dt.timedelta(minutes=10)
 
 
@@ -51,9 +51,9 @@ class TransactionEnd:
 def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Iterator[DataFrame]:
     """Yield the changes of complete transactions, and store the others at a location for the next batch.
 
-    `rows` are envelopes and the records of the topic of transactions, which have `status`, `id`, `event_count` and
-    `data_collections`. An attempt that is made again finds what the first one found: what an earlier batch kept stays
-    until this one is done.
+    `rows` are envelopes and the records of the transaction topic, which have `status`, `id`, `event_count` and
+    `data_collections`. A retried attempt reads the same pending changes as the first one: they are deleted only by a
+    later batch.
     """
     session = rows.sparkSession
     before = _previous_pending_batch(session, location, batch)
@@ -88,7 +88,7 @@ def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int
 
 
 def _change_transaction_id() -> Column:
-    """Return the id of a change's transaction. Postgres writes the place of the single change behind it."""
+    """Return the transaction id of a change. Postgres appends the position of the single change to it."""
     return F.split_part(F.col("transaction")["id"], F.lit(":"), F.lit(1))
 
 
@@ -97,7 +97,7 @@ def _end_transaction_id() -> Column:
 
 
 def _count_changes(once: DataFrame) -> Mapping[str, int]:
-    """Count the changes of each transaction; one that was sent twice counts once."""
+    """Count the changes of each transaction. A change that was sent twice counts once."""
     source = F.col("source")
     place = F.struct("topic", source["lsn"], source["file"], source["pos"], source["row"], "op", "key")
     changes = once.where((F.col("op") != "m") & F.col("transaction")["id"].isNotNull())
@@ -121,7 +121,7 @@ def _change_count() -> Column:
 
 
 def _previous_pending_batch(session: SparkSession, location: str, batch: Batch) -> int | None:
-    """Return the last batch before this one that kept something."""
+    """Return the last batch before this one that stored pending changes."""
     if version(session, location) < 0:
         return None
     mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
@@ -144,7 +144,7 @@ def _applied_transaction_ids(waited: DataFrame) -> list[str]:
 def _write_pending(
     session: SparkSession, pending: DataFrame, done: Sequence[str], location: str, batch: Batch, before: int | None
 ) -> None:
-    """Write what waits, and remove what this batch and every later attempt at it do not need."""
+    """Write the pending changes, and delete those that neither this batch nor a retry of it needs."""
     mark = {BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
     rows = pending.withColumns(mark | {_DONE: F.lit(None).cast("array<string>")})
     memory = session.createDataFrame([(list(done),)], f"{_DONE} array<string>").withColumns(mark)
@@ -164,11 +164,11 @@ def _require_no_loss(
     if newest - first.ended_ms < _PATIENCE.total_seconds() * 1000:
         return
     raise DataError(
-        f"Transaction {first.transaction} of the source lacks changes.",
+        f"Transaction {first.transaction} of the source is incomplete.",
         why=f"It has {first.changes} changes, and {change_counts.get(first.transaction, 0)} of them are in the topics. "
         f"Later transactions have followed it for {_PATIENCE.total_seconds() / 60:.0f} minutes.",
-        state="The tables hold every transaction before it, and nothing after it.",
-        remedy="Look whether a topic of the capture was deleted or has lost records by its retention; then capture the "
+        state="The tables contain every transaction before it, and nothing after it.",
+        remedy="Check whether a topic of the capture was deleted, or lost records to its retention. Then capture the "
         "database again, or remove `atomic_transactions` from the declaration.",
         code="HR-548",
     )
