@@ -58,7 +58,7 @@ def test_a_failure_is_described_by_the_deepest_cause_with_a_message():
 @pytest.mark.parametrize(
     ("slot", "says"),
     [
-        (None, "does not exist any more"),
+        (None, "no longer exists"),
         (ReplicationSlot("lost", "", 100, 10), "invalidated"),
         (ReplicationSlot("reserved", "idle_timeout", 100, 10), "idle_timeout"),
         (ReplicationSlot("reserved", "", 101, 10), "somebody advanced the slot"),

@@ -33,7 +33,7 @@ _ANY_SIZE = 2**31 - 1
 
 @dataclass(frozen=True)
 class CdcSettings:
-    """How the changes of a database are mirrored.
+    """How the changes of a database are applied.
 
     | field               | default     | meaning                                                                      |
     |---------------------|-------------|------------------------------------------------------------------------------|
@@ -60,7 +60,7 @@ class CdcSettings:
 def mirror(settings: CdcSettings) -> Flow:
     """Return the flow that applies the changes of a captured database to Delta tables.
 
-    Topics of tables that are created later are read when they appear. A record that is no envelope goes to quarantine.
+    Topics of tables that are created later are read when they appear. Records that are not envelopes go to quarantine.
     """
     capture = settings.capture
 
@@ -121,10 +121,10 @@ def _table_of(capture: Capture, topic: str, target: Target) -> SourceTable | Ski
         return SkippedTable(topic, "The capture does not select the table of these changes.")
     return SkippedTable(
         topic,
-        "Their table is not in the source any more, or its user cannot see it, and it was never written here.",
+        "Their table is no longer in the source, or its user cannot see it, and it was never written here.",
         DataError(
-            f"The topic '{topic}' holds changes of a table that is not in the source.",
-            why="The table was dropped or renamed after these changes, or its user cannot see it any more.",
+            f"The topic '{topic}' has changes of a table that is not in the source.",
+            why="The table was dropped or renamed after these changes, or its user can no longer see it.",
             state="Nothing of the batch was written.",
             remedy=f"Make the table visible to the user of database '{capture.database}', or exclude it from "
             "`tables` of the capture: its changes are then skipped.",

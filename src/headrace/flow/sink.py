@@ -111,7 +111,7 @@ class WritesFolder(ABC):
 
 
 class HasPendingRows(ABC):
-    """A sink that holds back rows until data arrives that is not an input of the flow."""
+    """A sink that stores pending rows until data arrives that is not an input of the flow."""
 
     @abstractmethod
     def is_due(self, session: SparkSession, target: Target, cache: RunCache) -> bool:

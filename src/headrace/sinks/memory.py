@@ -16,6 +16,8 @@ from headrace.flow.sink import BaseSink, Batch
 class Memory(BaseSink):
     """Collect rows in this process for tests. Thread-safe: any thread may read them while the flow runs.
 
+    The only sink that stores rows in itself: that is its purpose. They are kept from one run to the next.
+
     | mode     | `rows()` returns                                                                                  |
     |----------|---------------------------------------------------------------------------------------------------|
     | append   | the rows of every batch, in the order of the batches                                              |

@@ -130,7 +130,7 @@ class Rest(BaseSink):
         if refused:
             count = sum(len(chunk.values) for chunk, _answer in refused)
             first = refused[0][1]
-            why = f"the service answered {first.status} ({first.text.strip()[:200] or 'without a word'})"
+            why = f"the service answered {first.status} ({first.text.strip()[:200] or 'empty response'})"
             batch.on_dead_letters(DeadLetters(self.name, count, why, dead_letters(batch.target, batch.flow)))
 
     def _service(self, target: Target) -> Service:
@@ -185,9 +185,9 @@ class Rest(BaseSink):
         answer = response.result()
         if answer.status in _CONFIGURATION_ERRORS or 300 <= answer.status < 400:
             raise DataError(
-                f"The service '{self.service}' does not take requests of {self.name}.",
-                why=f"It answered {answer.status}: {answer.text.strip()[:200] or 'without a word'}.",
-                state="The batch is not committed. Some of its rows may have been taken, and are sent again.",
+                f"The service '{self.service}' does not accept requests of {self.name}.",
+                why=f"It answered {answer.status}: {answer.text.strip()[:200] or 'empty response'}.",
+                state="The batch is not committed. Some of its rows may have been accepted, and are sent again.",
                 remedy=f"Correct services.{self.service} of the target in headrace.yml, or the sink's path.",
                 code="HR-515",
             )

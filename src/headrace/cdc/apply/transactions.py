@@ -8,9 +8,8 @@ other changes for the next batch:
 
 The end record of a transaction has its number of changes, by table. It also counts log messages
 (`pg_logical_emit_message`) under a separate name. Their topic is not read, so they are subtracted. Snapshot rows
-belong to no transaction and are applied immediately. After a crash the connector sends records again that it had not recorded
-as sent, possibly only a part of a transaction. So the ids of applied transactions are stored, and their changes are
-applied immediately.
+belong to no transaction and are applied immediately. After a crash the connector sends records again, possibly only a
+part of a transaction. So the ids of applied transactions are stored, and their changes are applied immediately.
 """
 
 import datetime as dt

@@ -11,7 +11,7 @@ from headrace.clients.kafka_connect import ConnectClient
 from headrace.errors import PartUnavailable
 from headrace.flow.target import Database, Target
 
-# A snapshot of a small database is a matter of seconds; a busy machine takes its time to begin one.
+# A snapshot of a small database takes seconds; a busy machine may need a while to start one.
 PATIENCE_SECONDS = 120.0
 # Neither the broker nor Kafka Connect gives an event for either.
 _PAUSE_SECONDS = 0.2
@@ -28,10 +28,10 @@ def await_topics(capture: Capture, tables: Iterable[SourceTable], target: Target
 
 
 def await_position(capture: Capture, database: Database, connect: ConnectClient, position: str) -> None:
-    """Return when all changes before a position, one of `position_now`, are in the topics. Raises HR-615, or as `look`.
+    """Return when all changes before a position of `position_now` are in the topics.
 
-    The saved position is looked at, which follows what the broker has acknowledged. In a database where nothing happens
-    it moves with the capture's heartbeat.
+    Raises HR-615, or the errors of `check_capture`. The saved position follows the records that the broker has
+    acknowledged. In an idle database it moves with the heartbeat of the capture.
     """
     position_seen: str | None = None
 
@@ -58,7 +58,7 @@ def _capture_timeout_error(capture: Capture, why: str) -> PartUnavailable:
     return PartUnavailable(
         f"The capture '{capture.prefix}' has not made the expected progress within {PATIENCE_SECONDS:.0f} s.",
         why=f"{why}.",
-        state="Nothing is lost: what is not captured yet is in the log of the source.",
+        state="Nothing is lost: the log of the source has the changes that are not captured yet.",
         remedy="Run the command again; if it repeats, look at the log of Kafka Connect, which `headrace ps` names.",
         code="HR-615",
     )

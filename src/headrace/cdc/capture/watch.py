@@ -7,9 +7,9 @@ capture:
 |--------------------------------------------------|-----------------------------------------------------------|
 | changes are missing in the source's log (HR-522) | stops after the current batch and is not restarted        |
 | anything else: Kafka Connect or the source does  | continues to read the topics. Reported                    |
-| not answer, the connector failed or is not there | (CaptureUnhealthy) once, until it recovers or changes     |
-| the source holds back more log than the capture  | continues. Reported (HR-616) once, until it is less,      |
-| may keep, or is about to remove it               | whether the connector runs or not                         |
+| not answer, the connector failed or is missing   | (CaptureUnhealthy) once, until it recovers or changes     |
+| the source retains more log than the capture     | continues. Reported (HR-616) once, until it is less,      |
+| allows, or is about to remove it                 | whether the connector runs or not                         |
 
 The check itself restarts a connector that failed for a transient cause. Captures of a target that does not
 say where Kafka Connect is are not watched.
@@ -26,7 +26,7 @@ from headrace.errors import CaptureGap, HeadraceError
 from headrace.flow.duration import Duration
 from headrace.flow.target import Target
 
-# As often as the capture's position moves, within these bounds: a look is three small questions.
+# The interval of the heartbeat, within these bounds: a check is three small requests.
 _OFTEN_SECONDS, _SELDOM_SECONDS = 1.0, 60.0
 
 
@@ -53,7 +53,7 @@ class CaptureMonitor:
             threading.Thread(target=self._watch, args=(end,), name=f"capture-{self._flow}", daemon=True).start()
 
     def close(self) -> None:
-        """Stop the watch. Returns immediately; a running check has no effect any more."""
+        """Stop the watch. Returns immediately; a check in progress has no effect."""
         self._closed.set()
 
     def _watch(self, end: Callable[[HeadraceError], None]) -> None:
@@ -71,7 +71,7 @@ class CaptureMonitor:
             try:
                 self._check_once(capture)
             except CaptureGap:
-                # A capture that is being restarted shows its new position and no slot yet.
+                # A capture that is being restarted has its new position before it has a slot.
                 self._check_once(capture)
         except CaptureGap as gap:
             raise self._flow_stopped_error(gap) from gap
@@ -84,7 +84,7 @@ class CaptureMonitor:
         assert self._target.connect is not None  # noqa: S101 - without it there is no capture to watch
         client = ConnectClient(self._target.connect.url, quick=True)
         progress = check_capture(capture, database_of(self._target, capture.database), client, running=False)
-        # Before the connector: log is held back mostly while it does not run.
+        # Before the connector is checked: log is retained mostly while it does not run.
         if not progress.warning:
             self._log_warned.discard(capture)
         elif capture not in self._log_warned and not self._closed.is_set():

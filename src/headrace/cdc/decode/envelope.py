@@ -1,30 +1,30 @@
 """Decode Debezium envelopes into typed changes of one table.
 
-An envelope is read with its columns as maps of text, exactly as the JSON holds them: a column that is absent differs
-from one that is null, and no reader has made a number or a time of a text before its type is known. `changes` gives
-each column the type that the source's catalogue says.
+An envelope is read with its columns as maps of text, exactly as in the JSON: an absent column differs from a null, and
+no text is parsed as a number or a time before its type is known. The decoder gives each column the type in the source's
+catalogue.
 
-The frame of changes, one row per change of a row:
+The DataFrame of changes, one row per change of a row:
 
-| column         | type             | holds                                                                    |
+| column         | type             | contains                                                                 |
 |----------------|------------------|--------------------------------------------------------------------------|
 | `_op`          | string           | `c`, `u`, `d`, `r` (snapshot) or `t` (truncate)                          |
-| `_position`    | string           | the place in the source's log, as text that sorts as the log             |
+| `_position`    | string           | the position in the source's log, as text that sorts like the log        |
 | `_partition`   | int              | of the topic                                                             |
 | `_offset`      | bigint           | of the record; the order is `_position`, then `_offset`, never a clock   |
-| `_commit_time` | timestamp        | when the source committed, to the microsecond where it says so           |
-| `_transaction` | string           | the transaction's id; null if the source has none                   |
+| `_commit_time` | timestamp        | the commit time at the source, in microseconds if the source sends them  |
+| `_transaction` | string           | the id of the transaction; null if the source has none                   |
 | `_key`         | struct           | the columns of the primary key, typed; null for `t`                      |
 | `_after`       | struct           | all columns, typed; null for `d` and `t`                                 |
 | `_unavailable` | array of strings | columns that an update does not contain: keep the old value              |
-| `_unreadable`  | array of strings | columns whose text does not fit their type; empty when all is well       |
-| `_before`      | struct           | on request: all columns before a `u` or `d`, as far as the log has them  |
+| `_unreadable`  | array of strings | columns whose text does not fit their type; usually empty                |
+| `_before`      | struct           | optional: all columns before a `u` or `d`, as far as the log has them    |
 
-`_unavailable` holds the columns with the placeholder for a value that the log does not hold (TOAST), and those that an
-update lacks altogether, because the source has them no more, or did not have them yet. In both `_after` is null there.
+`_unavailable` lists the columns with the placeholder for a value that is not in the log (TOAST), and those that an
+update does not contain, because the source no longer has them or did not have them yet. They are null in `_after`.
 
-An update that moves a row to another key is a `d` of the old key and a `c` of the new one. Debezium sends it so by
-itself. A record with both keys becomes two rows here.
+An update that moves a row to another key is a `d` of the old key and a `c` of the new one. Debezium usually sends two
+records. A record with both keys is decoded to two rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +73,7 @@ ENVELOPE = T.StructType(
     ]
 )
 
-# Changes by table; messages of the log under a name of their own.
+# The number of changes by table; log messages have a separate name.
 _COUNTS = T.ArrayType(
     T.StructType([T.StructField("data_collection", T.StringType()), T.StructField("event_count", T.LongType())])
 )
@@ -89,8 +89,7 @@ TRANSACTION = T.StructType(
     ]
 )
 
-# Steps between an envelope and a change. Texts and values stand in columns of their own between them, numbered: Spark
-# keeps apart what is used twice, and reads each text once.
+# Names of intermediate columns. Texts and values are in numbered columns, so that Spark computes each of them once.
 _KEY, _OLD, _NEW = "_headrace_key", "_headrace_old", "_headrace_new"
 _TEXT, _VALUE, _KEY_TEXT, _KEY_VALUE = "_headrace_t", "_headrace_v", "_headrace_kt", "_headrace_kv"
 _META = ("_op", "_position", "_partition", "_offset", "_commit_time", "_transaction")
@@ -103,7 +102,7 @@ def change_decoder(
 ) -> Callable[[DataFrame], DataFrame]:
     """Return the function that decodes envelopes of a table into the changes that the module describes.
 
-    Its argument are envelopes of this table's topic, with Kafka's `partition`, `offset` and `key`: a batch or a stream.
+    It expects envelopes of this table's topic, with Kafka's `partition`, `offset` and `key`: a batch or a stream.
     Log messages (`m`) are dropped. Raises what `require_lossless` raises.
 
     The function is for many batches. It has hundreds of columns, and each is a call into the JVM: creating them takes
@@ -142,7 +141,7 @@ def _decoding_steps(table: SourceTable, placeholder: str, before: bool, cleared:
     formats = [{TEXT_FORMAT: decoder.text_format} if decoder.text_format else {} for decoder in decoders]
     unread = _names_where(_undecodable_fields(table, keys, lacking))
     if before:
-        # A text of the old row that does not fit is no null either.
+        # A text of the old row that does not fit is not a null.
         unread = F.concat(unread, _undecodable_before_fields(table, decoders, placeholder))
     olds = {"_before": _row_before(table, decoders, placeholder, formats)} if before else {}
     result = [
@@ -164,10 +163,10 @@ def _decoding_steps(table: SourceTable, placeholder: str, before: bool, cleared:
 
 
 def ambiguous_value(table: SourceTable) -> Column | None:
-    """Return the condition that an envelope has a time that may be in another unit than the column type says.
+    """Return the condition that an envelope has a time that may be in another unit than the type of its column.
 
-    A record does not say in which unit it was written, and a time that changes its digits at the source changes its
-    unit with them. The sink then reads the source catalogue again. None for a table without such columns.
+    A record does not contain the unit of a time, which depends on the precision of the column at the source. If the
+    condition is true, the sink reads the source catalogue again. None for a table without such columns.
     """
     conditions = []
     for column in table.columns:
@@ -182,9 +181,9 @@ def require_key(table: SourceTable) -> None:
     if not table.key:
         raise FlowError(
             f"Table {table} has no primary key.",
-            why="Without one, an update does not say which row it changes.",
+            why="Without one, an update does not identify its row.",
             state="Nothing was read or written for it.",
-            remedy=f"Give it one (ALTER TABLE {table} ADD PRIMARY KEY ...), or leave it out of the captured tables.",
+            remedy=f"Add one (ALTER TABLE {table} ADD PRIMARY KEY ...), or exclude the table from the capture.",
             code="HR-245",
         )
 
@@ -199,8 +198,8 @@ def require_lossless(table: SourceTable) -> None:
             f"Table {table} has columns whose values the connector loses.",
             why=f"Values are lost in: {'; '.join(reasons)}.",
             state="Nothing was read or written for it.",
-            remedy=f"Run ALTER TABLE {table} REPLICA IDENTITY FULL where that helps, change the types, or leave the "
-            "columns out.",
+            remedy=f"Run ALTER TABLE {table} REPLICA IDENTITY FULL if that helps, change the types, or exclude the "
+            "columns.",
             code="HR-246",
         )
 
@@ -215,7 +214,7 @@ def _metadata_steps() -> tuple[Step, ...]:
         "_partition": F.col("partition"),
         "_offset": F.col("offset"),
         "_commit_time": at,
-        # The id in Postgres's transaction metadata ends in the place of the single change.
+        # The id in Postgres's transaction metadata ends with the position of the single change.
         "_transaction": F.coalesce(source["txId"], F.col("transaction")["id"]),
         _KEY: F.from_json(F.col("key").cast("string"), "map<string,string>"),
         _OLD: F.col("before"),
@@ -228,14 +227,14 @@ def _metadata_steps() -> tuple[Step, ...]:
 
 
 def position(source: Column, *, before: int = 0) -> Column:
-    """Return the place in the log as text that sorts as the log does; null if the source has none.
+    """Return the log position as text that sorts like the log; null if the source has none.
 
-    With `before`, the place so many bytes earlier: no change begins there.
+    With `before`, the position that many bytes earlier, where no change starts.
 
     Postgres: the LSN. MySQL and MariaDB: the number of the binlog file, the position in it, the row of the event.
 
-    Positions of Postgres snapshot rows begin with `-` and sort before every change. A transaction that was open when
-    the snapshot was taken is not in it, and has changes at lower places of the log than the snapshot's own.
+    Positions of Postgres snapshot rows start with `-` and sort before every change. A transaction that was open during
+    the snapshot is not in it, and its changes have lower log positions than the snapshot.
     """
     lsn = source["lsn"] - before
     log = F.when(F.col("op") == "r", F.concat(F.lit("-"), _digits(lsn, 19))).otherwise(_digits(lsn, 20))
@@ -266,7 +265,7 @@ def _split_steps(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]
     rest = [F.col(name) for name in (*_META[1:], _KEY, _OLD, _NEW, _BEFORE)]
     was = F.col("_op").alias(_OP)
     clears = (F.col(_OP) == "r") & (F.col("_op") == "t")
-    # The delete of a split update has its key in what was before; the record's own key is the new one.
+    # The key of the delete of a split update is in `before`; the key of the record is the new one.
     is_old = (F.col(_OP) == "u") & (F.col("_op") == "d")
     moved_to = {
         "_position": F.when(clears, F.col(_BEFORE)).otherwise(F.col("_position")),
@@ -293,12 +292,12 @@ def _key_text(column: SourceColumn) -> Column:
 
 
 def _unavailable_columns(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> list[Column]:
-    """Return, for each column, whether the change says nothing of it."""
+    """Return, for each column, the condition that the change does not contain it."""
     lacking = []
     for n, (column, decoder) in enumerate(zip(table.columns, decoders, strict=True)):
         absent = (F.col("_op") == "u") & ~F.map_contains_key(_NEW, F.lit(column.name))
         if table.family == "postgres":
-            # Any op: `c` has the row of a new key, with what the log contains of the old one.
+            # For any op: a `c` of a moved row contains the placeholder too.
             absent = absent | F.col(_numbered(_TEXT, n)).isin(*decoder.placeholders(placeholder))
         lacking.append(F.coalesce(absent, F.lit(False)))
     return lacking
@@ -323,12 +322,12 @@ def _undecodable_fields(
 
 
 def _is_undecodable(n: int) -> Column:
-    """Return whether there is a text that gave no value."""
+    """Return whether a column has a text that was decoded to no value."""
     return F.col(_numbered(_TEXT, n)).isNotNull() & F.col(_numbered(_VALUE, n)).isNull()
 
 
 def _names_where(conditions: Iterable[tuple[str, Column]]) -> Column:
-    """Return the names whose condition holds."""
+    """Return the names whose condition is true."""
     return F.array_compact(F.array(*(F.when(condition, F.lit(name)) for name, condition in conditions)))
 
 
@@ -339,7 +338,7 @@ def _numbered_struct(of: str, columns: Sequence[SourceColumn], formats: Sequence
 
 
 def _texts_before(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Iterable[Column]:
-    """Return the texts of the old row; those for values that the log does not hold are none."""
+    """Return the texts of the old row; null for values that are not in the log."""
     for column, decoder in zip(table.columns, decoders, strict=True):
         text = _column_text(_OLD, column)
         yield F.when(~text.isin(*decoder.placeholders(placeholder)), text) if table.family == "postgres" else text

@@ -1,7 +1,7 @@
 """Map the types of a source database to Spark types, and decode their texts.
 
-Nothing is lost on the way: a number of more digits than Spark's decimal holds stays text, a time of day, an interval
-and everything without a type of Spark's own stay the text that the source's connector writes. `infinity` of dates and
+Nothing is lost: a number with more digits than Spark's decimal stays text. A time of day, an interval and every type
+without a Spark type stay the text that the connector writes. `infinity` of dates and
 timestamps is the last value of Spark's type, `-infinity` the first. The page docs/cdc/types.md lists the rules.
 """
 
@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from headrace.cdc.capture.source_table import Family
 from headrace.cdc.decode import text as texts
 
-# The format of a value that is its own text.
+# The format of values that stay text.
 _TEXT = "text"
 # The precision of Spark's decimal.
 _MAX_PRECISION = 38
@@ -40,13 +40,13 @@ class TypeDecoder:
     read: texts.Read
     # Whether the connector sends its bytes as hexadecimal digits.
     hexadecimal: bool = False
-    # How to read the text, if another column of the same Spark type may use another format.
+    # The format of the text, if another column of the same Spark type may use another one.
     text_format: str = ""
-    # Whether a text may be from before a change of the column type, and would then be read as a wrong value.
+    # Whether a text may be from before a change of the column type, and would then be decoded to a wrong value.
     is_ambiguous: texts.Read | None = None
 
     def placeholders(self, placeholder: str) -> tuple[str, ...]:
-        """Return the placeholders for a value that is not in the log."""
+        """Return the placeholders of a value that is not in the log."""
         if isinstance(self.spark, T.ArrayType):
             # By the type of its elements: the text, its bytes as numbers, or a UUID made of it.
             numbers = ",".join(str(byte) for byte in placeholder.encode())

@@ -16,10 +16,10 @@ from headrace.clients import mysql, postgres
 from headrace.clients.sql import quote_name
 from headrace.flow.target import Database
 
-# A value, or one per element of an array, which may hold arrays again.
+# A value, or one per element of an array, which may contain arrays.
 Text = str | None | list["Text"]
 
-# How texts are written, whatever the server's own settings are.
+# The formats of texts, independent of the server's settings.
 _POSTGRES_FORMS = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, MDY",
@@ -33,19 +33,19 @@ _AT_A_TIME = 5_000
 
 
 class SourceSnapshot(Protocol):
-    """A database as it was at one place of its log, for as long as it is open."""
+    """A database at one position of its log, as long as the snapshot is open."""
 
     @property
     def position(self) -> str:
-        """The place in the log: everything before it is in the snapshot."""
+        """The log position: the snapshot contains everything before it."""
 
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
-        """Return the rows of a table, in no order."""
+        """Return the rows of a table in any order."""
 
 
 @contextmanager
 def open_snapshot(database: Database) -> Iterator[SourceSnapshot]:
-    """Open a snapshot that only reads. It holds no lock, but keeps old rows of the server alive: close it soon."""
+    """Open a read-only snapshot. It takes no lock, but the server cannot remove old rows meanwhile: close it soon."""
     if database_family(database) == "mysql":
         with mysql.session(database) as cursor:
             cursor.execute("SET time_zone = '+00:00', NAMES utf8mb4")
@@ -115,9 +115,9 @@ def _column_as_text_sql(column: SourceColumn) -> str:
 
 
 def row_exists(database: Database, table: SourceTable, key: Mapping[str, str]) -> bool:
-    """Whether a row has the key. Keys are compared as texts: `42` is no row of a table whose keys are words.
+    """Whether a row has the key. Keys are compared as texts: `42` is not an error for a table with text keys.
 
-    Raises as the client of the database does, when it does not answer or refuses.
+    Raises the errors of the client if the database does not answer or rejects the query.
     """
     if database_family(database) == "mysql":
         where = " AND ".join(f"CAST({quote_name(column)} AS CHAR) = %s" for column in key)

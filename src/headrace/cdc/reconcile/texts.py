@@ -1,7 +1,7 @@
 """Convert source values and mirror values to the same text, to compare them.
 
-From the source's own text, and without the decoder of changes: a fault of the decoder has to show as a difference.
-Types without a common text are not compared; a report names their columns.
+The conversion uses the source's own text and not the decoder of changes: an error of the decoder must be visible as a
+difference. Types without a common text are not compared; a report lists their columns.
 """
 
 import re
@@ -33,7 +33,7 @@ def is_compared(column: SourceColumn) -> bool:
 
 
 def source_text(column: SourceColumn, family: Family) -> Callable[[Text], Text]:
-    """Return the function that makes the text of a mirror's value out of the text of its source."""
+    """Return the function that converts the source's text of a value to the mirror's text."""
     kind = " ".join(column.type.lower().split())
     write = _postgres_text_converter(kind.removesuffix("[]")) if family == "postgres" else _mysql_text_converter(kind)
 
@@ -58,7 +58,7 @@ def mirror_text(value: Column, kind: T.DataType) -> Column:
 
 
 def typed_value(text: Column, kind: T.DataType) -> Column:
-    """Return the expression that makes a mirror's value out of its text, as `held` writes it."""
+    """Return the expression that converts the text of `mirror_text` to a value of the mirror."""
     if isinstance(kind, T.ArrayType):
         element = kind.elementType
         return F.transform(F.from_json(text, "array<string>"), lambda item: typed_value(item, element))
@@ -70,7 +70,7 @@ def typed_value(text: Column, kind: T.DataType) -> Column:
 
 
 def comparable_text(text: Text, kind: T.DataType) -> Text:
-    """Return a text in the form in which equal values are equal texts: floats are written in more than one way."""
+    """Return a text such that equal values have equal texts: a float can be written in several ways."""
     if isinstance(kind, T.ArrayType) and isinstance(text, list):
         return [comparable_text(item, kind.elementType) for item in text]
     if isinstance(text, str) and isinstance(kind, T.FloatType | T.DoubleType):
@@ -113,7 +113,7 @@ def _days_since_epoch(year: int, month: int, day: int) -> int:
 
 
 def _day_and_microseconds(text: str) -> tuple[int, int] | None:
-    """Return the day and the microseconds of it; None for a day that there is not, as MySQL may hold."""
+    """Return the day and the microseconds of the day; None for an invalid day, which MySQL may contain."""
     match = _MOMENT.fullmatch(text)
     if match is None:
         return None

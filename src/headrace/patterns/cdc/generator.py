@@ -1,20 +1,20 @@
-"""The life of a small shop, as transactions of row changes: the same seed gives the same history.
+"""The history of a small shop, as transactions of row changes: the same seed gives the same history.
 
     customers <- orders <- items      (customer_id of an order, order_id of an item)
 
 | what happens        | per 100 | changes of one transaction                                                     |
 |---------------------|---------|--------------------------------------------------------------------------------|
-| an order is placed  | 40      | the order and its items; now and then its customer before them                 |
-| an order moves on   | 22      | its status alone: the log then leaves a long note out                          |
+| an order is placed  | 40      | the order and its items; sometimes its customer before them                    |
+| an order moves on   | 22      | only its status: the log then omits a long note                                |
 | a line is changed   | 8       | the item, and the total of its order                                           |
-| a note is written   | 4       | a text of some kilobytes, which the database keeps outside of the row          |
+| a note is written   | 4       | a text of some kilobytes, which the database stores outside of the row         |
 | a customer changes  | 12      | balance, tags or profile                                                       |
 | an order is removed | 8       | its items, then the order                                                      |
-| an order comes back | 3       | a key that was deleted is inserted once more                                   |
+| an order comes back | 3       | a deleted key is inserted again                                                |
 | a customer is new   | 2       | one row                                                                        |
-| a key changes       | 1       | a customer gets another primary key, and its orders name the new one           |
+| a key changes       | 1       | a customer gets another primary key, and its orders reference the new one      |
 
-Nothing here knows a database: `shop` writes the changes into Postgres, `model` says what the tables hold after them.
+This module uses no database: `shop` writes the changes to Postgres, `model` computes the tables after them.
 """
 
 import random
@@ -31,9 +31,9 @@ Row = Mapping[str, Value]
 # By table, in the order in which rows may be inserted: the columns of the primary key.
 KEYS: Mapping[str, tuple[str, ...]] = {"customers": ("id",), "orders": ("id",), "items": ("order_id", "line")}
 
-# What the shop opens with: enough that a snapshot takes more than one fetch, little enough to wait for.
+# The opening rows of the shop: enough for more than one fetch of a snapshot, and few enough to wait for.
 _CUSTOMERS, _ORDERS = 400, 1_200
-# The transactions that it is made of. Live ones come after them.
+# The number of transactions with the opening rows. Live transactions follow.
 OPENING = 16
 
 _OPENED = datetime(2026, 1, 1, 8, tzinfo=UTC)
@@ -41,14 +41,14 @@ _STATUSES = ("placed", "paid", "packed", "sent", "delivered", "returned")
 _TAGS = ("regular", "gift", "b2b", "zażółć", 'said "hello"', "{curly}", "a,b", "")
 _NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Søren", "李", "Zoë", "O'Neill")
 _PRODUCTS = ("kettle", "lamp", "chair", "desk", "rug", "crème brûlée torch", "100 % wool\tblanket")
-# A page of Postgres takes rows of up to two kilobytes; longer values go elsewhere.
+# Postgres stores rows of up to two kilobytes in a page; longer values are stored outside.
 _LONG = (2_500, 9_000)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz ÄÖÜ\n"
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """One row inserted, updated or deleted. An update holds the columns that change, the key's too where it moves."""
+    """One row inserted, updated or deleted. An update has the columns that change, also of the key if it moves."""
 
     op: Literal["insert", "update", "delete"]
     table: str
@@ -57,21 +57,21 @@ class RowChange:
 
     @property
     def kind(self) -> str:
-        """What it is counted as."""
+        """The kind under which the change is counted."""
         moved = self.op == "update" and any(name in self.values for name in KEYS[self.table])
         return "key change" if moved else self.op
 
 
 @dataclass(frozen=True)
 class ShopTransaction:
-    """Changes that happen together. `number` counts from 0 over the whole history."""
+    """Changes that are committed together. `number` counts from 0 over the whole history."""
 
     number: int
     changes: tuple[RowChange, ...]
 
 
 class Shop:
-    """A shop that lives. `history` may be asked for once; it knows of its rows only what later changes need."""
+    """A running shop. `history` may be called once; the shop remembers only what later changes need."""
 
     def __init__(self, seed: int = 7) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a repeatable history, no secret
@@ -83,7 +83,7 @@ class Shop:
         self._number = 0
 
     def history(self) -> Iterator[ShopTransaction]:
-        """Yield the transactions, without waiting and without end. The first `OPENING` make the shop."""
+        """Yield an endless sequence of transactions, without waiting. The first `OPENING` create the shop."""
         for part in range(OPENING):
             changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._insert_customer()]
             if part:  # the first customers have no orders yet
@@ -132,7 +132,7 @@ class Shop:
         return [*new, *self._insert_order(new[0].key[0] if new else None)]
 
     def _insert_order(self, customer: int | None = None, order: int | None = None) -> list[RowChange]:
-        """Return an order with its items, for a customer or for any, under a key of its own or a given one."""
+        """Return an order with its items, for the given customer or any, under the given key or a new one."""
         customer = self._random_key(self._orders_of) if customer is None else customer
         order = self._next_id("order") if order is None else order
         lines = {line: self._money(99, 250_000) for line in range(1, self._random.randint(1, 5) + 1)}

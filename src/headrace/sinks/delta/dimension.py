@@ -271,7 +271,7 @@ def _ambiguous_keys(dimension: Dimension, rows: DataFrame) -> DataFrame:
 
 def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
     types = {field.name: field.dataType for field in schema}
-    problems = [f"'{name}' is not there" for name in _columns_to_read(dimension) if name not in types]
+    problems = [f"'{name}' does not exist" for name in _columns_to_read(dimension) if name not in types]
     problems += [
         f"'{field.name}' is {types[field.name].simpleString()} and not {field.dataType.simpleString()}"
         for field in dimension.columns
@@ -279,7 +279,7 @@ def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
     ]
     if problems:
         raise DataError(
-            f"The dimension {dimension.path} does not have the columns that rows are to get from it.",
+            f"The dimension {dimension.path} does not have the declared columns.",
             why=f"{'; '.join(problems)}.",
             state=_NOTHING_WRITTEN,
             remedy="Correct the declaration of the dimension, or the table.",
@@ -289,9 +289,9 @@ def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
 
 def _missing_table_error(dimension: Dimension, location: str) -> DataError:
     return DataError(
-        f"The dimension {dimension.path} is not there.",
-        why=f"{location} is no Delta table.",
+        f"The dimension {dimension.path} does not exist.",
+        why=f"{location} is not a Delta table.",
         state="Nothing was started and nothing was written.",
-        remedy="Make the table first, or correct the path. With required=False rows wait for it in the sink's table.",
+        remedy="Create the table first, or correct the path. With required=False rows wait for it in the sink's table.",
         code="HR-565",
     )

@@ -47,8 +47,8 @@ class TablePolicy:
         invalid = next((name for name in self.properties if not name.startswith("delta.")), None)
         if invalid is not None:
             raise FlowError(
-                f"'{invalid}' is no property of a Delta table.",
-                why="Delta keeps what begins with `delta.`; anything else would be an option of one write, and lost.",
+                f"'{invalid}' is not a property of a Delta table.",
+                why="Delta stores names that start with `delta.`; any other one is only an option of a write.",
                 state="Nothing was started.",
                 remedy="Write it as `delta.NAME`, such as `delta.logRetentionDuration`.",
                 code="HR-573",

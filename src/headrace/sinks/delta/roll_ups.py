@@ -61,7 +61,7 @@ class DeltaRollUps(DeltaUpsert):
         if self.sequence is not None:
             raise FlowError(
                 f"{self.name} has a sequence, '{self.sequence}', and rolls windows up.",
-                why="A window that the table has newer is left as it is, and would be in its roll-ups all the same.",
+                why="With a sequence the sink skips older windows, but the roll-ups would still count them.",
                 state="Nothing was started.",
                 remedy="Leave `sequence` out: a flow emits its windows in order.",
                 code="HR-560",

@@ -27,15 +27,15 @@ NOT_COMMITTED = "Nothing of the transaction can be read by a reader of committed
 _LEDGER_MISSING = RefusalText(
     "The ledger '{ledger}' of flow '{batch.flow}' does not say which batches are in the topic.",
     why="{why}",
-    state="Nothing was written. Whether batch {batch.id} is in the topic is not known.",
+    state="Nothing was written. It is unknown whether batch {batch.id} is in the topic.",
     remedy="Restore the ledger, or start the flow under a new name with another topic. A flow that wrote to another "
     "sink before needs a new name too.",
     code="HR-308",
 )
 _STAGED_ROWS_DIFFER = RefusalText(
-    "The outbox of flow '{batch.flow}' does not hold the rows of batch {batch.id}.",
+    "The outbox of flow '{batch.flow}' does not have the rows of batch {batch.id}.",
     why="{why}",
-    state="Nothing was written in this attempt. The committed slots stay committed; the others lack the batch.",
+    state="Nothing was written in this attempt. Committed slots stay committed; the others do not have the batch.",
     remedy="Restore the outbox, or start the flow under a new name with another topic.",
     code="HR-342",
 )
@@ -64,7 +64,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
     ),
     RefusalReason.OTHER_SLOTS: RefusalText(
         "Flow '{batch.flow}' cannot write batch {batch.id} in {slot.slots} slot(s).",
-        why="The ledger '{ledger}' is kept in {last.slots}: rows would move to slots that already contain them.",
+        why="The ledger '{ledger}' has {last.slots} slots: rows would move to slots that already contain them.",
         state="Nothing was written. The ledger has batches up to {last.batch_id}.",
         remedy="Set `slots={last.slots}` again; another number needs a new flow name with another topic.",
         code="HR-340",
@@ -114,10 +114,10 @@ def producer_fenced(batch: Batch, problem: KafkaError) -> ProducerFenced:
 def broker_rejected(batch: Batch, problem: KafkaError) -> DataError:
     """Return HR-505: Kafka rejects the rows or lacks a permission; a retry would fail too."""
     return DataError(
-        f"Kafka refuses batch {batch.id} of flow '{batch.flow}'.",
+        f"Kafka rejects batch {batch.id} of flow '{batch.flow}'.",
         why=f"The client says: {problem.str().rstrip('.')}.",
         state=NOT_COMMITTED,
-        remedy="Make the rows smaller or raise the limit for records; or grant the right that is missing.",
+        remedy="Make the rows smaller or raise the limit for records; or grant the missing permission.",
         code="HR-505",
     )
 

@@ -90,7 +90,7 @@ class Outbox:
         created = self._files.create(self._record, json.dumps({"attempt": attempt, "rows": counts}))
         staged = self._read_record()
         if staged is None or (created and staged.attempt != attempt):
-            raise errors.staged_rows_differ(self._batch, f"{self._record} was made and is not there")
+            raise errors.staged_rows_differ(self._batch, f"{self._record} was created and does not exist")
         return staged
 
     def _read_record(self) -> StagedBatch | None:
