@@ -45,8 +45,8 @@ def connector_config(capture: Capture, database: Database, *, password: str, boo
     """Return the settings of the connector of a capture.
 
     `password` is a reference that the worker resolves, such as `${file:/run/secrets/shop.properties:password}`:
-    Kafka Connect stores settings in a topic, so they never contain the password. `bootstrap` is the broker's address for
-    the worker.
+    Kafka Connect stores settings in a topic, so they never contain the password. `bootstrap` is the address of the
+    broker for the worker.
     """
     heartbeat = str(round(Duration.parse(capture.heartbeat).seconds * 1000))
     every = {
