@@ -137,20 +137,16 @@ def fill_missing_values(rows: DataFrame, changes: DataFrame) -> DataFrame:
     values = [_newest_value(name).alias(f"v{number}") for number, name in enumerate(names)]
     earlier_values = changes.join(F.broadcast(lacking), "_key", "left_semi").groupBy("_key").agg(*values)
     with_earlier_values = rows.join(F.broadcast(earlier_values), "_key", "left")
-    lacks = [F.array_contains("_missing", name) & F.col("_after").isNotNull() for name in names]
-    after = F.struct(
-        *(
-            F.when(lack, F.col(f"v{number}")["value"]).otherwise(F.col("_after")[name]).alias(name)
-            for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
-        )
-    )
-    nowhere = [
-        F.when(lack & F.col(f"v{number}").isNull(), F.lit(name))
-        for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
+    fills = [
+        (name, F.array_contains("_missing", name) & F.col("_after").isNotNull(), F.col(f"v{number}"))
+        for number, name in enumerate(names)
     ]
+    after = F.struct(
+        *(F.when(lacks, newest["value"]).otherwise(F.col("_after")[name]).alias(name) for name, lacks, newest in fills)
+    )
+    nowhere = [F.when(lacks & newest.isNull(), F.lit(name)) for name, lacks, newest in fills]
     origin = [
-        F.when(lack & F.col(f"v{number}").isNotNull(), F.struct(F.lit(name), F.col(f"v{number}")["position"]))
-        for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
+        F.when(lacks & newest.isNotNull(), F.struct(F.lit(name), newest["position"])) for name, lacks, newest in fills
     ]
     return with_earlier_values.select(
         "_key",

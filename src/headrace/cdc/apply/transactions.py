@@ -27,7 +27,7 @@ from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
 
 PENDING = "_pending"
-BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
+BATCH, _QUERY, _APPLIED = "_headrace_batch", "_headrace_query", "_headrace_done"
 # The name under which the connector counts log messages, in place of a table: the text of a Java object.
 _MESSAGES = r"^(?:\S+[.$]LogicalDecodingMessageId@[0-9a-f]+|LOGICAL_DECODING_MESSAGE)$"
 # More than a connector sends again: it records its position every minute.
@@ -55,34 +55,34 @@ def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Itera
     later batch.
     """
     session = rows.sparkSession
-    before = _previous_pending_batch(session, location, batch)
-    waited = _read_pending_changes(session, location, batch, before)
-    everything = rows if waited is None else rows.unionByName(waited.drop(BATCH, _QUERY, _DONE))
-    done = [] if waited is None else _applied_transaction_ids(waited)
-    with persisted(everything) as once:
-        change_counts, ends = _count_changes(once), _transaction_ends(once)
-        ready = complete_ids(ends, change_counts, done)
-        lacking = [end for end in ends if end.transaction not in {*ready, *done}]
-        _require_no_loss(lacking, change_counts, ends)
-        passes = sorted({*ready, *(transaction_id for transaction_id in done if transaction_id in change_counts)})
-        mine = _change_transaction_id()
-        now = F.col("op").isNotNull() & (mine.isNull() | mine.isin(passes))
-        waits = F.when(F.col("op").isNull(), ~_end_transaction_id().isin([*ready, *done])).otherwise(~now)
-        pending = once.where(waits & (F.col("op").isNotNull() | (F.col("status") == "END")))
-        _write_pending(session, pending, [*done, *ready][-_REMEMBERED:], location, batch, before)
-        yield once.where(now)
+    previous_batch = _previous_pending_batch(session, location, batch)
+    pending = _read_pending_changes(session, location, batch, previous_batch)
+    applied = [] if pending is None else _applied_transaction_ids(pending)
+    with persisted(rows if pending is None else rows.unionByName(pending.drop(BATCH, _QUERY, _APPLIED))) as cached:
+        change_counts, ends = _count_changes(cached), _transaction_ends(cached)
+        complete = complete_ids(ends, change_counts, applied)
+        incomplete = [end for end in ends if end.transaction not in {*complete, *applied}]
+        _require_no_loss(incomplete, change_counts, ends)
+        ready_ids = sorted({*complete, *(transaction for transaction in applied if transaction in change_counts)})
+        transaction_id = _change_transaction_id()
+        is_ready = F.col("op").isNotNull() & (transaction_id.isNull() | transaction_id.isin(ready_ids))
+        is_pending_end = (F.col("status") == "END") & ~_end_transaction_id().isin([*complete, *applied])
+        still_pending = cached.where(F.when(F.col("op").isNull(), is_pending_end).otherwise(~is_ready))
+        remembered = [*applied, *complete][-_REMEMBERED:]
+        _write_pending(session, still_pending, remembered, location, batch, previous_batch)
+        yield cached.where(is_ready)
 
 
-def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int], done: Sequence[str]) -> list[str]:
+def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int], applied: Sequence[str]) -> list[str]:
     """Return the ids of the complete transactions in commit order, up to the first incomplete one."""
-    ids, done_ids = list[str](), set(done)
+    ids, finished = list[str](), set(applied)
     for end in ends:
-        if end.transaction in done_ids:
+        if end.transaction in finished:
             continue
         if change_counts.get(end.transaction, 0) < end.changes:
             break
         ids.append(end.transaction)
-        done_ids.add(end.transaction)
+        finished.add(end.transaction)
     return ids
 
 
@@ -123,43 +123,43 @@ def _previous_pending_batch(session: SparkSession, location: str, batch: Batch) 
     """Return the last batch before this one that stored pending changes."""
     if version(session, location) < 0:
         return None
-    mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
-    row = session.read.format("delta").load(location).where(mine).agg(F.max(BATCH)).first()
+    is_own = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
+    row = session.read.format("delta").load(location).where(is_own).agg(F.max(BATCH)).first()
     return None if row is None else row[0]
 
 
 def _read_pending_changes(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
     if before is None:
         return None
-    mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) == before)
-    return session.read.format("delta").load(location).where(mine)
+    is_own = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) == before)
+    return session.read.format("delta").load(location).where(is_own)
 
 
-def _applied_transaction_ids(waited: DataFrame) -> list[str]:
-    row = waited.where(F.col(_DONE).isNotNull()).select(_DONE).first()
+def _applied_transaction_ids(pending: DataFrame) -> list[str]:
+    row = pending.where(F.col(_APPLIED).isNotNull()).select(_APPLIED).first()
     return list(row[0]) if row else []
 
 
 def _write_pending(
-    session: SparkSession, pending: DataFrame, done: Sequence[str], location: str, batch: Batch, before: int | None
+    session: SparkSession, pending: DataFrame, applied: Sequence[str], location: str, batch: Batch, before: int | None
 ) -> None:
     """Write the pending changes, and delete those that neither this batch nor a retry of it needs."""
     mark = {BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
-    rows = pending.withColumns(mark | {_DONE: F.lit(None).cast("array<string>")})
-    memory = session.createDataFrame([(list(done),)], f"{_DONE} array<string>").withColumns(mark)
+    rows = pending.withColumns(mark | {_APPLIED: F.lit(None).cast("array<string>")})
+    ids = session.createDataFrame([(list(applied),)], f"{_APPLIED} array<string>").withColumns(mark)
     old = f"{_QUERY} <> {string_literal(batch.query_id)} OR {BATCH} >= {batch.id} OR {BATCH} < {before or 0}"
-    written = rows.unionByName(memory, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
+    written = rows.unionByName(ids, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
     if version(session, location) >= 0:
         written = written.option("replaceWhere", old)
     written.save(location)
 
 
 def _require_no_loss(
-    lacking: Sequence[TransactionEnd], change_counts: Mapping[str, int], ends: Sequence[TransactionEnd]
+    incomplete: Sequence[TransactionEnd], change_counts: Mapping[str, int], ends: Sequence[TransactionEnd]
 ) -> None:
-    if not lacking:
+    if not incomplete:
         return
-    first, newest = lacking[0], max(end.ended_ms for end in ends)
+    first, newest = incomplete[0], max(end.ended_ms for end in ends)
     if newest - first.ended_ms < _PATIENCE.total_seconds() * 1000:
         return
     raise DataError(

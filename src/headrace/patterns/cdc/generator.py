@@ -90,7 +90,7 @@ class Shop:
                 changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._insert_order()]
             yield self._next_transaction(changes)
         happenings = (
-            (self._order_by_customer, 40),
+            (self._place_order, 40),
             (self._update_order_status, 22),
             (self._update_item, 8),
             (self._write_note, 4),
@@ -127,7 +127,7 @@ class Shop:
         }
         return [RowChange("insert", "customers", (number,), values)]
 
-    def _order_by_customer(self) -> list[RowChange]:
+    def _place_order(self) -> list[RowChange]:
         new = self._insert_customer() if self._chance(0.05) else []
         return [*new, *self._insert_order(new[0].key[0] if new else None)]
 
@@ -212,7 +212,7 @@ class Shop:
         return [moved, *(RowChange("update", "orders", (order,), {"customer_id": new}) for order in sorted(orders))]
 
     def _random_key(self, keys: Mapping[int, object]) -> int:
-        """Choose a key that is there: by far more often a young one, as in a real shop."""
+        """Choose an existing key: usually a recent one, as in a real shop."""
         ordered = list(keys)
         return ordered[-1 - min(int(self._random.expovariate(1) * len(ordered) / 4), len(ordered) - 1)]
 
@@ -225,7 +225,7 @@ class Shop:
         return self._random.random() < share
 
     def _now(self) -> datetime:
-        """Return the shop's own time: a history that is repeated has the same."""
+        """Return the time of the shop: a repeated history has the same times."""
         within = timedelta(microseconds=self._random.randrange(60_000_000))
         return _OPENED + timedelta(minutes=self._number) + within
 

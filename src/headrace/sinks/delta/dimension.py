@@ -171,9 +171,7 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
     if version == ABSENT and dimension.required:
         raise _missing_table_error(dimension, location)
     if version == ABSENT:
-        return LoadedDimension(
-            identity, version, session.createDataFrame([], _read_schema(dimension, _key_type(dimension))), 0
-        )
+        return LoadedDimension(identity, version, session.createDataFrame([], _read_schema(dimension)), 0)
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
     condition = column_named(dimension.key).isNotNull()
@@ -227,14 +225,9 @@ def _columns_to_read(dimension: Dimension) -> list[str]:
     return list(dict.fromkeys((dimension.key, *dimension.names, *bounds)))
 
 
-def _key_type(dimension: Dimension) -> T.DataType:
-    types = [field.dataType for field in dimension.columns if field.name == dimension.key]
-    return types[0] if types else T.StringType()
-
-
-def _read_schema(dimension: Dimension, key: T.DataType) -> T.StructType:
+def _read_schema(dimension: Dimension) -> T.StructType:
     """Return the schema of the columns to read, for a missing table."""
-    types = {field.name: field.dataType for field in dimension.columns} | {dimension.key: key}
+    types = {dimension.key: T.StringType()} | {field.name: field.dataType for field in dimension.columns}
     return T.StructType(
         [T.StructField(name, types.get(name, T.TimestampType())) for name in _columns_to_read(dimension)]
     )
