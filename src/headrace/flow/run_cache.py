@@ -34,6 +34,6 @@ class RunCache:
 
     def close(self) -> None:
         """Close every fact."""
-        for fact in self._facts.values():
+        for fact in list(self._facts.values()):
             fact.close()
         self._facts.clear()
