@@ -84,7 +84,7 @@ def test_a_slot_that_retains_more_log_than_its_limit_is_reported():
     saved: dict[str, object] = {"lsn_commit": 100, "lsn": 100}
     assert _postgres_progress(SHOP, FINE, saved).warning == ""
     assert "2 MB" in _postgres_progress(SHOP, ReplicationSlot("extended", "", 100, 2_000_000), saved).warning
-    assert "any moment" in _postgres_progress(SHOP, ReplicationSlot("unreserved", "", 100, 10), saved).warning
+    assert "at any time" in _postgres_progress(SHOP, ReplicationSlot("unreserved", "", 100, 10), saved).warning
 
 
 def test_before_its_first_position_a_capture_is_in_its_snapshot():

@@ -147,10 +147,8 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
             parts = list[_TableBatch]()
             with in_background(session, True, lambda: self._preload_delta_logs(session, batch)):
                 for topic, (shapes, ambiguous) in _topics_of_batch(once, self._ambiguous_condition(batch)).items():
-                    table, changes = (
-                        self._source_table(topic, shapes, batch, again=ambiguous),
-                        once.where(F.col("topic") == topic),
-                    )
+                    table = self._source_table(topic, shapes, batch, again=ambiguous)
+                    changes = once.where(F.col("topic") == topic)
                     if isinstance(table, SkippedTable):
                         skip(table, changes, self.folder(batch.target), self.name, batch)
                     else:
@@ -223,12 +221,8 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
     def _publish(self, session: SparkSession, tables: Sequence[TableWrite], batch: Batch) -> None:
         """Maintain the tables of a batch, and record which versions belong together."""
         location, pending = (f"{self.folder(batch.target)}/{name}" for name in (PUBLISHED, PENDING))
-        before, now, rows, cleans = (
-            read_published(session, location, batch),
-            dt.datetime.now(dt.UTC),
-            list[PublishedTable](),
-            False,
-        )
+        before, now = read_published(session, location, batch), dt.datetime.now(dt.UTC)
+        rows, cleans = list[PublishedTable](), False
         for into in tables:
             last = before.get(into.table)
             # A table that was never cleaned has nothing old.

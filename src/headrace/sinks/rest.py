@@ -209,18 +209,9 @@ def _replace_dead_letters(session: SparkSession, refused: list[tuple[Chunk, Http
         exists and session.read.format("delta").load(location).where(batch_condition).limit(1).count()
     ):
         return
+    attempt = (batch.query_id, batch.id, batch.step)
     letters = [
-        (
-            batch.query_id,
-            batch.id,
-            batch.step,
-            chunk.number,
-            chunk.key,
-            answer.status,
-            answer.attempts,
-            answer.text,
-            value,
-        )
+        (*attempt, chunk.number, chunk.key, answer.status, answer.attempts, answer.text, value)
         for chunk, answer in refused
         for value in chunk.values
     ]

@@ -70,10 +70,8 @@ def evolve_columns(
     if now.version < 0:
         return
     table_types, source_types = _flat_types(now.schema), _flat_types(source_columns)
-    dropped_before, text_formats = (
-        {tuple(path) for path in json.loads(now.table_property(_DROPPED) or "[]")},
-        text_formats_of(source_columns),
-    )
+    dropped_before = {tuple(path) for path in json.loads(now.table_property(_DROPPED) or "[]")}
+    text_formats = text_formats_of(source_columns)
     before = json.loads(now.table_property(TEXT_FORMAT) or "{}")
     _require_kind(into, location, table_types, source_types)
     _require_same_format(into, location, before, text_formats)
