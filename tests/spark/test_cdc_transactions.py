@@ -113,7 +113,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
     assert orders(spark, target, "orders") == ["a", "b", "c", "d"]
 
     # One whose rest never comes is named, and not waited for in silence.
-    with pytest.raises(DataError, match="Transaction 6 of the source lacks changes") as refused:
+    with pytest.raises(DataError, match="Transaction 6 of the source is incomplete") as refused:
         write(spark, sink, target, 5, end(6, 6, 2, ended_ms=1), end(7, 7, 1, ended_ms=601_000))
     assert refused.value.code == "HR-548"
 
