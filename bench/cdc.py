@@ -27,9 +27,10 @@ from pyspark.sql import Window, functions as F
 
 from headrace.cdc.apply import table
 from headrace.cdc.apply.table import POSITION, create_table
-from headrace.cdc.decode.envelope import ENVELOPE, decode_changes
+from headrace.cdc.decode.envelope import ENVELOPE, change_decoder
 from headrace.cdc.sink import DeltaCdc
 from headrace.clients.spark.delta_log import size
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 
@@ -82,15 +83,18 @@ class Table:
 
 def mirror(spark: SparkSession, target: Target, orders: Orders, path: str) -> Table:
     """Return the table that Headrace keeps."""
-    sink = DeltaCdc(path, lambda _topic, _target: ORDERS, decode_changes)
+    sink = DeltaCdc(path, lambda _topic, _target: ORDERS, change_decoder)
     location = f"{target.table(path)}/orders"
     filled = orders.table(spark).withColumn(POSITION, F.lpad(F.col("id").cast("string"), 20, "0"))
     create_table(spark, location, filled.schema, ORDERS.key)
     filled.write.format("delta").mode("append").save(location)
 
+    cache = RunCache()
+
     def apply(records: DataFrame, number: int) -> None:
         parsed = records.withColumn("read", F.from_json("value", ENVELOPE))
-        sink.write(parsed.select("read.*", "topic", "partition", "offset", "key"), Batch(path, "bench", number, target))
+        batch = Batch(path, "bench", number, target, cache=cache)
+        sink.write(parsed.select("read.*", "topic", "partition", "offset", "key"), batch)
 
     return Table(OURS, orders, apply, spark)
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from headrace.cdc.apply.table import TableWrite
+from headrace.flow.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.cdc.capture.source_table import SourceTable
+    from headrace.cdc.sink import Decoder
 
 Key = int
 Value = int | str | None
@@ -66,11 +68,11 @@ def frame(spark: SparkSession, changes: list[Change], first_offset: int = 0) -> 
     return spark.createDataFrame(rows, SCHEMA).coalesce(1)
 
 
-def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
-    """Read envelopes with the key `id`: columns of type `bigint` as numbers, and all others as text."""
+def decoder(table: SourceTable) -> Decoder:
+    """Return what reads envelopes with the key `id`: columns of type `bigint` as numbers, and all others as text."""
     types = {column.name: "bigint" if column.type == "bigint" else "string" for column in table.columns}
     after = F.struct(*(F.col("after")[name].cast(kind).alias(name) for name, kind in types.items()))
-    return rows.where("op <> 'm'").select(
+    return lambda rows: rows.where("op <> 'm'").select(
         F.col("op").alias("_op"),
         F.lpad(F.col("source.lsn").cast("string"), 20, "0").alias("_position"),
         F.col("partition").alias("_partition"),
@@ -83,5 +85,6 @@ def decode(rows: DataFrame, table: SourceTable) -> DataFrame:
     )
 
 
-def into(folder: Path, batch: int, writer: str = "q1:shop:0") -> TableWrite:
-    return TableWrite("orders", str(folder / "orders"), str(folder / "_tombstones" / "orders"), writer, batch)
+def into(folder: Path, batch: int, writer: str = "q1:shop:0", cache: RunCache | None = None) -> TableWrite:
+    tombstones = folder / "_tombstones" / "orders"
+    return TableWrite("orders", str(folder / "orders"), str(tombstones), writer, batch, cache or RunCache())

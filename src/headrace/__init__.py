@@ -5,11 +5,13 @@ Projects import from here; all other modules are internal.
 
 from headrace.clients.file_sink_log import committed_files
 from headrace.errors import (
+    CaptureGap,
     ConfigError,
     DataError,
     FlowError,
     HeadraceError,
     KafkaDataLoss,
+    ProducerFenced,
     RecoveryError,
     ServiceUnavailable,
     SourceNotReplayable,
@@ -18,6 +20,7 @@ from headrace.errors import (
     Terminal,
     TopicNotFound,
     Transient,
+    UnreadableChange,
 )
 from headrace.flow.checks.check import check
 from headrace.flow.checks.finding import Finding, Severity
@@ -71,6 +74,7 @@ __all__ = [
     "AsFastAsPossible",
     "AutoBatchSize",
     "AvailableNow",
+    "CaptureGap",
     "ConfigError",
     "Console",
     "Continuous",
@@ -113,6 +117,7 @@ __all__ = [
     "OutputMode",
     "Precision",
     "ProcessingTime",
+    "ProducerFenced",
     "RateSource",
     "RealTime",
     "RecoveryError",
@@ -135,6 +140,7 @@ __all__ = [
     "TopicPattern",
     "Transaction",
     "Transient",
+    "UnreadableChange",
     "ValueState",
     "Watermark",
     "check",

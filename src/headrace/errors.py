@@ -5,11 +5,14 @@
     │   ├── ConfigError          HR-1xx  headrace.yml, the command line, the machine
     │   ├── FlowError            HR-2xx  a flow that is declared wrongly
     │   ├── RecoveryError        HR-3xx  a checkpoint, a lease or an identity that is not valid
+    │   │   └── ProducerFenced       HR-309  another driver has fenced the producer of a transaction
     │   ├── StackError           HR-4xx  a local part (broker, jars) that does not work
     │   └── DataError            HR-5xx  rows, offsets or topics that are missing or not as declared
     │       ├── TopicNotFound        HR-501  a topic that does not exist
     │       ├── KafkaDataLoss        HR-502  offsets that Kafka no longer has and the flow has not read
-    │       └── SourceNotReplayable  HR-511  a source that cannot read the rows of an old batch again
+    │       ├── SourceNotReplayable  HR-511  a source that cannot read the rows of an old batch again
+    │       ├── CaptureGap           HR-522  changes of a database that were removed before they were captured
+    │       └── UnreadableChange     HR-540  a captured value that does not fit the type of its column
     └── Transient                a retry may help: the supervisor restarts the flow with back-off
         └── ServiceUnavailable   HR-6xx  a broker, a database or a filesystem that does not answer
             └── TableNotCreated      HR-572  a Delta table that another flow has not created yet
@@ -133,6 +136,24 @@ class TableNotCreated(ServiceUnavailable):
     """A Delta table does not exist yet: another flow creates it."""
 
     code = "HR-572"
+
+
+class ProducerFenced(RecoveryError):
+    """Another driver has fenced the producer of a transaction."""
+
+    code = "HR-309"
+
+
+class CaptureGap(DataError):
+    """The source has removed changes that were not captured yet."""
+
+    code = "HR-522"
+
+
+class UnreadableChange(DataError):
+    """A captured value does not fit the type that the source's catalogue says."""
+
+    code = "HR-540"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

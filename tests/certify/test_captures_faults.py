@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.cdc.capture.health import check_capture, read_slot
-from headrace.cdc.capture.lifecycle import ConnectWorker, count_messages, delete_capture, start_capture
+from headrace.cdc.capture.lifecycle import ConnectWorker, count_logical_decoding_messages, delete_capture, start_capture
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.flow.levers import Every
@@ -62,7 +62,7 @@ def test_mirror_and_history_equal_their_source_after_every_fault_of_the_capture(
     LocalStack(broker.home).up(("postgres",))
     shop.change()
     shop.require_equal()
-    assert count_messages(capture, shop.target) >= 3
+    assert count_logical_decoding_messages(capture, shop.target) >= 3
 
     # It comes back at another address, and somebody has removed the connector: it continues where it was.
     shop.source = moved(broker.home, source)

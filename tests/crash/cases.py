@@ -23,7 +23,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from crash.sqlite_store import SqliteTransaction
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.sink import DeltaCdc
+from headrace.cdc.sink import Decoder, DeltaCdc
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
@@ -223,9 +223,9 @@ def _captured(topic: str, _target: Target) -> SourceTable:
     return SourceTable("public", topic.removeprefix("captured-"), columns, ("key",), "postgres")
 
 
-def _typed(rows: DataFrame, table: SourceTable) -> DataFrame:
+def _decoder(table: SourceTable) -> Decoder:
     after = F.struct(*(F.col("after")[column.name].alias(column.name) for column in table.columns))
-    return rows.select(
+    return lambda rows: rows.select(
         F.col("op").alias("_op"),
         F.lpad(F.col("offset").cast("string"), 20, "0").alias("_position"),
         F.col("partition").alias("_partition"),
@@ -347,7 +347,7 @@ CASES = {
         ),
         Case("delta", "delta-enriched", DeltaEnriched("enriched", key="key", dimension=_RANKED), beside_their_rank),
         Case("delta", "delta-overwrite", DeltaOverwrite("overwrite"), totals, running_totals, "complete"),
-        Case("stores", "delta-cdc", DeltaCdc("cdc", _captured, _typed), newest_rows, as_envelopes),
+        Case("stores", "delta-cdc", DeltaCdc("cdc", _captured, _decoder), newest_rows, as_envelopes),
         Case("stores", "files", FileSink("files"), from_files=True),
         Case("kafka", "kafka", KafkaExactlyOnceSink("crash-kafka", key="key")),
         Case("kafka", "kafka-slots", KafkaExactlyOnceSink("crash-slots", key="key", slots=2), in_parts=True),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -62,6 +63,19 @@ def quotes_with_backticks(tree: ast.Module) -> bool:
         (isinstance(node, ast.JoinedStr) and re.search(r"`\{[^`]*\}`", ast.unparse(node)) is not None)
         or (isinstance(node, ast.Constant) and node.value == "``")
         for node in ast.walk(tree)
+    )
+
+
+def quotes_values(tree: ast.Module) -> bool:
+    """Whether code that uses Spark writes a value between the quotes of an SQL literal."""
+    uses_spark = any(str(node.module).startswith("pyspark") for node in tree.body if isinstance(node, ast.ImportFrom))
+    return uses_spark and any(
+        isinstance(before, ast.Constant)
+        and isinstance(value, ast.FormattedValue)
+        and re.search(r"(<>| [<>=]|[<>]=|\bIN \(|\bDATE|\bTIMESTAMP(_NTZ)?) ?'$", str(before.value)) is not None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for before, value in pairwise(node.values)
     )
 
 
@@ -146,6 +160,33 @@ def test_the_private_attributes_by_which_pyspark_reaches_the_jvm_are_used_in_one
     assert places_that_mention(attribute) == ["clients/spark/jvm.py"]
 
 
+def mutable_memory(tree: ast.Module) -> Iterator[str]:
+    """Yield what can remember something from batch to batch: caches of a module, mutable fields of a frozen class."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(node).endswith(("= {}", "= []", "= set()")):
+            yield ast.unparse(node)
+        if isinstance(node, ast.FunctionDef):
+            yield from (node.name for decorator in node.decorator_list if "cache" in ast.unparse(decorator))
+        if isinstance(node, ast.ClassDef) and any("frozen=True" in ast.unparse(item) for item in node.decorator_list):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and re.match("(dict|list|set)\\b", ast.unparse(field.annotation)):
+                    yield f"{node.name}.{ast.unparse(field.target)}"
+
+
+def test_a_sink_remembers_nothing_but_in_the_cache_of_the_run() -> None:
+    remembered = {
+        f"{where}: {name}"
+        for where, tree in trees()
+        if where.startswith(("cdc/", "sinks/"))
+        for name in mutable_memory(tree)
+    }
+    # The rows are what this sink is for.
+    assert {item for item in remembered if not item.startswith("sinks/memory.py: Memory.")} == set()
+    assert len(remembered) == 1
+    # Columns belong to the JVM that they were created in. Whoever caches them knows it by its run, not by its gateway.
+    assert places_that_mention("_gateway") == []
+
+
 def test_delta_writes_are_made_idempotent_in_one_module_only() -> None:
     for name in ("txnAppId", "txnVersion", "spark.databricks.delta.write."):
         assert places_with_text(name) == ["sinks/delta/sql.py"]
@@ -172,6 +213,10 @@ def test_names_are_quoted_for_sql_in_one_module_only() -> None:
     modules = [where for where, tree in trees() if quotes_with_backticks(tree)]
     # The other two name a method and a program in an error.
     assert modules == ["clients/sql.py", "stack/mariadb.py", "transforms/keyed/keyed_state.py"]
+
+
+def test_values_are_quoted_for_sql_in_one_module_only() -> None:
+    assert [where for where, tree in trees() if quotes_values(tree)] == ["clients/sql.py"]
 
 
 @pytest.mark.parametrize(
@@ -355,6 +400,7 @@ def test_the_public_names_are_these() -> None:
         "AsFastAsPossible",
         "AutoBatchSize",
         "AvailableNow",
+        "CaptureGap",
         "ConfigError",
         "Console",
         "Continuous",
@@ -397,6 +443,7 @@ def test_the_public_names_are_these() -> None:
         "OutputMode",
         "Precision",
         "ProcessingTime",
+        "ProducerFenced",
         "RateSource",
         "RealTime",
         "RecoveryError",
@@ -419,6 +466,7 @@ def test_the_public_names_are_these() -> None:
         "TopicPattern",
         "Transaction",
         "Transient",
+        "UnreadableChange",
         "ValueState",
         "Watermark",
         "check",

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,11 @@ from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.apply.history import History
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, ambiguous_value, decode_changes
+from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, ambiguous_value, change_decoder
 from headrace.cdc.sink import DeltaCdc, StoredAs
 from headrace.clients.sql import quote_name
 from headrace.errors import DataError
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 
@@ -93,13 +95,14 @@ def test_rows_from_before_and_after_a_column_change_in_one_batch_are_distinguish
     sink = DeltaCdc(
         "shop",
         source,
-        lambda rows, now: decode_changes(rows, now, before=isinstance(stored_as, ChangeLog)),
+        partial(change_decoder, before=isinstance(stored_as, ChangeLog)),
         stored_as,
         dropped_columns=dropped,
     )
+    cache = RunCache()
 
     def write(number: int, *reported: tuple[str, Texts | None, Texts | None]) -> DataFrame:
-        sink.write(source.batches(spark, *reported), Batch("shop", "q1", number, target))
+        sink.write(source.batches(spark, *reported), Batch("shop", "q1", number, target, cache=cache))
         return spark.read.format("delta").load(f"{tmp_path}/shop/orders")
 
     write(
@@ -166,10 +169,9 @@ def test_rows_from_before_and_after_a_column_change_in_one_batch_are_distinguish
 def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(table(id="integer", qty="bigint", at="timestamp(6)_without_time_zone"))
-    sink = DeltaCdc("shop", source, decode_changes)
+    sink = DeltaCdc("shop", source, change_decoder)
 
     def write(number: int, **texts: str) -> None:
-        sink.prepare(spark, target)
         sink.write(
             source.batches(spark, ("c", None, {"id": str(number), **texts})), Batch("shop", "q1", number, target)
         )
@@ -210,14 +212,15 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
     }
 
     # The same under a running flow: the first time of more digits has the catalogue asked.
-    asked, running = source.asked, DeltaCdc("shop", source, decode_changes, is_ambiguous=ambiguous_value)
+    asked, cache = source.asked, RunCache()
+    running = DeltaCdc("shop", source, change_decoder, is_ambiguous=ambiguous_value)
     row = ("c", None, {"id": "4", "amount": "5", "at": "1700000000123"})
-    running.write(source.batches(spark, row), Batch("shop", "q1", 4, target))
+    running.write(source.batches(spark, row), Batch("shop", "q1", 4, target, cache=cache))
     assert source.asked == asked + 1
     source.now = table(id="integer", amount="integer", at="timestamp(6)_without_time_zone")
     row = ("c", None, {"id": "5", "amount": "6", "at": "1700000000123456"})
     with pytest.raises(DataError, match="HR-542"):
-        running.write(source.batches(spark, row), Batch("shop", "q1", 5, target))
+        running.write(source.batches(spark, row), Batch("shop", "q1", 5, target, cache=cache))
     source.now = table(id="integer", amount="integer", at="timestamp(3)_without_time_zone")
 
     # No type of the source has this text.
@@ -226,7 +229,7 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
 
     # Kept in another way.
     with pytest.raises(DataError, match="HR-543"):
-        DeltaCdc("shop", source, decode_changes, Mirror("soft")).write(
+        DeltaCdc("shop", source, change_decoder, Mirror("soft")).write(
             source.batches(spark, ("d", {"id": "1"}, None)), Batch("shop", "q1", 5, target)
         )
 
@@ -266,13 +269,12 @@ def test_a_time_in_another_unit_than_its_type_has_is_ambiguous(
 def test_a_dropped_column_does_not_block_a_new_one_and_comes_back_empty(spark: SparkSession, tmp_path: Path):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(table(id="integer", note="text"))
-    sink = DeltaCdc("shop", source, decode_changes)
+    sink, cache = DeltaCdc("shop", source, change_decoder), RunCache()
 
     def write(number: int, now: SourceTable, **texts: str) -> None:
         source.now = now
-        sink.write(
-            source.batches(spark, ("c", None, {"id": str(number), **texts})), Batch("shop", "q1", number, target)
-        )
+        rows = source.batches(spark, ("c", None, {"id": str(number), **texts}))
+        sink.write(rows, Batch("shop", "q1", number, target, cache=cache))
 
     write(0, source.now, note="old")
     write(1, table(id="integer"))
@@ -314,7 +316,7 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
 ):
     target = Target("test", lake=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
     source = Source(ODD)
-    sink = DeltaCdc("shop", source, decode_changes, stored_as)
+    sink, cache = DeltaCdc("shop", source, change_decoder, stored_as), RunCache()
     who, note, other = "${spark.master} `'\\\"", "it's ${env:HOME}", "${spark.app.name}"
 
     def reported(op: str, day: str, who: str, note: str | None = None) -> tuple[str, Texts | None, Texts | None]:
@@ -330,7 +332,7 @@ def test_names_and_values_that_mean_something_to_sql_are_names_and_values(
         rows = source.batches(spark, *batch)
         move = F.when(F.col("offset") == 9, 8).otherwise(F.col("source.lsn"))
         rows = rows.withColumn("source", F.col("source").withField("lsn", move))
-        sink.write(rows, Batch("shop", "q1", number, target))
+        sink.write(rows, Batch("shop", "q1", number, target, cache=cache))
 
     table = spark.read.format("delta").load(f"{tmp_path}/shop/orders")
     inside = "after." if isinstance(stored_as, ChangeLog) else ""

@@ -15,6 +15,7 @@ from cdc_changes import BEGAN, Change, Key, frame, into, row
 from headrace.cdc.apply.history import History
 from headrace.cdc.apply.mirror import Mirror
 from headrace.errors import DataError, FlowError
+from headrace.flow.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,12 +80,12 @@ def test_any_changes_split_in_any_way_result_in_the_rows_of_the_source_and_all_t
 ):
     chance = random.Random(int(large))  # noqa: S311 - a seed, so that a failure comes again
     log = model.Source(chance, 40, large).live(160)
-    observed: list[Change] = []
+    observed, cache = list[Change](), RunCache()
 
     for number, batch in enumerate(deal(chance, log, count)):
         observed += batch
         changes = frame(spark, batch, 1000 * number)
-        Mirror().apply(changes, into(tmp_path / "mirror", number))
+        Mirror().apply(changes, into(tmp_path / "mirror", number, cache=cache))
         History(deletes).apply(changes, into(tmp_path / "history", number))
 
         assert mirrored(spark, tmp_path / "mirror") == model.mirror(observed)
@@ -102,7 +103,7 @@ def test_a_batch_that_breaks_off_and_comes_again_and_a_clock_that_went_back_leav
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(History, "_merge", dies)
+        patched.setattr(History, "_merge_versions", dies)
         with pytest.raises(KeyboardInterrupt):
             History().apply(frame(spark, second, 10), into(tmp_path, 1))
     for _ in range(2):

@@ -31,9 +31,9 @@ def test_maintenance_compacts_small_files_and_removes_old_files_and_tombstones(s
     last = into(tmp_path, 2)
     small = files(tmp_path / "orders")
 
-    assert not CdcMaintenance(small_files=48).compact(spark, last.location)
-    assert CdcMaintenance(small_files=1).compact(spark, last.location)
-    assert not CdcMaintenance(small_files=1).compact(spark, last.location)
+    assert not CdcMaintenance(small_files=48).compact(spark, last.location, last.cache)
+    assert CdcMaintenance(small_files=1).compact(spark, last.location, last.cache)
+    assert not CdcMaintenance(small_files=1).compact(spark, last.location, last.cache)
     joined = files(tmp_path / "orders") - small
     assert len(joined) == 1
 

@@ -10,6 +10,7 @@ import pytest
 from cdc_changes import Change, Key, Value, frame, into, row
 from headrace.cdc.apply.mirror import Mirror
 from headrace.errors import DataError
+from headrace.flow.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +29,9 @@ def stored_rows(spark: SparkSession, folder: Path) -> dict[Key, dict[str, Value]
 
 
 def apply(spark: SparkSession, folder: Path, *batches: list[Change], mirror: Mirror | None = None) -> None:
+    cache = RunCache()
     for number, changes in enumerate(batches):
-        (mirror or Mirror()).apply(frame(spark, changes, 100 * number), into(folder, number))
+        (mirror or Mirror()).apply(frame(spark, changes, 100 * number), into(folder, number, cache=cache))
 
 
 def test_a_late_update_does_not_bring_a_deleted_row_back(spark: SparkSession, tmp_path: Path):
@@ -60,7 +62,7 @@ def test_the_next_attempt_repairs_a_crash_between_tombstones_and_rows(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Mirror, "_write", dies)
+        patched.setattr(Mirror, "_write_rows", dies)
         with pytest.raises(KeyboardInterrupt):
             Mirror().apply(frame(spark, second, 10), into(tmp_path, 1))
     assert sorted(stored_rows(spark, tmp_path)) == [1, 2]

@@ -13,6 +13,7 @@ from cdc_changes import BEGAN, frame, into, row
 from headrace.cdc.apply import replace_where
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.apply.replace_where import key_condition
+from headrace.flow.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,8 +35,10 @@ def done_by(spark: SparkSession, folder: Path) -> str:
 def test_rows_are_replaced_unless_a_change_is_older_or_needs_its_old_row_and_merged_where_most_are_late(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    cache = RunCache()
+
     def apply(number: int, *changes: object) -> str:
-        Mirror().apply(frame(spark, list(changes), 100 * number), into(tmp_path, number))  # type: ignore[arg-type]
+        Mirror().apply(frame(spark, list(changes), 100 * number), into(tmp_path, number, cache=cache))  # type: ignore[arg-type]
         return done_by(spark, tmp_path)
 
     assert apply(0, *(row("c", key, key, key, "first") for key in range(1, 8))) == "WRITE"
@@ -76,18 +79,20 @@ def test_rows_are_replaced_unless_a_change_is_older_or_needs_its_old_row_and_mer
 def test_late_changes_are_compared_with_those_of_the_batch_before_and_the_table_is_asked_for_earlier_ones_only(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    cache = RunCache()
+
     def apply(number: int, *changes: object) -> None:
-        Mirror().apply(frame(spark, list(changes), 100 * number), into(tmp_path, number))  # type: ignore[arg-type]
+        Mirror().apply(frame(spark, list(changes), 100 * number), into(tmp_path, number, cache=cache))  # type: ignore[arg-type]
         assert number == 0 or done_by(spark, tmp_path) == "REPLACE"
 
     asked = list[str]()
-    ask = replace_where._positions
+    ask = replace_where._newest_positions
 
     def asking(session: SparkSession, location: str, key: T.StructType, named: str) -> dict[replace_where.Key, str]:
         asked.append(named)
         return ask(session, location, key, named)
 
-    monkeypatch.setattr(replace_where, "_positions", asking)
+    monkeypatch.setattr(replace_where, "_newest_positions", asking)
     apply(0, *(row("c", key, key, key, "first") for key in range(1, 8)))
     apply(1, row("u", 11, 1, 11), row("d", 14, 2), row("u", 20, 3, 20))
     # Between the changes of the batch before: older than its row, older than its tombstone, newer than either.
@@ -107,12 +112,14 @@ def test_keys_of_several_columns_and_of_texts_are_quoted_whatever_they_contain(s
     _key struct<`a ``b`: string, n: int>, _after struct<`a ``b`: string, n: int, value: int>, _unavailable array<string>
     """
 
+    cache = RunCache()
+
     def apply(number: int, *changes: tuple[str, str, int, int]) -> str:
         rows = [
             (op, f"{at:020d}", 0, at, BEGAN, None, (text, n), None if op == "d" else (text, n, at), [])
             for op, text, n, at in changes
         ]
-        Mirror().apply(spark.createDataFrame(rows, schema).coalesce(1), into(tmp_path, number))
+        Mirror().apply(spark.createDataFrame(rows, schema).coalesce(1), into(tmp_path, number, cache=cache))
         return done_by(spark, tmp_path)
 
     texts = ["it's", "back\\slash", 'quo"te', "é\n", "%_", ""]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_changes import decode
+from cdc_changes import decoder
 from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.transactions import TransactionEnd, complete_ids
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
@@ -59,7 +59,7 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture
 def sink() -> DeltaCdc:
-    return DeltaCdc("shop", lambda topic, _target: table(topic), decode, atomic_transactions=True)
+    return DeltaCdc("shop", lambda topic, _target: table(topic), decoder, atomic_transactions=True)
 
 
 def write(spark: SparkSession, sink: DeltaCdc, target: Target, batch: int, *records: Record) -> None:
@@ -113,7 +113,7 @@ def test_a_transaction_is_published_when_all_of_it_is_there_and_none_before(
     assert orders(spark, target, "orders") == ["a", "b", "c", "d"]
 
     # One whose rest never comes is named, and not waited for in silence.
-    with pytest.raises(DataError, match="Transaction 6 of the source lacks changes") as refused:
+    with pytest.raises(DataError, match="Transaction 6 of the source is incomplete") as refused:
         write(spark, sink, target, 5, end(6, 6, 2, ended_ms=1), end(7, 7, 1, ended_ms=601_000))
     assert refused.value.code == "HR-548"
 

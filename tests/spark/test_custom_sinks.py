@@ -229,7 +229,7 @@ def test_a_transaction_that_breaks_anywhere_leaves_each_row_once(
 
 def test_a_record_that_does_not_fit_the_batch_is_refused(spark: SparkSession, target: Target, database: Path):
     sink = CustomExactlyOnceSink("orders", lambda _target: Orders(database))
-    with pytest.raises(RecoveryError, match=r"HR-314.*holds none, and 1 batches were written before"):
+    with pytest.raises(RecoveryError, match=r"HR-314.*has no entry, and 1 batches were written before"):
         sink.write(rows(spark, 9), batch(target, 1))
     for number in range(2):
         sink.write(rows(spark, number), batch(target, number))

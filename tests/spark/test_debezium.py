@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from debezium_records import Record, record, rows
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.decode.envelope import PLACEHOLDER, decode_changes
+from headrace.cdc.decode.envelope import PLACEHOLDER, change_decoder
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.errors import FlowError
 from headrace.ingest.parse import valid_rows, validate
@@ -63,7 +63,7 @@ def place(op: str, lsn: int) -> str:
 
 
 def decoded(spark: SparkSession, *records: Record, table: SourceTable = ITEMS) -> list[Row]:
-    return decode_changes(rows(spark, records), table).orderBy("_position", "_offset", F.desc("_op")).collect()
+    return change_decoder(table)(rows(spark, records)).orderBy("_position", "_offset", F.desc("_op")).collect()
 
 
 def test_each_op_has_its_key_and_its_row(spark: SparkSession) -> None:
@@ -89,7 +89,7 @@ def test_the_last_row_of_a_snapshot_marks_older_rows_as_deleted(spark: SparkSess
         record(change("r", EMPTY | {"id": number}, source=at(4) | {"snapshot": mark}), {"id": number}, number)
         for number, mark in enumerate(("first", "true", "last_in_data_collection"))
     ]
-    actual = decode_changes(rows(spark, reported), ITEMS, cleared=True).orderBy("_offset", F.desc("_op")).collect()
+    actual = change_decoder(ITEMS, cleared=True)(rows(spark, reported)).orderBy("_offset", F.desc("_op")).collect()
 
     assert [(item._op, item._key and item._key.id) for item in actual] == [("r", 0), ("r", 1), ("t", None), ("r", 2)]
     # It sorts between this snapshot and any earlier one, wherever its row comes among the others.
@@ -131,7 +131,7 @@ def test_a_table_without_a_primary_key_is_refused(spark: SparkSession) -> None:
     bare = SourceTable("public", "bare", (SourceColumn("a", "integer", nullable=True),), (), "postgres")
 
     with pytest.raises(FlowError, match=r"public\.bare has no primary key") as refused:
-        decode_changes(rows(spark, []), bare)
+        change_decoder(bare)(rows(spark, []))
 
     assert refused.value.code == "HR-245"
 
@@ -154,7 +154,7 @@ def test_an_update_of_the_same_key_stays_one(spark: SparkSession) -> None:
 def test_messages_of_the_log_are_left_out(spark: SparkSession) -> None:
     input_rows = rows(spark, [record(change("m"), {"prefix": "note"}), record(change("c", EMPTY), {"id": 1}, 1)])
 
-    assert [row._op for row in decode_changes(input_rows, ITEMS).collect()] == ["c"]
+    assert [row._op for row in change_decoder(ITEMS)(input_rows).collect()] == ["c"]
 
 
 def test_positions_of_postgres_sort_as_numbers(spark: SparkSession) -> None:
@@ -209,7 +209,7 @@ def test_an_op_that_nobody_knows_is_unreadable(spark: SparkSession) -> None:
 
 
 def test_the_commit_time_has_microseconds_if_the_source_sends_them(spark: SparkSession) -> None:
-    actual = decode_changes(
+    actual = change_decoder(ITEMS)(
         rows(
             spark,
             [
@@ -218,8 +218,7 @@ def test_the_commit_time_has_microseconds_if_the_source_sends_them(spark: SparkS
                 ),
                 record(change("c", EMPTY, source=at(2, ts_ms=1_700_000_000_123)), {"id": 1}),
             ],
-        ),
-        ITEMS,
+        )
     )
 
     texts = actual.orderBy("_position").select(F.col("_commit_time").cast("string")).collect()
@@ -301,7 +300,7 @@ def test_any_order_and_doubling_of_records_sorts_to_the_same_changes(
         records.append(record(value, {"id": number}, offset))
     shuffled = data.draw(st.permutations(records + records[: len(records) // 2]))
 
-    frame = decode_changes(rows(spark, shuffled), ITEMS)
+    frame = change_decoder(ITEMS)(rows(spark, shuffled))
     actual = frame.dropDuplicates(["_position", "_offset"]).orderBy("_position", "_offset").collect()
 
     expected = [

@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, DataType, DateType, StructField, Timest
 
 from debezium_records import record, recorded, rows
 from headrace.cdc.capture.source_table import Family, SourceColumn, SourceTable
-from headrace.cdc.decode.envelope import PLACEHOLDER, decode_changes
+from headrace.cdc.decode.envelope import PLACEHOLDER, change_decoder
 from headrace.errors import FlowError
 
 if TYPE_CHECKING:
@@ -169,12 +169,12 @@ def plain(value: object) -> object:
 
 @pytest.fixture(scope="module")
 def postgres_changes(spark: SparkSession) -> DataFrame:
-    return decode_changes(rows(spark, recorded("postgres")), table("postgres", POSTGRES)).cache()
+    return change_decoder(table("postgres", POSTGRES))(rows(spark, recorded("postgres"))).cache()
 
 
 @pytest.fixture(scope="module")
 def mariadb_changes(spark: SparkSession) -> DataFrame:
-    return decode_changes(rows(spark, recorded("mariadb")), table("mysql", MARIADB)).cache()
+    return change_decoder(table("mysql", MARIADB))(rows(spark, recorded("mariadb"))).cache()
 
 
 @pytest.mark.parametrize(("key", "op"), [(1, "r"), (11, "c")])
@@ -306,7 +306,7 @@ RARE: list[tuple[str, str, object]] = [
 
 def test_rare_types_of_postgres_arrive_as_they_were_inserted(spark: SparkSession) -> None:
     records = [item for item in recorded("postgres_edges") if str(item["topic"]).endswith("scalars")]
-    frame = decode_changes(rows(spark, records), table("postgres", RARE)).where("_key.id = 1")
+    frame = change_decoder(table("postgres", RARE))(rows(spark, records)).where("_key.id = 1")
     expected = ([], 1, *(value for _, _, value in RARE))
     assert [tuple(row) for row in frame.select("_unreadable", "_after.*").collect()] == [expected] * 2
 
@@ -314,7 +314,7 @@ def test_rare_types_of_postgres_arrive_as_they_were_inserted(spark: SparkSession
 @pytest.mark.parametrize("op", ["r", "u"])
 def test_times_outside_the_usual_calendar_arrive_as_they_were_inserted(spark: SparkSession, op: str) -> None:
     records = [item for item in recorded("postgres_edges") if str(item["topic"]).endswith("scalars")]
-    frame = decode_changes(rows(spark, records), table("postgres", SCALARS)).cache()
+    frame = change_decoder(table("postgres", SCALARS))(rows(spark, records)).cache()
 
     for key, values in EDGES.items():
         actual = shown(frame, key, op)
@@ -345,7 +345,7 @@ ARRAYS: list[tuple[str, str, object]] = [
 @pytest.mark.parametrize("op", ["r", "u"])
 def test_arrays_arrive_with_their_nulls_and_edges(spark: SparkSession, op: str) -> None:
     records = [item for item in recorded("postgres_edges") if str(item["topic"]).endswith("arrays")]
-    frame = decode_changes(rows(spark, records), table("postgres", ARRAYS)).cache()
+    frame = change_decoder(table("postgres", ARRAYS))(rows(spark, records)).cache()
 
     assert shown(frame, 1, op) == {name: value for name, _, value in ARRAYS} | {"id": 1, "_unreadable": []}
     assert shown(frame, 2, op) == {name: [] for name, _, _ in ARRAYS} | {"id": 2, "_unreadable": []}
@@ -353,7 +353,7 @@ def test_arrays_arrive_with_their_nulls_and_edges(spark: SparkSession, op: str) 
 
 def test_what_an_update_leaves_alone_is_unavailable_in_the_recorded_forms(spark: SparkSession) -> None:
     existing = [(name, kind, None) for name, kind in TOASTED.items()]
-    frame = decode_changes(rows(spark, recorded("postgres")), table("postgres", existing))
+    frame = change_decoder(table("postgres", existing))(rows(spark, recorded("postgres")))
 
     update = frame.where("_op = 'u' and _key.id = 11").first()
     moved = frame.where("_op = 'c' and _key.id = 111").first()
@@ -388,7 +388,7 @@ def decoded(spark: SparkSession, values: list[tuple[str, object]]) -> Row:
     columns = [(f"v{n}", kind, None) for n, (kind, _) in enumerate(values)]
     after = {"id": 1} | {f"v{n}": value for n, (_, value) in enumerate(values)}
     sent = record({"op": "c", "before": None, "after": after, "source": {"lsn": 1, "ts_ms": 1}}, {"id": 1})
-    (actual,) = decode_changes(rows(spark, [sent]), table("postgres", columns)).collect()
+    (actual,) = change_decoder(table("postgres", columns))(rows(spark, [sent])).collect()
     return actual
 
 
@@ -474,10 +474,10 @@ def test_columns_of_which_the_connector_loses_values_are_refused(
     existing = SourceTable("public", "t", columns, ("id",), "postgres", identity)
 
     if not refused:
-        assert decode_changes(rows(spark, []), existing).columns
+        assert change_decoder(existing)(rows(spark, [])).columns
         return
     with pytest.raises(FlowError, match=r"v \(") as error:
-        decode_changes(rows(spark, []), existing)
+        change_decoder(existing)(rows(spark, []))
     assert error.value.code == "HR-246"
 
 

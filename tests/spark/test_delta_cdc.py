@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_changes import decode
+from cdc_changes import decoder
 from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.errors import DataError, FlowError
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, DeadLetters, Sink, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 
@@ -72,7 +73,9 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ):
     looked_after: list[str] = []
-    monkeypatch.setattr(CdcMaintenance, "compact", lambda _self, _session, location: looked_after.append(location))
+    monkeypatch.setattr(
+        CdcMaintenance, "compact", lambda _self, _session, location, _cache: looked_after.append(location)
+    )
     catalogue = Catalogue(
         {
             "shop.orders": table("orders", "id", "state"),
@@ -80,7 +83,7 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
             "shop.brief": SkippedTable("shop.brief", "gone", MISSING),
         }
     )
-    sink = DeltaCdc("shop", catalogue, decode)
+    sink, cache = DeltaCdc("shop", catalogue, decoder), RunCache()
     first = envelopes(
         spark,
         ("shop.orders", "c", 1, {"id": "1", "state": "new"}),
@@ -96,15 +99,15 @@ def test_each_table_of_a_batch_is_applied_once_and_its_version_published(
     )
     reported: list[DeadLetters] = []
 
-    sink.write(first, Batch("shop", "q1", 0, target))
+    sink.write(first, Batch("shop", "q1", 0, target, cache=cache))
     for _ in range(2):
-        sink.write(second, Batch("shop", "q1", 1, target, on_dead_letters=reported.append))
-    sink.write(envelopes(spark), Batch("shop", "q1", 2, target))
+        sink.write(second, Batch("shop", "q1", 1, target, cache=cache, on_dead_letters=reported.append))
+    sink.write(envelopes(spark), Batch("shop", "q1", 2, target, cache=cache))
 
     # A table that was made and dropped again stops no other. One of which rows are stored may not be dropped silently.
     assert [(item.rows, item.why) for item in reported] == [(2, "gone")] * 2
+    # A new run asks again.
     catalogue.tables["shop.orders"] = SkippedTable("shop.orders", "gone", MISSING)
-    sink.prepare(spark, target)
     with pytest.raises(DataError) as lacking:
         sink.write(first, Batch("shop", "q1", 3, target))
     assert lacking.value is MISSING
@@ -127,7 +130,7 @@ def test_the_next_attempt_repairs_a_crash_between_two_tables(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ):
     catalogue = Catalogue({"shop.items": table("items", "id"), "shop.orders": table("orders", "id")})
-    sink = DeltaCdc("shop", catalogue, decode)
+    sink = DeltaCdc("shop", catalogue, decoder)
     rows = envelopes(spark, ("shop.items", "c", 1, {"id": "1"}), ("shop.orders", "c", 2, {"id": "2"}))
     applies = Mirror.apply
 
@@ -150,12 +153,12 @@ def test_the_next_attempt_repairs_a_crash_between_two_tables(
 
 def test_a_column_that_is_new_is_looked_up_and_added_and_a_renamed_one_refused(spark: SparkSession, target: Target):
     catalogue = Catalogue({"shop.orders": table("orders", "id")})
-    sink = DeltaCdc("shop", catalogue, decode)
-    sink.write(envelopes(spark, ("shop.orders", "c", 1, {"id": "1"})), Batch("shop", "q1", 0, target))
+    sink, cache = DeltaCdc("shop", catalogue, decoder), RunCache()
+    sink.write(envelopes(spark, ("shop.orders", "c", 1, {"id": "1"})), Batch("shop", "q1", 0, target, cache=cache))
     catalogue.tables["shop.orders"] = table("orders", "id", "state")
 
     late = envelopes(spark, ("shop.orders", "c", 2, {"id": "2", "state": "new"}))
-    sink.write(late, Batch("shop", "q1", 1, target))
+    sink.write(late, Batch("shop", "q1", 1, target, cache=cache))
 
     rows = spark.read.format("delta").load(f"{target.lake}/shop/orders").collect()
     assert {(row.id, row.state) for row in rows} == {("1", None), ("2", "new")}
@@ -164,7 +167,7 @@ def test_a_column_that_is_new_is_looked_up_and_added_and_a_renamed_one_refused(s
     catalogue.tables["shop.orders"] = table("orders", "id", "status")
     renamed = envelopes(spark, ("shop.orders", "c", 3, {"id": "3", "status": "new"}))
     with pytest.raises(DataError, match="'status' is new and 'state' is missing"):
-        sink.write(renamed, Batch("shop", "q1", 2, target))
+        sink.write(renamed, Batch("shop", "q1", 2, target, cache=cache))
     assert stored_rows(spark, target, "orders") == {("1", None), ("2", "new")}
 
 
@@ -173,4 +176,4 @@ def test_two_tables_of_one_name_are_refused(spark: SparkSession, target: Target)
     rows = envelopes(spark, ("shop.a", "c", 1, {"id": "1"}), ("shop.b", "c", 2, {"id": "2"}))
 
     with pytest.raises(FlowError, match="HR-247"):
-        DeltaCdc("shop", catalogue, decode).write(rows, Batch("shop", "q1", 0, target))
+        DeltaCdc("shop", catalogue, decoder).write(rows, Batch("shop", "q1", 0, target))

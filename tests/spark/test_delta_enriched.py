@@ -16,6 +16,7 @@ from cdc_changes import BEGAN, frame, into, row
 from headrace import Flow, Input, Watermark
 from headrace.cdc.apply.history import History
 from headrace.errors import HeadraceError
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.events import BatchCommitted
@@ -67,8 +68,8 @@ def bought(spark: SparkSession, *rows: str) -> DataFrame:
     return spark.createDataFrame([tuple(row.split()) for row in rows], "id string, product string").coalesce(1)
 
 
-def write(declared: DeltaEnriched, rows: DataFrame, batch: int, target: Target) -> None:
-    declared.write(rows, Batch("purchases", "q", batch, target))
+def write(declared: DeltaEnriched, rows: DataFrame, batch: int, target: Target, cache: RunCache | None = None) -> None:
+    declared.write(rows, Batch("purchases", "q", batch, target, cache=cache or RunCache()))
 
 
 def stored_rows(spark: SparkSession, target: Target, version: int | None = None) -> list[Row]:
@@ -84,14 +85,14 @@ def versions_seen(spark: SparkSession, target: Target) -> list[int]:
 
 
 def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target: Target):
-    declared = sink()
+    declared, cache = sink(), RunCache()
     declared.prepare(spark, target)
-    write(declared, bought(spark, "1 nut"), 0, target)
+    write(declared, bought(spark, "1 nut"), 0, target, cache)
     products(spark, target, "nut")
-    write(declared, bought(spark, "2 nut", "3 bolt", "3 bolt"), 1, target)
-    write(declared, bought(spark, "4 gear"), 2, target)
+    write(declared, bought(spark, "2 nut", "3 bolt", "3 bolt"), 1, target, cache)
+    write(declared, bought(spark, "4 gear"), 2, target, cache)
     products(spark, target, "nut", "bolt")
-    write(declared, bought(spark), 3, target)
+    write(declared, bought(spark), 3, target, cache)
 
     assert stored_rows(spark, target, 0) == [("1", "nut", None, False, -1)]
     assert stored_rows(spark, target) == [
@@ -129,44 +130,46 @@ def test_a_row_that_waits_gets_its_product_while_no_other_row_comes(
         assert stored_rows(spark, target) == [("1", "north", "NORTH", True, 0)]
         # Nobody waits any more, whatever becomes known.
         products(spark, target, "north", "south")
-        assert not declared.is_due(spark, target)
+        assert not declared.is_due(spark, target, RunCache())
     assert versions_seen(spark, target) == [-1, 0]
     assert (running.figures["purchases"].rows_in, running.figures["purchases"].error) == (1, None)
 
 
-def test_rows_that_wait_are_due_when_the_policy_takes_another_version(spark: SparkSession, target: Target):
-    now = [1000.0]
-    every = replace(PRODUCTS, refresh=EveryInterval("5 minutes"))
-    declared = replace(sink(every), dimension_cache=DimensionCache(lambda: now[0]))
+def test_rows_that_wait_are_due_when_the_policy_takes_another_version(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
+):
+    now, cache = [1000.0], RunCache()
+    monkeypatch.setattr(DimensionCache, "clock", lambda _self: now[0])
+    declared = sink(replace(PRODUCTS, refresh=EveryInterval("5 minutes")))
     products(spark, target, "nut")
     declared.prepare(spark, target)
-    assert not declared.is_due(spark, target)
-    write(declared, bought(spark, "1 bolt"), 0, target)
-    write(declared, bought(spark, "2 nut"), 1, target)
-    assert not declared.is_due(spark, target)
+    assert not declared.is_due(spark, target, cache)
+    write(declared, bought(spark, "1 bolt"), 0, target, cache)
+    write(declared, bought(spark, "2 nut"), 1, target, cache)
+    assert not declared.is_due(spark, target, cache)
     products(spark, target, "nut", "bolt")
     now[0] += 299
-    assert not declared.is_due(spark, target)
+    assert not declared.is_due(spark, target, cache)
     now[0] += 1
-    assert declared.is_due(spark, target)
-    write(declared, bought(spark), 2, target)
-    assert not declared.is_due(spark, target)
+    assert declared.is_due(spark, target, cache)
+    write(declared, bought(spark), 2, target, cache)
+    assert not declared.is_due(spark, target, cache)
     # A batch without rows that has nobody to look up is in the table's log as any other.
-    write(declared, bought(spark), 3, target)
+    write(declared, bought(spark), 3, target, cache)
     assert versions_seen(spark, target) == [0, 0, 1, 1]
 
 
 def test_what_is_enriched_stays_when_the_product_changes_or_goes_and_files_are_joined(
     spark: SparkSession, target: Target
 ):
-    declared = replace(sink(), policy=TablePolicy(small_files=2))
+    declared, cache = replace(sink(), policy=TablePolicy(small_files=2)), RunCache()
     products(spark, target, "nut")
     declared.prepare(spark, target)
-    write(declared, bought(spark, "1 nut"), 0, target)
+    write(declared, bought(spark, "1 nut"), 0, target, cache)
     products(spark, target, "bolt")
-    write(declared, bought(spark, "2 nut"), 1, target)
+    write(declared, bought(spark, "2 nut"), 1, target, cache)
 
-    write(declared, bought(spark, "3 bolt"), 2, target)
+    write(declared, bought(spark, "3 bolt"), 2, target, cache)
 
     stays = [("1", "nut", "NUT", True, 0), ("2", "nut", None, False, 1), ("3", "bolt", "BOLT", True, 1)]
     assert stored_rows(spark, target) == stays
@@ -183,13 +186,13 @@ def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_
     write(first, bought(spark, "1 nut", "2 bolt"), 0, target)
     # The driver died before Spark noted the batch. Meanwhile the bolt has become known.
     products(spark, target, "nut", "bolt")
-    second = sink()
+    second, cache = sink(), RunCache()
     second.prepare(spark, target)
-    write(second, bought(spark, "1 nut", "2 bolt"), 0, target)
+    write(second, bought(spark, "1 nut", "2 bolt"), 0, target, cache)
 
     assert stored_rows(spark, target) == [("1", "nut", "NUT", True, 0), ("2", "bolt", None, False, 0)]
 
-    write(second, bought(spark, "3 nut"), 1, target)
+    write(second, bought(spark, "3 nut"), 1, target, cache)
 
     assert stored_rows(spark, target) == [
         ("1", "nut", "NUT", True, 0),
@@ -203,15 +206,16 @@ def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_
     [(OnNewVersion(), [0, 1, 2]), (EachBatch(), [0, 1, 2]), (EveryInterval("5 minutes"), [0, 0, 2])],
 )
 def test_the_refresh_policy_decides_which_version_a_batch_reads(
-    spark: SparkSession, target: Target, refresh: Refresh, expected: list[int]
+    spark: SparkSession, target: Target, refresh: Refresh, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ):
-    now = [1000.0]
-    declared = replace(sink(replace(PRODUCTS, refresh=refresh)), dimension_cache=DimensionCache(lambda: now[0]))
+    now, cache = [1000.0], RunCache()
+    monkeypatch.setattr(DimensionCache, "clock", lambda _self: now[0])
+    declared = sink(replace(PRODUCTS, refresh=refresh))
     products(spark, target, "nut")
     declared.prepare(spark, target)
     for number, seconds in enumerate([0, 299, 1]):
         now[0] += seconds
-        write(declared, bought(spark, f"{number} bolt"), number, target)
+        write(declared, bought(spark, f"{number} bolt"), number, target, cache)
         products(spark, target, "nut", "bolt")
 
     assert versions_seen(spark, target) == expected

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import DataType, DateType, LongType, StringType, TimestampNTZType
 
+from headrace.clients.sql import typed_literal
 from headrace.errors import FlowError
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.delta.overwrite import DeltaOverwrite
-from headrace.sinks.delta.upsert import DeltaUpsert, sql_literal
+from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 
 if TYPE_CHECKING:
@@ -112,14 +113,14 @@ def test_a_new_checkpoint_counts_from_zero_and_loses_nothing(spark: SparkSession
 @pytest.mark.parametrize(
     ("value", "kind", "written"),
     [
-        (7, LongType(), "7"),
+        (7, LongType(), "7L"),
         (date(2026, 3, 2), DateType(), "DATE '2026-03-02'"),
         (datetime(2026, 3, 2, 1, 2, 3, 4, UTC), TimestampNTZType(), "TIMESTAMP_NTZ '2026-03-02 01:02:03.000004'"),
-        ("a", StringType(), None),
+        ("a", StringType(), "'a'"),
     ],
 )
-def test_bounds_are_written_as_literals(value: Any, kind: DataType, written: str | None):
-    assert sql_literal(value, kind) == written
+def test_bounds_are_written_as_literals(value: Any, kind: DataType, written: str):
+    assert typed_literal(value, kind) == written
 
 
 def test_a_table_is_pruned_only_by_a_column_of_its_key_that_has_an_order(spark: SparkSession, target: Target):

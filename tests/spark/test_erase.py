@@ -17,7 +17,7 @@ import pytest
 from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
 
-from cdc_changes import decode
+from cdc_changes import decoder
 from headrace.cdc.apply import table as cdc_table
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
@@ -104,7 +104,7 @@ class Lake:
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder, self.root = spark, folder, folder / "lake"
         self.target = Target("dev", lake=str(self.root), checkpoints=str(folder / "checkpoints"))
-        self.sink = DeltaCdc("silver/shop", lambda _topic, _target: CUSTOMERS, decode)
+        self.sink = DeltaCdc("silver/shop", lambda _topic, _target: CUSTOMERS, decoder)
         (folder / "headrace.yml").write_text(
             "name: shop\ntargets: {dev: {lake: lake, checkpoints: checkpoints, kafka: {}}}\n"
         )

@@ -128,7 +128,7 @@ def test_batches_have_to_follow_each_other(spark: SparkSession, target: Target) 
     first, again, other = (
         Batch("rides", "q1", number, target, offsets=digest) for number, digest in ((0, "a"), (1, "b"), (1, "c"))
     )
-    with pytest.raises(RecoveryError, match=r"HR-314.*holds none, and 3 batches were written before"):
+    with pytest.raises(RecoveryError, match=r"HR-314.*has no entry, and 3 batches were written before"):
         SINK.write(rows(spark, 9), batch(target, 3))
     SINK.write(rows(spark, 1), first)
     with pytest.raises(RecoveryError, match=r"HR-314.*last one is 0: those between"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace import DeltaAppend, DeltaSource, DeltaUpsert, Target
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.sinks.delta.policy import TablePolicy
 
@@ -77,7 +78,7 @@ def test_a_table_gets_its_properties_and_its_small_files_are_joined(spark: Spark
 
 
 def test_old_files_are_removed_when_it_is_time_and_not_before(spark: SparkSession, tmp_path: Path):
-    location = str(tmp_path / "t")
+    location, cache = str(tmp_path / "t"), RunCache()
     spark.range(3).coalesce(1).write.format("delta").save(location)
     # What attempts left that were killed, two hours ago and eight days: Delta's own rule is a week.
     left = {hours: tmp_path / "t" / f"part-00000-{hours}.snappy.parquet" for hours in (2, 8 * 24)}
@@ -89,12 +90,12 @@ def test_old_files_are_removed_when_it_is_time_and_not_before(spark: SparkSessio
     )
 
     # The first look only notes the time: a table that was never cleaned has nothing old that anybody knows of.
-    policy.run_maintenance(spark, location, NOW)
-    policy.run_maintenance(spark, location, NOW + dt.timedelta(hours=23))
+    policy.run_maintenance(spark, location, cache, NOW)
+    policy.run_maintenance(spark, location, cache, NOW + dt.timedelta(hours=23))
     assert all(path.exists() for path in left.values())
-    longer.run_maintenance(spark, location, NOW + dt.timedelta(days=1))
+    longer.run_maintenance(spark, location, cache, NOW + dt.timedelta(days=1))
     assert all(path.exists() for path in left.values())
-    policy.run_maintenance(spark, location, NOW + dt.timedelta(days=2))
+    policy.run_maintenance(spark, location, cache, NOW + dt.timedelta(days=2))
     assert not any(path.exists() for path in left.values())
     assert spark.read.format("delta").load(location).count() == 3
-    TablePolicy(small_files=0, retention=None).run_maintenance(spark, location, NOW + dt.timedelta(days=4))
+    TablePolicy(small_files=0, retention=None).run_maintenance(spark, location, cache, NOW + dt.timedelta(days=4))

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import TableSelection
-from headrace.cdc.reconcile.source_row import row_exists
+from headrace.cdc.reconcile.source_rows import row_exists
 from headrace.clients import mysql
 from headrace.clients.postgres import connect
 from headrace.clients.topics import create_topics, topic_retention

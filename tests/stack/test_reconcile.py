@@ -12,7 +12,7 @@ from headrace.cdc.apply.table import POSITION
 from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.decode.envelope import decode_changes
+from headrace.cdc.decode.envelope import change_decoder
 from headrace.cdc.reconcile.compare import compare, repair
 from headrace.clients.postgres import connect
 from headrace.errors import DataError
@@ -80,7 +80,7 @@ def mirrored(spark: SparkSession, table: SourceTable, path: Path) -> str:
         after |= {name: None if place is None else kind[place] for name, kind in COLUMNS.items()}
         source = {"lsn": 100 + key, "ts_ms": 1}
         reported.append(record({"op": "c", "before": None, "after": after, "source": source}, {"id": key}, key))
-    frame = decode_changes(rows(spark, reported), table)
+    frame = change_decoder(table)(rows(spark, reported))
     frame.selectExpr("_after.*", f"_position AS {POSITION}").coalesce(1).write.format("delta").save(str(path))
     return str(path)
 

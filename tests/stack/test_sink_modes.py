@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 import headrace
-from cdc_changes import decode
+from cdc_changes import decoder
 from crash.readers import rows_in
 from crash.sqlite_store import SqliteTransaction
 from headrace import (
@@ -207,7 +207,7 @@ TAKEN = {
         window,
     ),
     "DeltaEnriched": Case(enriched, {APPEND: "a=10:Ann a=11:Ann b=20:- c=30:- c=31:-"}, text=pair_and_name),
-    "DeltaCdc": Case(lambda mode: DeltaCdc(f"{mode}/mirrored", items, decode), {APPEND: "a=11 b=20 c=31"}, envelopes),
+    "DeltaCdc": Case(lambda mode: DeltaCdc(f"{mode}/mirrored", items, decoder), {APPEND: "a=11 b=20 c=31"}, envelopes),
     "Only": Case(lambda mode: Filtered("n < 30", topic("short")(mode)), SHORT_STREAM),
     "FanOut of topics": Case(
         lambda mode: FanOut(topic("fan")(mode), Filtered("n < 30", topic("fan-short")(mode))),
@@ -234,7 +234,7 @@ REFUSED = {
     ),
     # A change that replaces an earlier one is one change more.
     "DeltaCdc": Case(
-        lambda mode: DeltaCdc(f"{mode}/logged", items, decode, stored_as=ChangeLog()),
+        lambda mode: DeltaCdc(f"{mode}/logged", items, decoder, stored_as=ChangeLog()),
         {UPDATE: "a=10 a=21 b=20 c=30 c=61", COMPLETE: "a=10 a=21 b=20 b=20 c=30"},
         envelopes,
         change,

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cdc import flows
 from headrace.cdc.apply.skipped import SkippedTable
-from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.catalogue import binlog_position, database_family, lsn_position
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.sink import DeltaCdc
@@ -20,8 +20,8 @@ from headrace.flow.target import Database, Target
 
 def test_a_list_chooses_its_tables_and_their_topics_and_no_others():
     capture = Capture("shop", ("public.orders", "public.order_items"))
-    assert capture.selection.holds("public", "orders")
-    assert not capture.selection.holds("public", "ordersX")
+    assert capture.selection.includes("public", "orders")
+    assert not capture.selection.includes("public", "ordersX")
     assert re.fullmatch(capture.topics, "shop.public.orders")
     assert not re.fullmatch(capture.topics, "shop.public.orders_old")
     assert not re.fullmatch(capture.topics, "shopXpublic.orders")
@@ -29,8 +29,8 @@ def test_a_list_chooses_its_tables_and_their_topics_and_no_others():
 
 def test_a_pattern_matches_full_names_and_topics_of_tables_only():
     capture = Capture("shop", r"public\.o.*")
-    assert capture.selection.holds("public", "orders")
-    assert not capture.selection.holds("xpublic", "orders")
+    assert capture.selection.includes("public", "orders")
+    assert not capture.selection.includes("xpublic", "orders")
     assert re.fullmatch(capture.topics, "shop.public.orders")
     assert not re.fullmatch(capture.topics, "shop.transaction")
 
@@ -70,8 +70,11 @@ def test_positions_sort_like_the_log():
 
 
 def test_the_family_of_a_database_is_recognized_by_its_address():
-    assert family(Database("jdbc:postgresql://db/shop", "u")) == "postgres"
-    assert [family(Database(f"jdbc:{kind}://db/shop", "u")) for kind in ("mariadb", "mysql")] == ["mysql", "mysql"]
+    assert database_family(Database("jdbc:postgresql://db/shop", "u")) == "postgres"
+    assert [database_family(Database(f"jdbc:{kind}://db/shop", "u")) for kind in ("mariadb", "mysql")] == [
+        "mysql",
+        "mysql",
+    ]
     assert mysql.address(Database("jdbc:mariadb://db:1/shop", "u")) == DatabaseAddress("db", 1, "shop", {})
 
 
@@ -90,7 +93,7 @@ def test_a_topic_is_skipped_if_its_table_is_not_selected_or_is_missing_without_s
     target = Target("t", lake="", checkpoints="", databases={"shop": Database("jdbc:postgresql://h/shop", "u")})
 
     def read(_database: Database, selected: TableSelection) -> tuple[SourceTable, ...]:
-        return tuple(table for table in tables if selected.holds(table.schema, table.name))
+        return tuple(table for table in tables if selected.includes(table.schema, table.name))
 
     monkeypatch.setattr(flows, "read_tables", read)
     sink = flows.mirror(flows.CdcSettings(Capture("shop", r"public\.(?!log).*"))).sink

@@ -10,8 +10,8 @@ import pytest
 from headrace.cdc.capture.catalogue import lsn_position
 from headrace.cdc.capture.connector import connector_config
 from headrace.cdc.capture.declaration import Capture
-from headrace.cdc.capture.health import ReplicationSlot, _binlog, _log_of_postgres
-from headrace.cdc.capture.lifecycle import _one_schema
+from headrace.cdc.capture.health import ReplicationSlot, _binlog_progress, _postgres_progress
+from headrace.cdc.capture.lifecycle import _schema_of_pattern
 from headrace.clients import mysql
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
 from headrace.errors import DataError, ServiceUnavailable
@@ -44,7 +44,7 @@ def test_a_comma_in_a_pattern_does_not_end_it():
     [(r"public\..*", "public"), (r"public\.a|other\.b", None), (r".*\.orders", None), (r"(a|b)\..*", None)],
 )
 def test_a_publication_covers_one_schema_where_the_pattern_names_one(pattern: str, schema: str | None):
-    assert _one_schema(Capture("shop", pattern)) == schema
+    assert _schema_of_pattern(Capture("shop", pattern)) == schema
 
 
 def test_a_failure_is_described_by_the_deepest_cause_with_a_message():
@@ -58,7 +58,7 @@ def test_a_failure_is_described_by_the_deepest_cause_with_a_message():
 @pytest.mark.parametrize(
     ("slot", "says"),
     [
-        (None, "does not exist any more"),
+        (None, "no longer exists"),
         (ReplicationSlot("lost", "", 100, 10), "invalidated"),
         (ReplicationSlot("reserved", "idle_timeout", 100, 10), "idle_timeout"),
         (ReplicationSlot("reserved", "", 101, 10), "somebody advanced the slot"),
@@ -68,38 +68,38 @@ def test_a_slot_that_cannot_continue_at_its_position_is_hr_522_and_asks_for_a_sn
     slot: ReplicationSlot | None, says: str
 ):
     with pytest.raises(DataError, match=says) as reported:
-        _log_of_postgres(SHOP, slot, {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100})
+        _postgres_progress(SHOP, slot, {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100})
     assert reported.value.code == "HR-522"
     assert "snapshot again" in reported.value.remedy
 
 
 def test_a_slot_that_is_read_may_be_ahead_of_the_position_that_was_saved_last():
     saved: dict[str, object] = {"lsn_commit": 100, "lsn_proc": 100, "lsn": 100}
-    assert _log_of_postgres(
+    assert _postgres_progress(
         SHOP, ReplicationSlot("reserved", "", 101, 10, active=True), saved
     ).position == lsn_position(100)
 
 
 def test_a_slot_that_retains_more_log_than_its_limit_is_reported():
     saved: dict[str, object] = {"lsn_commit": 100, "lsn": 100}
-    assert _log_of_postgres(SHOP, FINE, saved).warning == ""
-    assert "2 MB" in _log_of_postgres(SHOP, ReplicationSlot("extended", "", 100, 2_000_000), saved).warning
-    assert "any moment" in _log_of_postgres(SHOP, ReplicationSlot("unreserved", "", 100, 10), saved).warning
+    assert _postgres_progress(SHOP, FINE, saved).warning == ""
+    assert "2 MB" in _postgres_progress(SHOP, ReplicationSlot("extended", "", 100, 2_000_000), saved).warning
+    assert "at any time" in _postgres_progress(SHOP, ReplicationSlot("unreserved", "", 100, 10), saved).warning
 
 
 def test_before_its_first_position_a_capture_is_in_its_snapshot():
-    assert _log_of_postgres(SHOP, None, {}).in_snapshot
-    assert _binlog(SHOP, [("binlog.000001", 10)], {}).in_snapshot
+    assert _postgres_progress(SHOP, None, {}).in_snapshot
+    assert _binlog_progress(SHOP, [("binlog.000001", 10)], {}).in_snapshot
 
 
 def test_a_binlog_that_was_removed_or_that_ends_before_the_position_is_hr_522():
     files = [("binlog.000002", 100), ("binlog.000003", 50)]
-    assert _binlog(SHOP, files, {"file": "binlog.000002", "pos": 40}).retained_bytes == 110
-    assert _binlog(SHOP, files, {"file": "binlog.000003", "pos": 50}).retained_bytes == 0
+    assert _binlog_progress(SHOP, files, {"file": "binlog.000002", "pos": 40}).retained_bytes == 110
+    assert _binlog_progress(SHOP, files, {"file": "binlog.000003", "pos": 50}).retained_bytes == 0
     # A log that was started again (RESET MASTER), or another server's, has a file of the same name.
     for file, pos in (("binlog.000001", 40), ("binlog.000003", 51)):
         with pytest.raises(DataError, match=file) as reported:
-            _binlog(SHOP, files, {"file": file, "pos": pos})
+            _binlog_progress(SHOP, files, {"file": file, "pos": pos})
         assert reported.value.code == "HR-522"
 
 

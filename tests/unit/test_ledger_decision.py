@@ -46,6 +46,11 @@ def entry(number: int, query_id: str = "q1", offsets: str = "a", fence: int = 5,
 # ---- cases by hand ----
 
 
+def test_a_store_that_claims_its_entry_before_batch_0_never_writes_without_one() -> None:
+    assert decide(None, batch(0), claimed=True) == NO_ENTRY
+    assert decide(entry(NO_BATCH, offsets=""), batch(0), claimed=True) == WRITE
+
+
 @pytest.mark.parametrize(
     ("last", "attempt", "decision"),
     [

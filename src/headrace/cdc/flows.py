@@ -14,7 +14,7 @@ from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, decode_changes
+from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, change_decoder
 from headrace.cdc.sink import DeltaCdc, StoredAs
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError
@@ -33,7 +33,7 @@ _ANY_SIZE = 2**31 - 1
 
 @dataclass(frozen=True)
 class CdcSettings:
-    """How the changes of a database are mirrored.
+    """How the changes of a database are applied.
 
     | field               | default     | meaning                                                                      |
     |---------------------|-------------|------------------------------------------------------------------------------|
@@ -60,7 +60,7 @@ class CdcSettings:
 def mirror(settings: CdcSettings) -> Flow:
     """Return the flow that applies the changes of a captured database to Delta tables.
 
-    Topics of tables that are created later are read when they appear. A record that is no envelope goes to quarantine.
+    Topics of tables that are created later are read when they appear. Records that are not envelopes go to quarantine.
     """
     capture = settings.capture
 
@@ -69,7 +69,7 @@ def mirror(settings: CdcSettings) -> Flow:
 
     # Only a change log stores the row before a change. Decoding it costs time.
     log = isinstance(settings.stored_as, ChangeLog)
-    decode = partial(decode_changes, before=log, cleared=not log)
+    decoder = partial(change_decoder, before=log, cleared=not log)
     changed = Input(
         KafkaSource(TopicPattern(capture.topics)),
         schema=ENVELOPE,
@@ -83,11 +83,11 @@ def mirror(settings: CdcSettings) -> Flow:
     return Flow(
         name=settings.name or f"cdc_{capture.prefix}",
         inputs={"changes": changed, "transactions": ends} if settings.atomic_transactions else changed,
-        transform=_with_transactions if settings.atomic_transactions else _unchanged,
+        transform=_with_transactions if settings.atomic_transactions else _pass_through,
         sink=DeltaCdc(
             settings.path,
             find_table,
-            decode,
+            decoder,
             settings.stored_as,
             capture,
             settings.dropped_columns,
@@ -105,7 +105,7 @@ def _with_transactions(changes: DataFrame, transactions: DataFrame) -> DataFrame
     return changes.unionByName(transactions, allowMissingColumns=True)
 
 
-def _unchanged(rows: DataFrame) -> DataFrame:
+def _pass_through(rows: DataFrame) -> DataFrame:
     """Return the envelopes unchanged: the sink decodes them, because it knows their tables."""
     return rows
 
@@ -117,14 +117,14 @@ def _table_of(capture: Capture, topic: str, target: Target) -> SourceTable | Ski
         if capture.topic(table) == topic:
             return table
     exists = any(capture.topic(table) == topic for table in read_tables(database, TableSelection(pattern=r"(?s).*")))
-    if exists or not capture.selection.holds(*topic.split(".")[-2:]):
+    if exists or not capture.selection.includes(*topic.split(".")[-2:]):
         return SkippedTable(topic, "The capture does not select the table of these changes.")
     return SkippedTable(
         topic,
-        "Their table is not in the source any more, or its user cannot see it, and it was never written here.",
+        "Their table is no longer in the source, or its user cannot see it, and it was never written here.",
         DataError(
-            f"The topic '{topic}' holds changes of a table that is not in the source.",
-            why="The table was dropped or renamed after these changes, or its user cannot see it any more.",
+            f"The topic '{topic}' has changes of a table that is not in the source.",
+            why="The table was dropped or renamed after these changes, or its user can no longer see it.",
             state="Nothing of the batch was written.",
             remedy=f"Make the table visible to the user of database '{capture.database}', or exclude it from "
             "`tables` of the capture: its changes are then skipped.",

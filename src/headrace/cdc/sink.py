@@ -3,7 +3,7 @@
 import datetime as dt
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -23,14 +23,23 @@ from headrace.cdc.capture.declaration import Capture, HasCapture
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.watch import CaptureMonitor
 from headrace.clients.spark.delta_log import snapshot, version
-from headrace.errors import DataError, FlowError, HeadraceError
+from headrace.clients.spark.settings import session_settings
+from headrace.errors import FlowError, HeadraceError, UnreadableChange
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CaptureWatch, CommittedBatches, TracksBatches, WatchesCapture, WritesFolder
+from headrace.flow.run_cache import CachedFact
+from headrace.flow.sink import (
+    BaseSink,
+    Batch,
+    CaptureWatch,
+    CommittedBatches,
+    TracksBatches,
+    WatchesCapture,
+    WritesFolder,
+)
 from headrace.flow.target import Target
 from headrace.sinks.batch.concurrency import in_background, run_concurrently
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DeltaTableSink
 from headrace.sinks.local_folder import require_writable
 
@@ -42,25 +51,46 @@ Shape = frozenset[str]
 _CONCURRENT_TABLES = 4
 
 
+# Turns the envelopes of one table into typed changes.
+Decoder = Callable[[DataFrame], DataFrame]
+
+
+@dataclass
+class _ReadTable:
+    """A source table as the run last read it from the catalogue, and the decoder of its envelopes."""
+
+    table: SourceTable
+    decode: Decoder
+    # The sets of columns for which the catalogue was read.
+    shapes: set[Shape] = field(default_factory=set)
+
+
+@dataclass
+class _ReadTables(CachedFact):
+    """The source tables that the run has read, by topic. A new run reads them again: the source may have changed."""
+
+    by_topic: dict[str, _ReadTable] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
-class _Part:
+class _TableBatch:
     """The rows of one table in a batch."""
 
     topic: str
     rows: DataFrame
-    table: SourceTable
+    source: _ReadTable
     into: TableWrite
 
 
 @dataclass(frozen=True)
-class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
+class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture):
     """Apply the Debezium envelopes of a batch to Delta tables, one for each source table.
 
     | field               | meaning                                                                                    |
     |---------------------|--------------------------------------------------------------------------------------------|
     | path                | folder of the tables, below the lake unless it is absolute                                 |
     | find_table          | returns the source table of a topic; called at each start, and if a batch has new columns  |
-    | decode              | turns the envelopes of a table into typed changes                                          |
+    | decoder             | returns the function that turns the envelopes of a table into typed changes                |
     | stored_as           | how each table is stored: `Mirror`, `History` or `ChangeLog`                               |
     | capture             | the capture that fills the topics, for `headrace capture`                                  |
     | dropped_columns     | `keep` or `drop` a column that the source dropped                                          |
@@ -77,18 +107,15 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
 
     path: str
     find_table: Callable[[str, Target], SourceTable | SkippedTable] = field(repr=False)
-    decode: Callable[[DataFrame, SourceTable], DataFrame] = field(repr=False)
+    decoder: Callable[[SourceTable], Decoder] = field(repr=False)
     stored_as: StoredAs = field(default_factory=Mirror)
     capture: Capture | None = None
     dropped_columns: DroppedColumns = "keep"
     maintenance: CdcMaintenance = field(default_factory=CdcMaintenance)
     atomic_transactions: bool = False
-    is_ambiguous: Callable[[SourceTable], Column | None] = field(default=lambda _table: None, repr=False)
+    is_ambiguous: Callable[[SourceTable], Column | None] = field(default=lambda _source_table: None, repr=False)
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
-    _tables: dict[str, SourceTable] = field(default_factory=dict, init=False, compare=False, repr=False)
-    # The sets of columns for which the source catalogue was read already.
-    _shapes_read: dict[str, set[Shape]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -107,11 +134,6 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
         """Prove that a local folder can be written."""
         require_writable(self.folder(target))
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Clear the cached source tables: the source may have changed while the flow was down."""
-        self._tables.clear()
-        self._shapes_read.clear()
-
     def watch_capture(
         self, flow: str, target: Target, on_problem: Callable[[str, HeadraceError], None]
     ) -> CaptureWatch:
@@ -122,20 +144,21 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
         """Apply the changes to the tables, then publish their versions."""
         session = rows.sparkSession
         with session_settings(session, SMALL_BATCH_CONF), self._prepared_rows(rows, batch) as once:
-            parts = list[_Part]()
-            with in_background(session, True, lambda: self._load_logs(session, batch)):
-                for topic, (shapes, ambiguous) in _topics(once, self._ambiguity()).items():
-                    table, is_topic = self._table(topic, shapes, batch.target, again=ambiguous), F.col("topic") == topic
+            parts = list[_TableBatch]()
+            with in_background(session, True, lambda: self._preload_delta_logs(session, batch)):
+                for topic, (shapes, ambiguous) in _topics_of_batch(once, self._ambiguous_condition(batch)).items():
+                    table = self._source_table(topic, shapes, batch, again=ambiguous)
+                    changes = once.where(F.col("topic") == topic)
                     if isinstance(table, SkippedTable):
-                        skip(table, once.where(is_topic), self.folder(batch.target), self.name, batch)
+                        skip(table, changes, self.folder(batch.target), self.name, batch)
                     else:
-                        parts.append(_Part(topic, once.where(is_topic), table, self._table_write(table, batch)))
+                        parts.append(_TableBatch(topic, changes, table, self._table_write(table.table, batch)))
                 failed_parts = self._apply(session, parts)
             if failed_parts:
                 self._retry_with_current_tables(session, failed_parts, batch)
             self._publish(session, [part.into for part in parts], batch)
 
-    def _load_logs(self, session: SparkSession, batch: Batch) -> None:
+    def _preload_delta_logs(self, session: SparkSession, batch: Batch) -> None:
         """Load the Delta logs of the tables that the last batch wrote, while the records of this one are read.
 
         Each idempotent commit needs them to check whether the table already has the batch.
@@ -152,18 +175,16 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
             else persisted(rows)
         )
 
-    def _apply(self, session: SparkSession, parts: Sequence[_Part]) -> list[tuple[_Part, DataError]]:
+    def _apply(self, session: SparkSession, parts: Sequence[_TableBatch]) -> list[tuple[_TableBatch, UnreadableChange]]:
         """Apply the parts of a batch concurrently. Returns those with a value that does not fit its column (HR-540)."""
         # Schema changes first, one table after the other: they must not run under the identity of the batch.
         ready = [(part, self._evolved_changes(session, part)) for part in parts]
-        failed = list[tuple[_Part, DataError]]()
+        failed = list[tuple[_TableBatch, UnreadableChange]]()
 
-        def apply(part: _Part, changes: DataFrame) -> None:
+        def apply(part: _TableBatch, changes: DataFrame) -> None:
             try:
                 self.stored_as.apply(changes, part.into)
-            except DataError as error:
-                if error.code != "HR-540":
-                    raise
+            except UnreadableChange as error:
                 failed.append((part, error))
 
         if parts:
@@ -175,22 +196,22 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
         return failed
 
     def _retry_with_current_tables(
-        self, session: SparkSession, failed: Sequence[tuple[_Part, DataError]], batch: Batch
+        self, session: SparkSession, failed: Sequence[tuple[_TableBatch, UnreadableChange]], batch: Batch
     ) -> None:
         """Retry with the current source catalogue: a column may have become wider since it was read."""
-        again = list[_Part]()
+        again = list[_TableBatch]()
         for part, error in failed:
-            fresh = self.find_table(part.topic, batch.target)
-            if isinstance(fresh, SkippedTable) or fresh == part.table:
+            current = self.find_table(part.topic, batch.target)
+            if isinstance(current, SkippedTable) or current == part.source.table:
                 raise error
-            self._tables[part.topic] = fresh
-            again.append(replace(part, table=fresh))
+            part.source.table, part.source.decode = current, self.decoder(current)
+            again.append(part)
         for _part, error in self._apply(session, again):
             raise error
 
-    def _evolved_changes(self, session: SparkSession, part: _Part) -> DataFrame:
+    def _evolved_changes(self, session: SparkSession, part: _TableBatch) -> DataFrame:
         """Evolve the columns of a table to match its source, and return the changes."""
-        changes, into = self.decode(part.rows, part.table).withColumn("_topic", F.lit(part.topic)), part.into
+        changes, into = part.source.decode(part.rows).withColumn("_topic", F.lit(part.topic)), part.into
         key, after = struct_fields(changes, "_key"), struct_fields(changes, "_after")
         policy = EvolutionPolicy(self.dropped_columns, cleared=isinstance(self.stored_as, Mirror))
         evolve_columns(session, into, into.location, self.stored_as.columns(key, after), policy)
@@ -200,20 +221,16 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
     def _publish(self, session: SparkSession, tables: Sequence[TableWrite], batch: Batch) -> None:
         """Maintain the tables of a batch, and record which versions belong together."""
         location, pending = (f"{self.folder(batch.target)}/{name}" for name in (PUBLISHED, PENDING))
-        before, now, rows, cleans = (
-            read_published(session, location, batch),
-            dt.datetime.now(dt.UTC),
-            list[PublishedTable](),
-            False,
-        )
+        before, now = read_published(session, location, batch), dt.datetime.now(dt.UTC)
+        rows, cleans = list[PublishedTable](), False
         for into in tables:
             last = before.get(into.table)
             # A table that was never cleaned has nothing old.
             cleaned = last.cleaned if last is not None and last.cleaned is not None else now
             was = replace_where.table_state(session, into)
-            if self.maintenance.compact(session, into.location):
-                replace_where.keep_cache(session, into, was)
-            self.maintenance.compact(session, into.tombstones)
+            if self.maintenance.compact(session, into.location, batch.cache):
+                replace_where.revalidate_cache(session, into, was)
+            self.maintenance.compact(session, into.tombstones, batch.cache)
             if self.maintenance.clean(session, into, cleaned, now):
                 cleaned, cleans = now, True
             rows.append(PublishedTable(into.table, into.location, version(session, into.location), batch.id, cleaned))
@@ -223,50 +240,55 @@ class DeltaCdc(WritesFolder, TracksBatches, WatchesCapture, HasCapture):
         publish(session, location, rows, batch)
 
     def _table_write(self, table: SourceTable, batch: Batch) -> TableWrite:
-        folder = self.folder(batch.target)
-        return TableWrite(
-            str(table), f"{folder}/{table.name}", f"{folder}/_tombstones/{table.name}", batch.app_id, batch.id
+        location, tombstones = (
+            f"{self.folder(batch.target)}/{name}" for name in (table.name, f"_tombstones/{table.name}")
         )
+        return TableWrite(str(table), location, tombstones, batch.app_id, batch.id, batch.cache)
 
-    def _ambiguity(self) -> Column:
+    def _read_tables(self, batch: Batch) -> dict[str, _ReadTable]:
+        return batch.cache.get(_ReadTables, self.folder(batch.target)).by_topic
+
+    def _ambiguous_condition(self, batch: Batch) -> Column:
         """Return the condition that an envelope has an ambiguous value."""
         condition = F.lit(False)
-        for topic, table in self._tables.items():
-            ambiguous = self.is_ambiguous(table)
+        for topic, read in self._read_tables(batch).items():
+            ambiguous = self.is_ambiguous(read.table)
             condition = condition if ambiguous is None else condition | ((F.col("topic") == topic) & ambiguous)
         return condition
 
-    def _table(
-        self, topic: str, shapes: frozenset[Shape], target: Target, *, again: bool
-    ) -> SourceTable | SkippedTable:
+    def _source_table(
+        self, topic: str, shapes: frozenset[Shape], batch: Batch, *, again: bool
+    ) -> _ReadTable | SkippedTable:
         """Return the source table of a topic. Reads the catalogue when the batch has new columns.
 
         Records from before a schema change still have the old columns, so the catalogue is read once for each set of
         columns. With `again` it is always read.
         """
-        table, asked_shapes = self._tables.get(topic), self._shapes_read.setdefault(topic, set())
-        shape = None if table is None else frozenset(column.name for column in table.columns)
-        if shapes == {shape}:
-            # Other columns after this one mean another schema change.
-            asked_shapes.clear()
-        if table is None or again or not shapes <= {shape, *asked_shapes}:
-            looked_up = self.find_table(topic, target)
-            if isinstance(looked_up, SkippedTable):
-                return looked_up
-            table = looked_up
-            others = [
-                str(other)
-                for other_topic, other in self._tables.items()
-                if other_topic != topic and other.name == table.name
-            ]
-            if others:
-                raise _same_folder(table, others[0])
-            self._tables[topic] = table
-            self._shapes_read[topic] = set(shapes)
-        return table
+        tables = self._read_tables(batch)
+        if (read := tables.get(topic)) is not None:
+            shape = frozenset(column.name for column in read.table.columns)
+            if shapes == {shape}:
+                # Other columns after this one mean another schema change.
+                read.shapes.clear()
+            if not again and shapes <= {shape, *read.shapes}:
+                return read
+        table = self.find_table(topic, batch.target)
+        if isinstance(table, SkippedTable):
+            return table
+        same_name = [read.table for other, read in tables.items() if other != topic and read.table.name == table.name]
+        if same_name:
+            raise FlowError(
+                f"Tables {table} and {same_name[0]} would share one folder.",
+                why="The folder of a table has the table's name, without its schema.",
+                state="Nothing was written for the first of them in this batch.",
+                remedy="Capture the schemas with two flows, each with its own path.",
+                code="HR-247",
+            )
+        tables[topic] = _ReadTable(table, self.decoder(table), set(shapes))
+        return tables[topic]
 
 
-def _topics(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[frozenset[Shape], bool]]:
+def _topics_of_batch(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[frozenset[Shape], bool]]:
     """Return the topics of a batch, with the column sets of their rows and whether a value is ambiguous.
 
     One pass over persisted rows.
@@ -277,13 +299,3 @@ def _topics(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[frozenset[Sha
         by_topic.agg(shapes, F.max(ambiguous).alias("ambiguous")).collect(), key=lambda row: str(row.topic)
     )
     return {row.topic: (frozenset(frozenset(shape) for shape in row.shapes), row.ambiguous) for row in ordered}
-
-
-def _same_folder(table: SourceTable, other: str) -> FlowError:
-    return FlowError(
-        f"Tables {table} and {other} would share one folder.",
-        why="The folder of a table is named as the table is, without its schema.",
-        state="Nothing was written for the first of them in this batch.",
-        remedy="Capture the schemas by two flows, each with a path of its own.",
-        code="HR-247",
-    )

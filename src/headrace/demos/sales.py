@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.spark.delta_log import is_table
+from headrace.clients.sql import string_literal
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
 from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
@@ -191,7 +192,8 @@ class SalesDemo(RecordsDemo):
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line per category with its newest day."""
-        rows = gold_rows(spark, context.target, self.settings, where=f"grain = '{self.settings.grains[-1]}'")
+        longest = f"grain = {string_literal(self.settings.grains[-1])}"
+        rows = gold_rows(spark, context.target, self.settings, where=longest)
         newest = max((cast("datetime", row["window_start"]) for row in rows), default=None)
         day = sorted((row for row in rows if row["window_start"] == newest), key=lambda row: str(row["category"]))
         return [

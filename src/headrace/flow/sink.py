@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
+from headrace.flow.run_cache import RunCache
 
 if TYPE_CHECKING:
     from headrace.errors import HeadraceError
@@ -45,6 +46,7 @@ class Batch:
     | fence   | the fencing token of the lease; a later driver has a higher one                                        |
     | mode    | the output mode of the flow: in complete mode the rows are the complete result                         |
     | on_dead_letters | callback for rows that the sink could not deliver and has stored elsewhere                     |
+    | cache   | what sinks remember from batch to batch of this run                                                    |
     """
 
     flow: str
@@ -56,6 +58,7 @@ class Batch:
     fence: int = 0
     mode: OutputMode = OutputMode.APPEND
     on_dead_letters: Callable[[DeadLetters], None] = field(default=_ignore, compare=False, repr=False)
+    cache: RunCache = field(default_factory=RunCache, compare=False, repr=False)
 
     @property
     def app_id(self) -> str:
@@ -63,8 +66,8 @@ class Batch:
         return f"{self.query_id}:{self.flow}:{self.step}"
 
     def __getstate__(self) -> dict[str, object]:
-        # A task on an executor gets the batch without the driver's callback.
-        return {**vars(self), "on_dead_letters": _ignore}
+        # A task on an executor gets the batch without the driver's callback and cache.
+        return {**vars(self), "on_dead_letters": _ignore, "cache": RunCache()}
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,10 @@ class WritesFolder(ABC):
 
 
 class HasPendingRows(ABC):
-    """A sink that holds back rows until data arrives that is not an input of the flow."""
+    """A sink that stores pending rows until data arrives that is not an input of the flow."""
 
     @abstractmethod
-    def is_due(self, session: SparkSession, target: Target) -> bool:
+    def is_due(self, session: SparkSession, target: Target, cache: RunCache) -> bool:
         """Whether a batch without new rows would release pending rows.
 
         Read-only. Called between batches while an input with an `idle_timeout` is idle, on the thread of Spark's
@@ -122,7 +125,7 @@ class HasPendingRows(ABC):
 class CaptureWatch(Protocol):
     """Watches the capture that fills the topics of a sink, for one run of a flow."""
 
-    def begin(self) -> None:
+    def check_now(self) -> None:
         """Check once. Called before the query starts; raises if changes are lost."""
 
     def start(self, on_loss: Callable[[HeadraceError], None]) -> None:
@@ -187,6 +190,45 @@ class Sink(Protocol):
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write all rows of the batch. Returns only when they are durable."""
+
+
+class BaseSink:
+    """The base of a sink that has nothing to check, or nothing to create, before a start."""
+
+    def preflight(self, target: Target) -> None:
+        """Do nothing: there is nothing to check."""
+
+    def prepare(self, spark: SparkSession, target: Target) -> None:
+        """Do nothing: the first batch creates what it needs."""
+
+
+class ForwardingSink:
+    """The base of a sink that differs from another one in how it writes only."""
+
+    sink: Sink
+
+    @property
+    def name(self) -> str:
+        """The name of the other sink."""
+        return self.sink.name
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the other sink."""
+        return self.sink.guarantee
+
+    @property
+    def output_modes(self) -> frozenset[OutputMode]:
+        """The output modes of the other sink."""
+        return self.sink.output_modes
+
+    def preflight(self, target: Target) -> None:
+        """Check the other sink."""
+        self.sink.preflight(target)
+
+    def prepare(self, spark: SparkSession, target: Target) -> None:
+        """Prepare the other sink."""
+        self.sink.prepare(spark, target)
 
 
 class WrapsSinks(ABC):

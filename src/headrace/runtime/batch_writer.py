@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.runtime.events import RowsQuarantined
 from headrace.runtime.guards.guard import Attempt, Guard
@@ -18,8 +19,10 @@ class BatchWriter:
     itself.
     """
 
-    def __init__(self, run: Run, guards: Guard, last_progress: Callable[[], StreamingQueryProgress | None]) -> None:
-        self._run, self._guards, self._last_progress = run, guards, last_progress
+    def __init__(
+        self, run: Run, guards: Guard, cache: RunCache, last_progress: Callable[[], StreamingQueryProgress | None]
+    ) -> None:
+        self._run, self._guards, self._cache, self._last_progress = run, guards, cache, last_progress
         self.error: Exception | None = None
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
@@ -36,6 +39,7 @@ class BatchWriter:
             mode=run.flow.mode,
             fence=run.lease.token,
             on_dead_letters=lambda letters: run.publish(RowsQuarantined(run.flow.name, batch_id, letters)),
+            cache=self._cache,
         )
         try:
             with self._guards.around_batch(Attempt(batch, rows, self._last_progress)):

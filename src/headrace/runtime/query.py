@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Continuous, Every, RealTime, Trigger
+from headrace.flow.run_cache import RunCache
 from headrace.runtime.batch_writer import BatchWriter
 from headrace.runtime.continuous import native_write
 from headrace.runtime.error_mapping import map_error
@@ -27,8 +28,9 @@ class RunningQuery:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._stopper = Stopper()
-        self._guards = OrderedGuards(run, self._stopper)
-        self._batches = BatchWriter(run, self._guards, self._stopper.last_progress)
+        self._cache = RunCache()
+        self._guards = OrderedGuards(run, self._stopper, self._cache)
+        self._batches = BatchWriter(run, self._guards, self._cache, self._stopper.last_progress)
         self._query: StreamingQuery
         self._reports: BatchReports
 
@@ -69,6 +71,7 @@ class RunningQuery:
         if ended is None and failure is not None:
             ended = map_error(self._run.flow.name, self._batches.error or failure)
         ended = self._guards.on_end(ended)
+        self._cache.close()
         if ended is not None and failure is not None:
             raise ended from failure
         if ended is not None:

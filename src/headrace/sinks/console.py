@@ -4,16 +4,15 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch
-from headrace.flow.target import Target
+from headrace.flow.sink import BaseSink, Batch
 
 
 @dataclass(frozen=True)
-class Console:
+class Console(BaseSink):
     """Print the first `rows` rows of each batch and the row count to standard error.
 
     Best effort: a retried batch is printed again. Standard output stays free for the JSON that commands print.
@@ -27,12 +26,6 @@ class Console:
     def name(self) -> str:
         """Return `console`."""
         return "console"
-
-    def preflight(self, target: Target) -> None:
-        """Do nothing: there is nothing to check."""
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: there is nothing to create."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Print the batch. Collects every row, because a partial read would leave state uncommitted."""

@@ -13,7 +13,7 @@ from headrace.clients.storage import file_store
 from headrace.errors import RecoveryError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
+from headrace.flow.sink import BaseSink, Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
 from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
@@ -45,7 +45,7 @@ class Transaction(Protocol):
 
 
 @dataclass(frozen=True)
-class _Custom:
+class _Custom(BaseSink):
     """Base of both custom sinks. `label` names the sink in messages and metrics."""
 
     label: str
@@ -55,12 +55,6 @@ class _Custom:
     def name(self) -> str:
         """Return `custom:LABEL`."""
         return f"custom:{self.label}"
-
-    def preflight(self, target: Target) -> None:
-        """Do nothing: there is nothing to check."""
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: the first batch creates the ledger."""
 
 
 @dataclass(frozen=True)

@@ -8,44 +8,21 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, Sink, WrapsSinks
+from headrace.flow.sink import Batch, ForwardingSink, Sink, WrapsSinks
 from headrace.flow.target import Target
 from headrace.sinks.batch.persist import persisted
 
 
 @dataclass(frozen=True)
-class Filtered(WrapsSinks):
+class Filtered(ForwardingSink, WrapsSinks):
     """Write only the rows that meet a Spark SQL condition. The guarantee is that of the wrapped sink."""
 
     condition: str
     sink: Sink
 
-    @property
-    def name(self) -> str:
-        """Return the name of the wrapped sink."""
-        return self.sink.name
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee of the wrapped sink."""
-        return self.sink.guarantee
-
-    @property
-    def output_modes(self) -> frozenset[OutputMode]:
-        """The output modes of the wrapped sink."""
-        return self.sink.output_modes
-
     def wrapped_sinks(self, step: str) -> tuple[tuple[str, Sink]]:
         """Return the wrapped sink, with the same step."""
         return ((step, self.sink),)
-
-    def preflight(self, target: Target) -> None:
-        """Check the wrapped sink."""
-        self.sink.preflight(target)
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Prepare the wrapped sink."""
-        self.sink.prepare(spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the rows that meet the condition."""

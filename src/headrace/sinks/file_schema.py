@@ -2,26 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pyspark.sql import DataFrame, functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import DataFrame, functions as F, types as T
 
 from headrace.clients.file_sink_log import FileFormat
 from headrace.clients.sql import column_named
@@ -33,8 +14,8 @@ HOUR_PARTITIONS = ("date", "hour")
 _DAY, _HOUR = 86_400_000_000, 3_600_000_000
 
 # Types whose text is lossless in every session. A timestamp depends on the time zone; a double may be rounded.
-_FOLDERS = (StringType, BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType, DateType)
-_FLAT = (*_FOLDERS, FloatType, DoubleType, TimestampType, TimestampNTZType)
+_FOLDERS = (T.StringType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType, T.DateType)
+_FLAT = (*_FOLDERS, T.FloatType, T.DoubleType, T.TimestampType, T.TimestampNTZType)
 
 
 def with_hour_partitions(rows: DataFrame, column: str, sink: str) -> DataFrame:
@@ -47,7 +28,7 @@ def with_hour_partitions(rows: DataFrame, column: str, sink: str) -> DataFrame:
             f"Rename {taken[0]} in the transform.",
         )
     types = [field.dataType for field in rows.schema.fields if field.name == column]
-    if not types or not isinstance(types[0], TimestampType):
+    if not types or not isinstance(types[0], T.TimestampType):
         actual = types[0].simpleString() if types else "not among the columns"
         raise unwritable_rows(
             sink,
@@ -64,7 +45,9 @@ def with_hour_partitions(rows: DataFrame, column: str, sink: str) -> DataFrame:
     )
 
 
-def require_writable_columns(schema: StructType, file_format: FileFormat, partitions: Sequence[str], sink: str) -> None:
+def require_writable_columns(
+    schema: T.StructType, file_format: FileFormat, partitions: Sequence[str], sink: str
+) -> None:
     """Raise unless the format preserves every column. Called before the first file of a batch."""
     missing = [name for name in partitions if name not in schema.names]
     if missing:
@@ -108,31 +91,31 @@ def unwritable_rows(sink: str, why: str, remedy: str) -> FlowError:
     )
 
 
-def _parts(path: str, data_type: DataType) -> Iterator[tuple[str, DataType]]:
+def _parts(path: str, data_type: T.DataType) -> Iterator[tuple[str, T.DataType]]:
     """Yield a column and every nested field, each with its path."""
     match data_type:
-        case StructType():
+        case T.StructType():
             yield path, data_type
             for field in data_type.fields:
                 yield from _parts(f"{path}.{field.name}", field.dataType)
-        case ArrayType():
+        case T.ArrayType():
             yield path, data_type
             yield from _parts(f"{path}[]", data_type.elementType)
-        case MapType():
+        case T.MapType():
             yield path, data_type
             yield from _parts(f"{path}{{}}", data_type.valueType)
         case _:
             yield path, data_type
 
 
-def _fits(data_type: DataType, file_format: FileFormat) -> bool:
+def _fits(data_type: T.DataType, file_format: FileFormat) -> bool:
     match file_format, data_type:
         case "csv", _:
             return isinstance(data_type, _FLAT)
-        case "json", MapType():
+        case "json", T.MapType():
             # JSON keys are always strings.
-            return isinstance(data_type.keyType, StringType)
+            return isinstance(data_type.keyType, T.StringType)
         case "json" | "orc", _:
-            return isinstance(data_type, (*_FLAT, BinaryType, ArrayType, MapType, StructType))
+            return isinstance(data_type, (*_FLAT, T.BinaryType, T.ArrayType, T.MapType, T.StructType))
         case _:
             return True

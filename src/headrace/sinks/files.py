@@ -24,7 +24,7 @@ from headrace.clients.storage import FileStore, file_store
 from headrace.errors import DataError, FlowError, RecoveryError, did_you_mean
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches, TracksBatches, WritesFolder
+from headrace.flow.sink import BaseSink, Batch, CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
@@ -41,7 +41,7 @@ _WRITERS = {
 
 
 @dataclass(frozen=True)
-class FileSink(WritesFolder, TracksBatches):
+class FileSink(BaseSink, WritesFolder, TracksBatches):
     """Append each micro-batch to a folder of files, below the lake unless `path` is absolute.
 
     Exactly once, while:
@@ -105,9 +105,6 @@ class FileSink(WritesFolder, TracksBatches):
             )
         require_writable(target.table(self.path))
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: the first write creates the folder."""
-
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the files of the batch and commit their names to the folder's log.
 
@@ -121,7 +118,9 @@ class FileSink(WritesFolder, TracksBatches):
         require_writable_columns(rows.schema, self.format, self._partitions, self.name)
         session, folder = rows.sparkSession, batch.target.table(self.path)
         files = file_store(folder, session)
-        owner = self._owner(files, folder, _columns(rows), batch)
+        # As DDL, all nullable: the nullability of a transform can differ between starts.
+        columns = str(java_dataset(rows).schema().asNullable().toDDL())
+        owner = self._owner(files, folder, columns, batch)
         last_committed = last_batch(files, folder)
         last = (
             None if last_committed is None else LedgerEntry(owner.query_id, last_committed, owner.offsets, owner.fence)
@@ -210,11 +209,6 @@ class FileSink(WritesFolder, TracksBatches):
                     "Undo the change, or give the flow a new name and the sink another path.",
                 )
         return owner
-
-
-def _columns(rows: DataFrame) -> str:
-    """Return the columns as DDL, all nullable: the nullability of a transform can differ between starts."""
-    return str(java_dataset(rows).schema().asNullable().toDDL())
 
 
 def _foreign_folder(batch: Batch, folder: str, why: str) -> RecoveryError:

@@ -4,18 +4,19 @@ import threading
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch
-from headrace.flow.target import Target
+from headrace.flow.sink import BaseSink, Batch
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class Memory(BaseSink):
     """Collect rows in this process for tests. Thread-safe: any thread may read them while the flow runs.
+
+    The only sink that stores rows in itself: that is its purpose. They are kept from one run to the next.
 
     | mode     | `rows()` returns                                                                                  |
     |----------|---------------------------------------------------------------------------------------------------|
@@ -40,12 +41,6 @@ class Memory:
         """Return `memory`."""
         return "memory"
 
-    def preflight(self, target: Target) -> None:
-        """Do nothing: there is nothing to check."""
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: rows of an earlier start stay."""
-
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Fetch the rows partition by partition, and store them when all have arrived."""
         identity = (batch.app_id, batch.id)
@@ -53,7 +48,7 @@ class Memory:
             others = {
                 key: batch_rows
                 for key, batch_rows in self._batches.items()
-                if not _is_replaced(key, identity, batch.mode)
+                if not _replaces_stored_batch(key, identity, batch.mode)
             }
         room = self.limit - sum(len(batch_rows) for batch_rows in others.values())
         collected: list[Row] = []
@@ -70,7 +65,7 @@ class Memory:
         with self._lock:
             # Replacing the value of an existing key keeps its position in the dict.
             for key in list(self._batches):
-                if key != identity and _is_replaced(key, identity, batch.mode):
+                if key != identity and _replaces_stored_batch(key, identity, batch.mode):
                     del self._batches[key]
             self._batches[identity] = collected
 
@@ -93,6 +88,6 @@ class Memory:
             self._batches.clear()
 
 
-def _is_replaced(stored: tuple[str, int], by: tuple[str, int], mode: OutputMode) -> bool:
+def _replaces_stored_batch(stored: tuple[str, int], by: tuple[str, int], mode: OutputMode) -> bool:
     """Whether a batch replaces a stored one: its own earlier attempt, or in complete mode every earlier batch."""
     return stored == by or (mode is OutputMode.COMPLETE and stored[0] == by[0])

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch
-from headrace.flow.target import Target
+from headrace.flow.sink import BaseSink, Batch
 
 
 @dataclass(frozen=True)
-class Noop:
+class Noop(BaseSink):
     """Compute every row of each batch and discard it, to measure what a flow costs without its sink.
 
     Best effort: nothing is stored, and nothing is counted beyond the metrics of the query.
@@ -25,12 +24,6 @@ class Noop:
     def name(self) -> str:
         """Return `noop`."""
         return "noop"
-
-    def preflight(self, target: Target) -> None:
-        """Do nothing: there is nothing to check."""
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: there is nothing to create."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Compute the batch on the executors."""

@@ -11,11 +11,12 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.http import HttpReceiver, HttpResponse, resolve_address, service_url
 from headrace.clients.spark.delta_log import version
+from headrace.clients.sql import string_literal
 from headrace.errors import ConfigError, DataError, FlowError, did_you_mean
 from headrace.flow.duration import Duration
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, DeadLetters
+from headrace.flow.sink import BaseSink, Batch, DeadLetters
 from headrace.flow.target import HttpEndpoint, Target
 from headrace.sinks.kafka.topic import as_records
 
@@ -39,7 +40,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Rest:
+class Rest(BaseSink):
     """Post each row as a JSON object to a service of the target, many rows in one request.
 
     | field        | default | meaning                                                                             |
@@ -85,7 +86,8 @@ class Rest:
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND, OutputMode.UPDATE})
 
     def __post_init__(self) -> None:
-        problems = [f"{name} is {value}" for name, value in self._numbers().items() if value < 1]
+        numbers = {name: getattr(self, name) for name in ("max_rows", "max_bytes", "attempts", "in_flight")}
+        problems = [f"{name} is {value}" for name, value in numbers.items() if value < 1]
         if self.body not in ("array", "lines"):
             problems.append(f"body is '{self.body}'")
         if problems:
@@ -108,9 +110,6 @@ class Rest:
         service = self._service(target)
         resolve_address(service_url(service, self.service, self.path), service, self.service)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: there is nothing to create."""
-
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows; returns when every row is delivered or stored as a dead letter."""
         receiver = HttpReceiver(
@@ -131,11 +130,8 @@ class Rest:
         if refused:
             count = sum(len(chunk.values) for chunk, _answer in refused)
             first = refused[0][1]
-            why = f"the service answered {first.status} ({first.text.strip()[:200] or 'without a word'})"
+            why = f"the service answered {first.status} ({first.text.strip()[:200] or 'empty response'})"
             batch.on_dead_letters(DeadLetters(self.name, count, why, dead_letters(batch.target, batch.flow)))
-
-    def _numbers(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("max_rows", "max_bytes", "attempts", "in_flight")}
 
     def _service(self, target: Target) -> HttpEndpoint:
         if self.service not in target.services:
@@ -189,9 +185,9 @@ class Rest:
         answer = response.result()
         if answer.status in _CONFIGURATION_ERRORS or 300 <= answer.status < 400:
             raise DataError(
-                f"The service '{self.service}' does not take requests of {self.name}.",
-                why=f"It answered {answer.status}: {answer.text.strip()[:200] or 'without a word'}.",
-                state="The batch is not committed. Some of its rows may have been taken, and are sent again.",
+                f"The service '{self.service}' does not accept requests of {self.name}.",
+                why=f"It answered {answer.status}: {answer.text.strip()[:200] or 'empty response'}.",
+                state="The batch is not committed. Some of its rows may have been accepted, and are sent again.",
                 remedy=f"Correct services.{self.service} of the target in headrace.yml, or the sink's path.",
                 code="HR-515",
             )
@@ -206,24 +202,16 @@ def dead_letters(target: Target, flow: str) -> str:
 def _replace_dead_letters(session: SparkSession, refused: list[tuple[Chunk, HttpResponse]], batch: Batch) -> None:
     """Replace the dead letters of this batch: the rows of an earlier attempt were sent again."""
     location = dead_letters(batch.target, batch.flow)
-    batch_condition = f"query_id = '{batch.query_id}' AND batch_id = {batch.id} AND step = '{batch.step}'"
+    identity = f"query_id = {string_literal(batch.query_id)} AND step = {string_literal(batch.step)}"
+    batch_condition = f"{identity} AND batch_id = {batch.id}"
     exists = version(session, location) >= 0
     if not refused and not (
         exists and session.read.format("delta").load(location).where(batch_condition).limit(1).count()
     ):
         return
+    attempt = (batch.query_id, batch.id, batch.step)
     letters = [
-        (
-            batch.query_id,
-            batch.id,
-            batch.step,
-            chunk.number,
-            chunk.key,
-            answer.status,
-            answer.attempts,
-            answer.text,
-            value,
-        )
+        (*attempt, chunk.number, chunk.key, answer.status, answer.attempts, answer.text, value)
         for chunk, answer in refused
         for value in chunk.values
     ]

@@ -12,10 +12,9 @@ from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.spark.delta_log import is_table
 from headrace.errors import FlowError
 from headrace.flow.flow import SINGLE_INPUT, Flow
-from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
-from headrace.flow.levers import AvailableNow, OutputMode
-from headrace.flow.sink import Batch, Sink
+from headrace.flow.levers import AvailableNow
+from headrace.flow.sink import Batch, ForwardingSink, Sink
 from headrace.flow.target import Target
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -131,7 +130,7 @@ def rehearse(
         trigger=AvailableNow(),
     )
     runs = _run_script(stand_in, script_batches, sources, Application, spark, target)
-    return Rehearsal(replace(flow, sink=breaking.inner), target, memory, runs - 1, spark)
+    return Rehearsal(replace(flow, sink=breaking.sink), target, memory, runs - 1, spark)
 
 
 def _scripted_input(spec: Input, source: ScriptedSource) -> Input:
@@ -180,36 +179,13 @@ class _DriverDied(Exception):
 
 
 @dataclass
-class CrashingSink:
+class CrashingSink(ForwardingSink):
     """A sink that delegates to another one, and crashes where the script says so. Not frozen: it tracks its crashes."""
 
-    inner: Sink
+    sink: Sink
     checkpoint: Checkpoint
     crashes: dict[int, list[Point]] = field(default_factory=dict)
     died: bool = False
-
-    @property
-    def name(self) -> str:
-        """Return the name of the inner sink."""
-        return self.inner.name
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee of the inner sink."""
-        return self.inner.guarantee
-
-    @property
-    def output_modes(self) -> frozenset[OutputMode]:
-        """The output modes of the inner sink."""
-        return self.inner.output_modes
-
-    def preflight(self, target: Target) -> None:
-        """Check the inner sink."""
-        self.inner.preflight(target)
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Prepare the inner sink."""
-        self.inner.prepare(spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the batch, or a part of it, and crash if the script says so."""
@@ -217,13 +193,13 @@ class CrashingSink:
         step = file_number(self.checkpoint.offset_entry(batch.id).offsets[0])
         pending = self.crashes.get(step, [])
         if not pending:
-            self.inner.write(rows, batch)
+            self.sink.write(rows, batch)
             return
         self.died, point = True, pending.pop(0)
         if point is Point.IN_SINK:
-            self.inner.write(rows.where(F.raise_error(F.lit("the driver dies")).isNull()), batch)
+            self.sink.write(rows.where(F.raise_error(F.lit("the driver dies")).isNull()), batch)
         if point is Point.AFTER_SINK:
-            self.inner.write(rows, batch)
+            self.sink.write(rows, batch)
         raise _DriverDied(point.value)
 
 

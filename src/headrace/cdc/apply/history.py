@@ -10,17 +10,17 @@ from headrace.cdc.apply import key_ranges, timeline as cdc_timeline, tombstones
 from headrace.cdc.apply.key_changes import fill_moved_rows
 from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error, unreadable_value_error
 from headrace.cdc.apply.table import POSITION, SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import quote_name
 from headrace.errors import FlowError
 from headrace.sinks.batch.persist import locally_checkpointed
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DELETED
 
 OP, UNTIL, ENDED, TAKEN = "_headrace_op", "_headrace_until", "_headrace_ended", "_headrace_taken"
 
 # The columns of a timeline.
 _TIMELINE_COLUMNS = ("_key", "_position", "_rank", "_op", "_at", "_after", "_missing", "_old")
-# Up to this many keys are broadcast; more are shuffled.
+# The maximum number of keys that are broadcast; more keys are shuffled.
 _MAX_BROADCAST_KEYS = 100_000
 
 
@@ -30,59 +30,65 @@ class History:
 
     | field   | default | meaning                                                                                    |
     |---------|---------|--------------------------------------------------------------------------------------------|
-    | deletes | `close` | `close` ends the version; `mark` has a row follow it that is marked as deleted             |
-    | prefix  | none    | before the names `valid_from`, `valid_to`, `is_current`, where the source has such columns |
+    | deletes | `close` | `close` ends the version; `mark` also adds a row that is marked as deleted                 |
+    | prefix  | none    | prefix of `valid_from`, `valid_to` and `is_current`, if the source has such columns        |
 
-    | column              | holds                                                                                    |
+    | column              | contains                                                                                 |
     |---------------------|------------------------------------------------------------------------------------------|
-    | `valid_from`        | when the source committed the change                                                     |
-    | `valid_to`          | when it committed the key's next change or a truncate; null while there is none          |
-    | `is_current`        | whether there is none                                                                    |
-    | `_headrace_position`, `_headrace_op` | the place of the change in the source's log, and its kind               |
-    | `_headrace_until`, `_headrace_ended` | the same of the change that ended the version                           |
-    | `_headrace_taken`   | columns that the log left out: their values are those of the version before              |
-    | `_headrace_deleted` | with `mark`: whether the row says that there was none; it holds the key and no values    |
+    | `valid_from`        | the commit time of the change at the source                                              |
+    | `valid_to`          | the commit time of the key's next change or of a truncate; null before it                |
+    | `is_current`        | whether `valid_to` is null                                                               |
+    | `_headrace_position`, `_headrace_op` | the position of the change in the source's log, and its operation       |
+    | `_headrace_until`, `_headrace_ended` | position and operation of the change that ended the version             |
+    | `_headrace_taken`   | columns that the log omits: their values are those of the previous version               |
+    | `_headrace_deleted` | with `mark`: whether the row marks a delete; then it has the key and no values           |
 
     Versions are in the order of the source log. The history depends on the set of changes only, not on their order of
-    arrival or on duplicates: a late change goes to its position, and its neighbours get new ends. A version
-    begins no later than the one that follows it, even where the source's clock went back, or a snapshot was taken
-    again after the first changes.
+    arrival or on duplicates: a late change is inserted at its position, and the adjacent versions get new ends. A
+    version starts no later than the next one, even if the clock of the source went back, or another snapshot was taken
+    after the first changes.
 
-    An update that lacks a large value takes that of the version before it, and a row under a new primary key that of
-    the version that ended under the old one; where there is none, it is refused (HR-541).
+    If an update has no copy of a large value, the version takes the value of the previous version. A row under a new
+    primary key takes the value of the version that ended under the old key. If no copy exists: HR-541.
 
-    A batch is two commits, ends and then versions, each of which records the batch. A crash between the two leaves ends
-    whose versions are still open; the batch that is run again passes over the first and makes the second.
+    A batch is two commits, ends and then versions, and each records the batch. After a crash between the two, the ends
+    are stored and their versions are still open; the retried batch skips the first commit and makes the second.
     """
 
     deletes: Literal["close", "mark"] = "close"
     prefix: str = ""
 
     @property
-    def times(self) -> tuple[str, str, str]:
-        """The names of the columns that say when a version was valid."""
+    def validity_columns(self) -> tuple[str, str, str]:
+        """The names of the columns with the validity period."""
         return f"{self.prefix}valid_from", f"{self.prefix}valid_to", f"{self.prefix}is_current"
 
     @property
-    def own(self) -> T.StructType:
-        """The columns that are not the source's."""
-        since, to, current = self.times
-        own = T.StructType().add(since, T.TimestampType()).add(to, T.TimestampType()).add(current, T.BooleanType())
+    def metadata_columns(self) -> T.StructType:
+        """The columns that the source does not have."""
+        since, to, current = self.validity_columns
+        columns = T.StructType().add(since, T.TimestampType()).add(to, T.TimestampType()).add(current, T.BooleanType())
         for name in (POSITION, OP, UNTIL, ENDED):
-            own = own.add(name, T.StringType())
-        own = own.add(TAKEN, T.ArrayType(T.StringType()))
-        return own.add(DELETED, T.BooleanType()) if self.deletes == "mark" else own
+            columns = columns.add(name, T.StringType())
+        columns = columns.add(TAKEN, T.ArrayType(T.StringType()))
+        return columns.add(DELETED, T.BooleanType()) if self.deletes == "mark" else columns
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
-        """Return the columns of the table: the source's and its own."""
-        return T.StructType([*after.fields, *self.own.fields])
+        """Return the columns of the table: the source's and the metadata columns."""
+        return T.StructType([*after.fields, *self.metadata_columns.fields])
 
     def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Put the changes of one table in one batch into their places. Called once per attempt."""
         session, after = changes.sparkSession, struct_fields(changes, "_after")
-        alike = sorted({*after.names} & {*self.own.names})
+        alike = sorted({*after.names} & {*self.metadata_columns.names})
         if alike:
-            raise _column_name_clash(into, alike[0])
+            raise FlowError(
+                f"Table {into.table} has a column '{alike[0]}', and so has its history.",
+                why="A history adds columns for the validity period of each version.",
+                state="Nothing of the batch was written to this table.",
+                remedy="Set a prefix for the columns of the history: History(prefix='row_').",
+                code="HR-248",
+            )
         with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(cdc_timeline.events(changes)) as events:
             counts = count_changes(events)
             if counts.unreadable is not None:
@@ -92,40 +98,40 @@ class History:
             key = struct_fields(events, "_key")
             create_table(session, into.location, self.columns(key, after), key.names)
             if not counts.moved:
-                self._place(events, counts, into)
+                self._apply_events(events, counts, into)
                 return
             versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
             deleted_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
             with locally_checkpointed(cdc_timeline.events(fill_moved_rows(changes, versions, deleted_at))) as moved:
-                self._place(moved, count_changes(moved), into)
+                self._apply_events(moved, count_changes(moved), into)
 
-    def _place(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
+    def _apply_events(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = events.sparkSession
-        # 1. Ends first: a late version must never be without a delete that arrived before it.
+        # 1. Ends first: a late version must not miss a delete that arrived before it.
         before = tombstones.tombstone_index(session, into)
         if counts.deletes or counts.truncated is not None:
             tombstones.write_tombstones(events.where(F.col("_op").isin("d", "t")), into)
             tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
-        with locally_checkpointed(self._near(events, counts, into)) as near:
+        with locally_checkpointed(self._affected_versions(events, counts, into)) as near:
             # 2. The versions of the batch and their neighbours, with the known ends of their keys.
             timeline = cdc_timeline.merge_stored(_timeline_rows(events, near, counts, before, into))
             # 3. The rows that the table lacks or stores differently.
-            rows = cdc_timeline.changed_rows(cdc_timeline.resolve(timeline), ends=self.deletes == "mark")
+            rows = cdc_timeline.changed_rows(cdc_timeline.resolve_versions(timeline), ends=self.deletes == "mark")
             with locally_checkpointed(rows) as once:
-                if _any_rows(once, into):
+                if _require_values(once, into):
                     with into.commit(session):
-                        self._merge(once, into)
+                        self._merge_versions(once, into)
 
-    def _near(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> DataFrame:
-        """Return the versions of the table that may get another end: those that are not over at a key's first change.
+    def _affected_versions(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> DataFrame:
+        """Return the versions of the table that may get another end: those that had not ended at a key's first change.
 
-        Over by the log and by the clock too: a version must not begin later than what follows it.
+        Ended both by log position and by time: a version must not start later than the next event.
         """
         stored = self._stored_versions(events, into)
-        bounds = _bounds(events, counts)
+        bounds = _first_changes(events, counts)
         if counts.truncated is None:
             ranges = key_ranges.ranges_of(events, counts.spans, counts.keys)
-            near = stored.where(key_ranges.within(ranges, "old")).join(bounds, "_key")
+            near = stored.where(key_ranges.key_range_condition(ranges, "old")).join(bounds, "_key")
         else:
             # A truncate is a change of every key.
             truncate = (
@@ -140,7 +146,7 @@ class History:
 
     def _stored_versions(self, events: DataFrame, into: TableWrite) -> DataFrame:
         """Return the versions of the table as rows of a timeline, with the table's columns under the alias `old`."""
-        since, to, current = (F.col(f"old.{quote_name(name)}") for name in self.times)
+        since, to, current = (F.col(f"old.{quote_name(name)}") for name in self.validity_columns)
         old = F.struct(
             since.alias("since"),
             to.alias("to"),
@@ -148,15 +154,15 @@ class History:
             F.col(f"old.{UNTIL}").alias("until"),
             F.col(f"old.{ENDED}").alias("ended"),
         )
-        rank = cdc_timeline.rank(F.col(f"old.{OP}"))
-        values = _columns(struct_fields(events, "_after").names)
+        rank = cdc_timeline.order_within_position(F.col(f"old.{OP}"))
+        values = _stored_struct(struct_fields(events, "_after").names)
         return (
             DeltaTable.forPath(events.sparkSession, into.location)
             .toDF()
             .alias("old")
             .withColumns(
                 {
-                    "_key": _columns(struct_fields(events, "_key").names),
+                    "_key": _stored_struct(struct_fields(events, "_key").names),
                     "_position": F.col(f"old.{POSITION}"),
                     "_rank": rank,
                     "_op": F.col(f"old.{OP}"),
@@ -168,12 +174,12 @@ class History:
             )
         )
 
-    def _merge(self, rows: DataFrame, into: TableWrite) -> None:
+    def _merge_versions(self, rows: DataFrame, into: TableWrite) -> None:
         keys, names = struct_fields(rows, "_key").names, struct_fields(rows, "_after").names
         same = [f"old.{quote_name(name)} = new._key.{quote_name(name)}" for name in keys]
         place = f"old.{POSITION} = new._position AND CASE WHEN old.{OP} = 'r' THEN {cdc_timeline.SNAPSHOT} "
         place += f"WHEN old.{OP} IN ('d', 't') THEN {cdc_timeline.END} ELSE {cdc_timeline.VERSION} END = new._rank"
-        since, to, current = self.times
+        since, to, current = self.validity_columns
         values: dict[str, str | Column] = {quote_name(name): f"new._values.{quote_name(name)}" for name in names}
         values |= {quote_name(name): f"new._key.{quote_name(name)}" for name in keys}
         values |= {
@@ -199,13 +205,13 @@ class History:
 def _timeline_rows(
     events: DataFrame, near: DataFrame, counts: ChangeCounts, before: tombstones.TombstoneIndex, into: TableWrite
 ) -> DataFrame:
-    """Return the versions and ends of the keys of a batch, from their first change on."""
+    """Return the versions and ends of the keys of a batch, starting with the first change of each key."""
     first = str(counts.first)
     batch = events.withColumnRenamed("_commit_time", "_at")
     truncates = batch.where(F.col("_op") == "t").select("_position", "_op", "_at")
-    ends = cdc_timeline.ends_of(near)
+    ends = cdc_timeline.version_end_events(near)
     if before.newest is not None and before.newest >= first:
-        of_keys = _tombstones(events, into).where(F.col("_op") == "d").join(_bounds(events, counts), "_key")
+        of_keys = _tombstones(events, into).where(F.col("_op") == "d").join(_first_changes(events, counts), "_key")
         ends = ends.unionByName(of_keys.where(F.col("_position") >= F.col("_first")).select(*ends.columns))
     swept = before.truncated is not None and before.truncated >= first
     if swept:
@@ -219,8 +225,8 @@ def _timeline_rows(
     return near.unionByName(versions, allowMissingColumns=True).unionByName(ranked, allowMissingColumns=True)
 
 
-def _bounds(events: DataFrame, counts: ChangeCounts) -> DataFrame:
-    """Return for each key its first place in the log and its first time in this batch."""
+def _first_changes(events: DataFrame, counts: ChangeCounts) -> DataFrame:
+    """Return the first log position and the first commit time of each key in this batch."""
     key_changes = events.where(F.col("_op") != "t").groupBy("_key")
     bounds = key_changes.agg(F.min("_position").alias("_first"), F.min("_commit_time").alias("_since"))
     return F.broadcast(bounds) if counts.keys <= _MAX_BROADCAST_KEYS else bounds
@@ -233,7 +239,7 @@ def _tombstones(events: DataFrame, into: TableWrite) -> DataFrame:
         tombstones.read(events.sparkSession, into)
         .alias("old")
         .select(
-            _columns(struct_fields(events, "_key").names).alias("_key"),
+            _stored_struct(struct_fields(events, "_key").names).alias("_key"),
             F.col(f"old.{POSITION}").alias("_position"),
             F.when(every, "t").otherwise("d").alias("_op"),
             F.col(f"old.{tombstones.DELETED_AT}").alias("_at"),
@@ -241,7 +247,7 @@ def _tombstones(events: DataFrame, into: TableWrite) -> DataFrame:
     )
 
 
-def _any_rows(rows: DataFrame, into: TableWrite) -> bool:
+def _require_values(rows: DataFrame, into: TableWrite) -> bool:
     totals = rows.agg(F.count("*"), F.max("_lacks")).first()
     assert totals is not None  # noqa: S101 - an aggregate without a group has one row
     if totals[1]:
@@ -249,15 +255,5 @@ def _any_rows(rows: DataFrame, into: TableWrite) -> bool:
     return bool(totals[0])
 
 
-def _columns(names: list[str]) -> Column:
+def _stored_struct(names: list[str]) -> Column:
     return F.struct(*(F.col(f"old.{quote_name(name)}").alias(name) for name in names))
-
-
-def _column_name_clash(into: TableWrite, name: str) -> FlowError:
-    return FlowError(
-        f"Table {into.table} has a column '{name}', and so has its history.",
-        why="A history adds columns that say from when to when a version was valid.",
-        state="Nothing of the batch was written to this table.",
-        remedy="Put a prefix before the history's own: History(prefix='row_').",
-        code="HR-248",
-    )

@@ -1,8 +1,8 @@
 """Fill the large values of rows that moved to another primary key from the row under the old key.
 
 Debezium sends an update that changes the key as a `d` of the old key and a `c` of the new one, at one log
-position. A large value that did not change is in neither. It is looked up under the old key: in an earlier change of
-the batch, or in the table.
+position. Neither contains a large value that did not change. It is looked up under the old key: in an earlier change
+of the batch, or in the table.
 """
 
 from functools import reduce
@@ -18,42 +18,42 @@ _OLD, _EARLIER, _ENDED = "_headrace_old", "_headrace_earlier", "_headrace_ended"
 
 
 def fill_moved_rows(changes: DataFrame, table: DataFrame, deleted_at: Column | None = None) -> DataFrame:
-    """Return changes in which moved rows have the large values of the rows that they were, where those are known.
+    """Return changes in which moved rows have the large values of the rows under their old keys.
 
-    `table` is what the changes go into, as it is before them. Values that are nowhere known stay `_unavailable`. A
-    table that keeps rows of the past says with `deleted_at` at which place of the log each was deleted, or null.
+    `table` is the target table before the changes. A value without a copy stays `_unavailable`. For a table with old
+    versions of rows, `deleted_at` is the log position at which each was deleted, or null.
     """
     deleted_at = F.lit(None).cast("string") if deleted_at is None else deleted_at
-    # A row may move twice in a batch: the second move finds what the first one has found.
-    before, lacks = None, _count(changes)
+    # A row may move twice in a batch: the second move uses the values that were filled for the first one.
+    before, lacks = None, _count_unavailable_values(changes)
     while lacks and lacks != before:
-        changes = _filled(changes, table, deleted_at).localCheckpoint(eager=True)
-        before, lacks = lacks, _count(changes)
+        changes = _fill_unavailable_values(changes, table, deleted_at).localCheckpoint(eager=True)
+        before, lacks = lacks, _count_unavailable_values(changes)
     return changes
 
 
-def _count(changes: DataFrame) -> int:
-    """Count the values that moved rows lack."""
-    total = changes.where(_lacking()).agg(F.sum(F.size("_unavailable"))).first()
+def _count_unavailable_values(changes: DataFrame) -> int:
+    """Count the missing values of moved rows."""
+    total = changes.where(_has_unavailable_values()).agg(F.sum(F.size("_unavailable"))).first()
     return (total and total[0]) or 0
 
 
-def _lacking() -> Column:
+def _has_unavailable_values() -> Column:
     return (F.col("_op") == "c") & (F.size("_unavailable") > 0)
 
 
-def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFrame:
+def _fill_unavailable_values(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFrame:
     names = struct_fields(changes, "_after").names
     earlier_values = _earlier_values(changes, table, names, deleted_at)
     deletes = changes.where(F.col("_op") == "d").select("_position", F.col("_key").alias(_OLD))
-    # The delete may have come with an earlier batch.
+    # The delete may be in an earlier batch.
     earlier = earlier_values.where(F.col("deleted_at").isNotNull()).select(
         F.col("deleted_at").alias("_position"), F.col("old").alias(_OLD)
     )
     deletes = deletes.union(earlier).distinct()
-    moves = changes.where(_lacking()).select("_position", "_key").join(deletes, "_position")
+    moves = changes.where(_has_unavailable_values()).select("_position", "_key").join(deletes, "_position")
     moves = moves.where(F.col("_key") != F.col(_OLD))
-    # A delete of the old key before the move ends what is known of it until then.
+    # Values from before a delete of the old key belong to another row.
     deletes = deletes.select(F.col("_position").alias("at"), F.col(_OLD).alias("old"))
     before = (F.col("old") == F.col(_OLD)) & (F.col("at") < F.col("_position"))
     moves = moves.join(deletes, before, "left").groupBy("_position", "_key", _OLD).agg(F.max("at").alias(_ENDED))
@@ -62,7 +62,7 @@ def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFra
         & (F.col(_ENDED).isNull() | (F.col("at") > F.col(_ENDED)))
         & (F.col("deleted_at").isNull() | (F.col("deleted_at") >= F.col("_position")))
     )
-    values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
+    values = [_newest_value(name).alias(f"v{number}") for number, name in enumerate(names)]
     values_of_moves = values_of_moves.groupBy("_position", "_key").agg(*values)
     values_of_moves = values_of_moves.select(
         "_position", "_key", F.struct(*(f"v{n}" for n in range(len(names)))).alias(_EARLIER)
@@ -72,7 +72,7 @@ def _filled(changes: DataFrame, table: DataFrame, deleted_at: Column) -> DataFra
 
 
 def _earlier_values(changes: DataFrame, table: DataFrame, names: list[str], deleted_at: Column) -> DataFrame:
-    """Return what the batch and the table say of each key, and from which place of the log on, up to which."""
+    """Return the values of each key in the batch and in the table, with the log positions of their validity."""
     keys = struct_fields(changes, "_key").names
     from_batch = changes.where(F.col("_after").isNotNull()).select(
         F.col("_key").alias("old"),
@@ -95,14 +95,14 @@ def _earlier_values(changes: DataFrame, table: DataFrame, names: list[str], dele
     return from_batch.union(from_table)
 
 
-def _newest(name: str) -> Column:
+def _newest_value(name: str) -> Column:
     present = ~F.array_contains("lacks", name)
     return F.max_by(F.when(present, F.struct(F.col("row")[name].alias("value"))), F.when(present, F.col("order")))
 
 
 def _with_values(joined: DataFrame, names: list[str]) -> DataFrame:
     takes = [
-        _lacking() & F.array_contains("_unavailable", name) & F.col(_EARLIER)[f"v{number}"].isNotNull()
+        _has_unavailable_values() & F.array_contains("_unavailable", name) & F.col(_EARLIER)[f"v{number}"].isNotNull()
         for number, name in enumerate(names)
     ]
     after = F.struct(

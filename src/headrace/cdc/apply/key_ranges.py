@@ -1,7 +1,7 @@
 """Compute the key ranges of a batch, so that Delta skips the files that contain none of its keys.
 
-The ranges hold every key of the batch. They are found on the driver from the least and greatest key of up to
-64 buckets, and the widest gaps between these are what is left out.
+The ranges contain every key of the batch. The driver computes them from the minimum and maximum key of up to 64
+buckets, and excludes the widest gaps between the buckets.
 """
 
 import datetime as dt
@@ -13,30 +13,30 @@ from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame, functions as F, types as T
 
-from headrace.clients.sql import quote_name
+from headrace.clients.sql import quote_name, typed_literal
 
 Value = int | Decimal | str | dt.date
 Range = tuple[Value, Value]
 
 _NUMBERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType)
 _ORDERED = (*_NUMBERS, T.StringType, T.DateType)
-# 64 buckets find gaps of a sixty-fourth of the key span; 12 ranges make a condition that plans quickly.
+# 64 buckets detect gaps of a sixty-fourth of the key span. A condition with 12 ranges is planned quickly.
 _BUCKETS, _RANGES = 64, 12
-# If a batch has one in four or more of the keys in its span, they count as one range.
+# If a batch has at least a quarter of the keys in its span, they count as one range.
 _SPREAD = 4
 
 
 def ordered_key_columns(rows: DataFrame) -> list[str]:
-    """Return the columns of `_key` by whose values files can be left out."""
+    """Return the columns of `_key` whose values can be used to skip files."""
     key = rows.schema["_key"].dataType
     assert isinstance(key, T.StructType)  # noqa: S101 - the canonical frame says so
     return [field.name for field in key if isinstance(field.dataType, _ORDERED)]
 
 
 def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[str, list[Range]]:
-    """Return the ranges of each column of `_key` that has an order, the first one's cut into several.
+    """Return the ranges of each column of `_key` that has an order. The first column can have several ranges.
 
-    Runs one job over rows that are kept, where the first column is a number and its values are spread.
+    Runs one job over checkpointed rows if the first column is a number and its values are far apart.
     """
     ranges = {name: [span] for name, span in spans.items()}
     key = rows.schema["_key"].dataType
@@ -45,14 +45,14 @@ def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[st
     if first not in spans or not isinstance(key[first].dataType, _NUMBERS):
         return ranges
     least, greatest = spans[first]
-    # Keys that lie close together have no gap worth a job.
+    # Keys that are close together have no gap worth a job.
     if Decimal(str(greatest)) - Decimal(str(least)) > _SPREAD * keys:
         ranges[first] = merge_ranges(_buckets(rows, F.col("_key")[first], least, greatest))
     return ranges
 
 
-def within(ranges: dict[str, list[Range]], table: str) -> Column:
-    """Return the condition that a row of a table, known under an alias, may have a key of the batch."""
+def key_range_condition(ranges: dict[str, list[Range]], table: str) -> Column:
+    """Return the condition that a row may have a key of the batch. `table` is the alias of the table."""
     conditions = [
         reduce(
             or_,
@@ -67,8 +67,8 @@ def within(ranges: dict[str, list[Range]], table: str) -> Column:
 
 
 def _literal(value: Value) -> Column:
-    # PySpark hands a date to Java as text, and without the zeros of a year before 1000.
-    return F.expr(f"DATE'{value.isoformat()}'") if isinstance(value, dt.date) else F.lit(value)
+    # PySpark passes a date to Java as text, without the leading zeros of a year before 1000.
+    return F.expr(typed_literal(value, T.DateType())) if isinstance(value, dt.date) else F.lit(value)
 
 
 def merge_ranges(buckets: Sequence[Range], most: int = _RANGES) -> list[Range]:

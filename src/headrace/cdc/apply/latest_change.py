@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.key_ranges import Range, ordered_key_columns
 from headrace.cdc.apply.table import TableWrite, struct_fields
-from headrace.errors import DataError
+from headrace.errors import DataError, UnreadableChange
 
 
 def log_order() -> Column:
@@ -22,15 +22,15 @@ class ChangeCounts:
 
     | field       | meaning                                                                                      |
     |-------------|----------------------------------------------------------------------------------------------|
-    | spans       | the least and the greatest value of each column of the key that has an order                 |
-    | keys        | how many keys                                                                                |
-    | deletes     | how many of them end in a delete                                                             |
-    | updates     | how many of them end in an update                                                            |
+    | spans       | the minimum and maximum of each column of the key that has an order                          |
+    | keys        | the number of keys                                                                           |
+    | deletes     | the number of keys whose last change is a delete                                             |
+    | updates     | the number of keys whose last change is an update                                            |
     | truncated   | the position of the last truncate, or None                                                   |
-    | missing     | how many keys end in a row that lacks values                                                 |
-    | moved       | whether a row under a new key lacks values                                                   |
+    | missing     | the number of keys whose last row has missing values                                         |
+    | moved       | whether a row under a new key has missing values                                             |
     | unreadable  | a column with a text that does not fit its type, or None                                     |
-    | first, last | the least and the greatest position                                                          |
+    | first, last | the minimum and maximum position                                                             |
     """
 
     spans: Mapping[str, Range]
@@ -48,7 +48,8 @@ class ChangeCounts:
 def latest_changes(changes: DataFrame) -> DataFrame:
     """Return the last change of each key; a truncate is the last change of the key null.
 
-    Values that the last change lacks, because the database did not write them to its log, are filled by `filled`.
+    If the database did not write a value of the last change to its log, `fill_missing_values` takes it from an earlier
+    change.
     """
     last = F.max_by(F.struct("_op", "_position", "_commit_time", "_after", "_missing"), log_order()).alias("last")
     first_unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
@@ -68,32 +69,31 @@ def with_unreadable_column(changes: DataFrame) -> DataFrame:
     return changes.withColumn("_unreadable", F.array().cast("array<string>"))
 
 
-def unreadable_value_error(into: TableWrite, column: str) -> DataError:
+def unreadable_value_error(into: TableWrite, column: str) -> UnreadableChange:
     """Return HR-540: a text does not fit the type of its column."""
-    return DataError(
+    return UnreadableChange(
         f"A change of table {into.table} cannot be read.",
-        why=f"A text in column {column} does not fit the type that the source's catalogue says.",
+        why=f"A text in column {column} does not fit the type of the column in the source's catalogue.",
         state="Nothing of the batch was written to this table.",
-        remedy="Compare the column's type in the source with the table's; a column that was changed needs a new "
-        "start of the flow, which reads the catalogue again.",
-        code="HR-540",
+        remedy="Compare the column's type in the source and in the table. If the type was changed, restart the flow: "
+        "each start reads the catalogue again.",
     )
 
 
 def missing_value_error(into: TableWrite) -> DataError:
-    """Return HR-541: a large value is in neither the log, the batch nor the table."""
+    """Return HR-541: the log, the batch and the table have no copy of a large value."""
     return DataError(
-        f"A change of table {into.table} lacks a value.",
-        why="The database left a large value that did not change out of its log, and neither the table nor the batch "
-        "holds the row's earlier value.",
-        state="Nothing of the batch was written to this table: a null in its place would be wrong.",
+        f"A change of table {into.table} has a missing value.",
+        why="The database does not log a large value that did not change, and neither the table nor the batch has the "
+        "earlier value of the row.",
+        state="Nothing of the batch was written to this table: a null would be wrong.",
         remedy="Set REPLICA IDENTITY FULL on the table, and repair the row from the source.",
         code="HR-541",
     )
 
 
 def count_changes(rows: DataFrame) -> ChangeCounts:
-    """Count reduced changes. Runs one job, and the first one that computes them."""
+    """Count reduced changes, in one job. It is the first job that computes them."""
     truncate, names = F.col("_op") == "t", ordered_key_columns(rows)
     keys = [F.col("_key")[name] for name in names]
     row = rows.agg(
@@ -106,7 +106,7 @@ def count_changes(rows: DataFrame) -> ChangeCounts:
         F.max("_unreadable"),
         F.min("_position"),
         F.max("_position"),
-        *(end for name, key in zip(names, keys, strict=True) for end in _ends(rows, name, key)),
+        *(end for name, key in zip(names, keys, strict=True) for end in _key_min_max(rows, name, key)),
     ).first()
     assert row is not None  # noqa: S101 - an aggregate without a group has one row
     ends = row[9:]
@@ -116,8 +116,8 @@ def count_changes(rows: DataFrame) -> ChangeCounts:
     return ChangeCounts(spans, *row[:9])
 
 
-def _ends(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
-    """Return the least and the greatest value of a column of the key; null for a date that Python does not have."""
+def _key_min_max(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
+    """Return the minimum and maximum of a column of the key; null for a date outside of Python's range."""
     least, greatest = F.min(key), F.max(key)
     if isinstance(struct_fields(rows, "_key")[name].dataType, T.DateType):
         return F.when(F.year(least) >= dt.MINYEAR, least), F.when(F.year(greatest) <= dt.MAXYEAR, greatest)
@@ -125,32 +125,28 @@ def _ends(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
 
 
 def fill_missing_values(rows: DataFrame, changes: DataFrame) -> DataFrame:
-    """Return reduced changes with the values that they lack taken from earlier changes of the batch.
+    """Return reduced changes whose missing values are filled from earlier changes of the batch.
 
-    `_from` says for each of these the position that it is from: the table may hold a newer one. `_missing` names the
-    columns that no change of the batch holds: their values are in the table.
+    `_from` has the position of each filled value: the table may have a newer one. `_missing` lists the columns that no
+    change of the batch contains: their values are in the table.
     """
     names = rows.schema["_after"].dataType.fieldNames()  # type: ignore[attr-defined]
-    # A row that moved here without its values: what the batch holds from before is of another row.
+    # A row that moved to this key without its values: earlier values in the batch belong to another row.
     lacking = rows.where((F.size("_missing") > 0) & F.col("_op").isin("c", "u", "r") & ~F.col("_moved")).select("_key")
-    # An update never follows a delete, so the newest value of a column that is there is never one from before it.
-    values = [_newest(name).alias(f"v{number}") for number, name in enumerate(names)]
+    # An update never follows a delete, so the newest available value is never from before a delete.
+    values = [_newest_value(name).alias(f"v{number}") for number, name in enumerate(names)]
     earlier_values = changes.join(F.broadcast(lacking), "_key", "left_semi").groupBy("_key").agg(*values)
     with_earlier_values = rows.join(F.broadcast(earlier_values), "_key", "left")
-    lacks = [F.array_contains("_missing", name) & F.col("_after").isNotNull() for name in names]
-    after = F.struct(
-        *(
-            F.when(lack, F.col(f"v{number}")["value"]).otherwise(F.col("_after")[name]).alias(name)
-            for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
-        )
-    )
-    nowhere = [
-        F.when(lack & F.col(f"v{number}").isNull(), F.lit(name))
-        for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
+    fills = [
+        (name, F.array_contains("_missing", name) & F.col("_after").isNotNull(), F.col(f"v{number}"))
+        for number, name in enumerate(names)
     ]
+    after = F.struct(
+        *(F.when(lacks, newest["value"]).otherwise(F.col("_after")[name]).alias(name) for name, lacks, newest in fills)
+    )
+    nowhere = [F.when(lacks & newest.isNull(), F.lit(name)) for name, lacks, newest in fills]
     origin = [
-        F.when(lack & F.col(f"v{number}").isNotNull(), F.struct(F.lit(name), F.col(f"v{number}")["position"]))
-        for number, (name, lack) in enumerate(zip(names, lacks, strict=True))
+        F.when(lacks & newest.isNotNull(), F.struct(F.lit(name), newest["position"])) for name, lacks, newest in fills
     ]
     return with_earlier_values.select(
         "_key",
@@ -164,7 +160,7 @@ def fill_missing_values(rows: DataFrame, changes: DataFrame) -> DataFrame:
     )
 
 
-def _newest(name: str) -> Column:
+def _newest_value(name: str) -> Column:
     present = F.col("_after").isNotNull() & ~F.array_contains("_unavailable", name)
     value = F.struct(F.col("_after")[name].alias("value"), F.col("_position").alias("position"))
     return F.max_by(F.when(present, value), F.when(present, log_order()))

@@ -23,13 +23,13 @@ class CdcMaintenance(Maintenance):
 
     | field       | default    | meaning                                                                             |
     |-------------|------------|-------------------------------------------------------------------------------------|
-    | small_files | 48         | OPTIMIZE a table that has so many files more than it needs; 0 is never              |
-    | keep        | `7 days`   | VACUUM removes files that no version since then needs; None is never                |
-    | clean_every | `1 day`    | how often that is done                                                              |
-    | tombstones  | `30 days`  | how long to keep the tombstone of a deleted key; None: forever                      |
+    | small_files | 48         | OPTIMIZE a table that has this many files more than it needs; 0 means never         |
+    | retention   | `7 days`   | VACUUM files that no version within this time needs; None means never               |
+    | clean_every | `1 day`    | the interval of VACUUM and of the removal of tombstones                             |
+    | tombstones  | `30 days`  | the retention of the tombstones of deleted keys; None means forever                 |
 
     A change that arrives after its key's tombstone is removed would restore the row. A reader can use versions of a
-    table that are younger than `keep`.
+    table that are younger than `retention`.
     """
 
     tombstones: str | None = "30 days"

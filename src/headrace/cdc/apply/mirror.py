@@ -29,15 +29,15 @@ from headrace.cdc.apply.table import (
 )
 from headrace.cdc.apply.tombstones import TombstoneIndex
 from headrace.clients.spark.delta_log import is_empty
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import quote_name, string_literal
 from headrace.sinks.batch.concurrency import in_background
 from headrace.sinks.batch.persist import locally_checkpointed
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.table import DELETED
 
 DELETED_AT = tombstones.DELETED_AT
-_LACKS = "headrace: no value is known"
-# This many keys take a few megabytes in each task.
+_LACKS = "headrace: no copy of a missing value"
+# This many keys need a few megabytes in each task.
 _MAX_BROADCAST_KEYS = 100_000
 
 
@@ -49,13 +49,14 @@ class Mirror:
     |---------|---------|------------------------------------------------------------------------------------------|
     | deletes | `hard`  | `hard` removes the row and keeps a tombstone; `soft` keeps it, marked as deleted         |
 
-    A change older than what is known of its key is passed over: older than the row, than the tombstone of the key, or
-    than the last truncate. Several changes of a key in a batch are merged as one, the latest. `Upkeep` ends tombstones.
+    A change older than the row, its tombstone or the last truncate is skipped. Several changes of a key in a batch are
+    merged as one, the latest. `CdcMaintenance` removes old tombstones.
 
-    Changes have the columns and types that the table was made with. A row under a new primary key that lacks a large
-    value takes that of the row under the old key; one that is nowhere known is refused (HR-541).
+    Changes have the columns and types of the table. If the log has no copy of a large value, the mirror keeps the value
+    of its row. A row that moved to a new primary key takes the value of the row under the old key. If no copy of a
+    missing value exists: HR-541.
 
-    A batch is two commits, of tombstones and of rows, the second of which records the batch. After a crash
+    A batch is two commits: the first writes tombstones, the second writes rows and records the batch. After a crash
     between the two, the retried batch writes the rows.
     """
 
@@ -78,28 +79,28 @@ class Mirror:
             )
             enable_deletion_vectors(changes.sparkSession, into.location)
             if not counts.moved:
-                self._fill(last, counts, changes, into)
+                self._fill_and_merge(last, counts, changes, into)
                 return
             table = changes.sparkSession.read.format("delta").load(into.location)
             filled_changes = fill_moved_rows(changes, table)
             with locally_checkpointed(latest_changes(filled_changes)) as moved:
-                self._fill(moved, count_changes(moved), filled_changes, into)
+                self._fill_and_merge(moved, count_changes(moved), filled_changes, into)
 
-    def _fill(self, last: DataFrame, counts: ChangeCounts, changes: DataFrame, into: TableWrite) -> None:
+    def _fill_and_merge(self, last: DataFrame, counts: ChangeCounts, changes: DataFrame, into: TableWrite) -> None:
         if not counts.missing:
-            self._merge(last, counts, into)
+            self._write_changes(last, counts, into)
             return
         with locally_checkpointed(fill_missing_values(last, changes)) as filled_changes:
-            self._merge(filled_changes, counts, into)
+            self._write_changes(filled_changes, counts, into)
 
     def columns(self, key: T.StructType, after: T.StructType) -> T.StructType:
-        """Return the columns of the table: the source's and its own."""
+        """Return the columns of the table: those of the source, and metadata columns."""
         columns = T.StructType([*after.fields, T.StructField(POSITION, T.StringType())])
         if self.deletes == "soft":
             columns = columns.add(DELETED, T.BooleanType()).add(DELETED_AT, T.TimestampType())
         return columns
 
-    def _merge(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
+    def _write_changes(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = last.sparkSession
         before, was = tombstones.tombstone_index(session, into), replace_where.table_state(session, into)
         # Tombstones and rows are written concurrently. The batch is complete when both are committed.
@@ -112,7 +113,7 @@ class Mirror:
             ),
         ):
             try:
-                recent = self._write(last, counts, before, into)
+                recent = self._write_rows(last, counts, before, into)
             except (PySparkException, Py4JJavaError) as error:
                 if _LACKS in str(error):
                     raise missing_value_error(into) from error
@@ -121,24 +122,24 @@ class Mirror:
         if writes_tombstones:
             tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
 
-    def _write(
+    def _write_rows(
         self, last: DataFrame, counts: ChangeCounts, before: TombstoneIndex, into: TableWrite
     ) -> RecentChanges | None:
         """Replace the rows of the keys, append the rows or merge them: the first of these that is possible.
 
-        Returns the changes that are known now, where rows were replaced.
+        Returns the changes that the table has now, if rows were replaced.
         """
-        if self._can_replace(last, counts, into) and (recent := self._replace(last, counts, before, into)):
+        if self._can_replace(last, counts, into) and (recent := self._replace_rows(last, counts, before, into)):
             return recent
         ranges = key_ranges.ranges_of(last, counts.spans, counts.keys)
-        # What is older than a tombstone, or than a truncate, is passed over. Changes in the log's order never are.
+        # Skip changes older than a tombstone or a truncate. Changes that arrive in the order of the log never are.
         rows = last.where(F.col("_op") != "t")
         for truncated in (before.truncated, counts.truncated):
             rows = rows if truncated is None else rows.where(F.col("_position") >= truncated)
         if before.newest is not None and str(counts.first) <= before.newest:
-            rows = tombstones.drop_deleted_keys(rows, into, key_ranges.within(ranges, "old"))
-        if not self._append(rows, counts, into, ranges):
-            self._execute(rows, counts, into, ranges)
+            rows = tombstones.drop_deleted_keys(rows, into, key_ranges.key_range_condition(ranges, "old"))
+        if not self._append_rows(rows, counts, into, ranges):
+            self._merge_rows(rows, counts, into, ranges)
         return None
 
     def _can_replace(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> bool:
@@ -153,16 +154,13 @@ class Mirror:
             last.sparkSession, into, self.columns(key, struct_fields(last, "_after")).names
         )
 
-    def _replace(
+    def _replace_rows(
         self, last: DataFrame, counts: ChangeCounts, before: TombstoneIndex, into: TableWrite
     ) -> RecentChanges | None:
-        """Replace the rows of the keys, but for changes that are older than what is known; None where it cannot.
-
-        Returns the changes that it applied.
-        """
+        """Replace the rows of the keys, except for stale changes. Returns the applied changes, or None if it cannot."""
         session, key = last.sparkSession, struct_fields(last, "_key")
         newest_position = max(replace_where.newest_position(session, into), before.newest or "")
-        # A truncate is a tombstone of every key, which no look at a few keys finds.
+        # A truncate is a tombstone of every key: a lookup of some keys does not find it.
         if str(counts.first) < (before.truncated or ""):
             return None
         changes = replace_where.collect_changes(last)
@@ -171,37 +169,42 @@ class Mirror:
             return None
         newer = replace_where.without_keys(last, older)
         applied = {row_key: change for row_key, change in changes.items() if row_key not in older}
-        replace_where.replace_rows(self._rows(newer.where(F.col("_op") != "d")), key, list(applied), into)
+        replace_where.replace_rows(self._new_rows(newer.where(F.col("_op") != "d")), key, list(applied), into)
         return RecentChanges(newest_position, applied)
 
-    def _append(
+    def _append_rows(
         self, rows: DataFrame, counts: ChangeCounts, into: TableWrite, ranges: dict[str, list[key_ranges.Range]]
     ) -> bool:
         """Append a batch that has only new rows, if none of its keys is in the table. Returns whether it did.
 
-        It looks, although a new row of the source cannot be in its mirror: a topic may be read again, or out of order.
+        The table can already have a row that is new at the source: a topic may be read again, or out of order.
         """
         session, keys = rows.sparkSession, struct_fields(rows, "_key").names
         clears = counts.truncated is not None and not is_empty(session, into.location)
         if counts.deletes or counts.updates or counts.missing or clears:
             return False
         batch_keys = rows.select(*(F.col("_key")[name].alias(name) for name in keys))
-        # The size of rows that are pinned is not known to Spark.
+        # Spark does not know the size of checkpointed rows.
         batch_keys = F.broadcast(batch_keys) if counts.keys <= _MAX_BROADCAST_KEYS else batch_keys
-        stored = session.read.format("delta").load(into.location).alias("old").where(key_ranges.within(ranges, "old"))
+        stored = (
+            session.read.format("delta")
+            .load(into.location)
+            .alias("old")
+            .where(key_ranges.key_range_condition(ranges, "old"))
+        )
         if not stored.join(batch_keys, keys, "left_semi").isEmpty():
             return False
-        self._rows(rows).write.format("delta").mode("append").save(into.location)
+        self._new_rows(rows).write.format("delta").mode("append").save(into.location)
         return True
 
-    def _rows(self, changes: DataFrame) -> DataFrame:
-        """Return the rows that changes end in."""
+    def _new_rows(self, changes: DataFrame) -> DataFrame:
+        """Return the rows after the changes."""
         new = changes.select("_after.*", F.col("_position").alias(POSITION))
         if self.deletes == "soft":
             new = new.withColumns({DELETED: F.lit(False), DELETED_AT: F.lit(None).cast("timestamp")})
         return new
 
-    def _execute(
+    def _merge_rows(
         self, rows: DataFrame, counts: ChangeCounts, into: TableWrite, ranges: dict[str, list[key_ranges.Range]]
     ) -> None:
         names = struct_fields(rows, "_after").names
@@ -209,12 +212,16 @@ class Mirror:
         same = [f"old.{quote_name(name)} = new._key.{quote_name(name)}" for name in keys]
         on = F.expr(" AND ".join(same))
         if counts.truncated is None:
-            on = key_ranges.within(ranges, "old") & on
-        # A row of a snapshot is what the source held at its position: a change at that position came after it.
+            on = key_ranges.key_range_condition(ranges, "old") & on
+        # A snapshot row is the state of the source at its position: a change at that position happened after it.
         newer = f"(new._position > old.{POSITION} OR (new._position = old.{POSITION} AND new._op <> 'r'))"
-        values: dict[str, str | Column] = {quote_name(name): _value(name, bool(counts.missing)) for name in names}
+        values: dict[str, str | Column] = {
+            quote_name(name): _updated_value(name, bool(counts.missing)) for name in names
+        }
         values[POSITION] = "new._position"
-        first: dict[str, str | Column] = {quote_name(name): _first_value(name, bool(counts.missing)) for name in names}
+        first: dict[str, str | Column] = {
+            quote_name(name): _inserted_value(name, bool(counts.missing)) for name in names
+        }
         first[POSITION] = "new._position"
         merge = DeltaTable.forPath(rows.sparkSession, into.location).alias("old").merge(rows.alias("new"), on)
         if self.deletes == "hard":
@@ -227,7 +234,7 @@ class Mirror:
             merge = merge.whenMatchedUpdate(f"new._op = 'd' AND {newer}", mark).whenMatchedUpdate(newer, values | alive)
             merge = merge.whenNotMatchedInsert("new._op = 'd'", bare | mark).whenNotMatchedInsert(values=first | alive)
         if counts.truncated is not None:
-            older = f"old.{POSITION} < '{counts.truncated}'"
+            older = f"old.{POSITION} < {string_literal(counts.truncated)}"
             if self.deletes == "hard":
                 merge = merge.whenNotMatchedBySourceDelete(older)
             else:
@@ -236,20 +243,20 @@ class Mirror:
         merge.execute()
 
 
-def _value(name: str, missing: bool) -> str:
+def _updated_value(name: str, missing: bool) -> str:
     new = f"new._after.{quote_name(name)}"
     if not missing:
         return new
-    # A value from an earlier change of the batch may be older than the table's: the batch may hold content read again.
+    # A value from an earlier change of the batch may be older than the table's: the change may be a redelivered one.
     older = f"COALESCE(new._from[{string_literal(name)}] <= old.{POSITION}, false)"
     missing_here = f"array_contains(new._missing, {string_literal(name)})"
-    # The row under this key was another one before, unless this very change is in.
+    # Another row had this key before, unless the table already has this change.
     unknown = f"{missing_here} AND new._moved AND new._position <> old.{POSITION}"
     filled_value = f"IF({missing_here} OR {older}, old.{quote_name(name)}, {new})"
     return f"IF({unknown}, raise_error({string_literal(_LACKS)}), {filled_value})"
 
 
-def _first_value(name: str, missing: bool) -> str:
+def _inserted_value(name: str, missing: bool) -> str:
     new = f"new._after.{quote_name(name)}"
     if not missing:
         return new

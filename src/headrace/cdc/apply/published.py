@@ -2,21 +2,23 @@
 
     LAKE/INTO/_published      one row per table: `table`, `path`, `version`, `batch`, `cleaned`
 
-A reader who takes the versions of one state of this table reads every mirror as it was after one batch. A batch that
-failed half-way has changed some tables and published nothing, so readers still use their earlier versions.
+A reader that uses the versions in one version of this table reads every mirror as of the same batch. A batch that
+failed half-way has changed some tables and published nothing, so readers still use the earlier versions.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import version
-from headrace.sinks.delta.sql import idempotent_write, session_settings
+from headrace.clients.spark.settings import session_settings
+from headrace.flow.run_cache import CachedFact
+from headrace.sinks.delta.sql import idempotent_write
 
 if TYPE_CHECKING:
     from headrace.flow.sink import Batch
@@ -26,7 +28,7 @@ _COLUMNS = "table string, path string, version bigint, batch bigint, cleaned tim
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table: its name, its path, its version, the batch that this comes from, when old files were removed last."""
+    """One table: its name, path and version, the batch that wrote this version, and the time of the last VACUUM."""
 
     table: str
     path: str
@@ -35,29 +37,34 @@ class PublishedTable:
     cleaned: dt.datetime | None = None
 
 
-# The rows of a table of versions at one version of its own, which never changes: the next batch need not read them.
-_cache: dict[str, tuple[tuple[str, int], dict[str, PublishedTable]]] = {}
+@dataclass
+class _CachedRows(CachedFact):
+    """The rows of `_published` at one of its versions, which never changes: the next batch need not read them."""
+
+    version: int = -1
+    rows: dict[str, PublishedTable] = field(default_factory=dict)
 
 
 def publish(session: SparkSession, location: str, tables: Iterable[PublishedTable], batch: Batch) -> None:
-    """Record the versions that the tables of the batch now have. The commit is the batch's: once it is in, all is."""
+    """Record the versions of the tables of a batch. This commit is the last one of the batch and completes it."""
     rows = read_published(session, location, batch) | {table.table: table for table in tables}
     values = [(table.table, table.path, table.version, table.batch, table.cleaned) for _, table in sorted(rows.items())]
     with session_settings(session, idempotent_write(batch.app_id, batch.id)):
         session.createDataFrame(values, _COLUMNS).coalesce(1).write.format("delta").mode("overwrite").save(location)
-    _cache[location] = ((batch.app_id, version(session, location)), rows)
+    cached = batch.cache.get(_CachedRows, location)
+    cached.version, cached.rows = version(session, location), rows
 
 
 def read_published(session: SparkSession, location: str, batch: Batch) -> dict[str, PublishedTable]:
-    """Return the last state, by the name of the table."""
+    """Return the published tables by name."""
     now = version(session, location)
     if now < 0:
         return {}
-    at, cached = _cache.get(location, (None, {}))
-    if at == (batch.app_id, now):
-        return cached
+    cached = batch.cache.get(_CachedRows, location)
+    if cached.version == now:
+        return cached.rows
     stored = session.read.format("delta").load(location).select("table", "path", "version", "batch", "cleaned")
-    # Spark gives times without a zone, in the zone of the machine.
+    # Spark returns times without a zone, in the zone of the machine.
     return {
         row[0]: PublishedTable(row[0], row[1], row[2], row[3], row[4] and row[4].astimezone(dt.UTC))
         for row in stored.collect()

@@ -1,18 +1,18 @@
-"""Evolve the columns of a table with those of its source. Lossless changes are applied, others are refused.
+"""Evolve the columns of a table with those of its source. Lossless changes are applied, others are rejected.
 
 | at the source                     | in the table                                                                    |
 |-----------------------------------|---------------------------------------------------------------------------------|
-| a column is added                 | it appears, null for the rows that are there                                    |
-| a column is dropped               | `keep`: it stays, with what it held; rows that come later hold null in it       |
-|                                   | `drop`: it goes                                                                 |
-| a dropped column comes back       | in a mirror it starts as null; other tables keep its old values                 |
-| a type becomes wider              | it becomes wider, and files stay as they are (Delta's type widening)            |
-| a type becomes another or narrower | refused (HR-542)                                                               |
-| a column changes its name         | refused (HR-542): in the log it is one column less and another one more         |
-| a time changes its digits         | refused (HR-542): records before and after use different units                  |
+| a column is added                 | it is added; existing rows have null                                            |
+| a column is dropped               | `keep`: it stays with its values; later rows have null                          |
+|                                   | `drop`: it is dropped                                                           |
+| a dropped column is added again   | in a mirror it starts as null; other tables keep its old values                 |
+| a type becomes wider              | it becomes wider without rewriting files (Delta's type widening)                |
+| a type changes in another way     | rejected (HR-542)                                                               |
+| a column is renamed               | rejected (HR-542): in the log, one column is dropped and another one is added   |
+| the precision of a time changes   | rejected (HR-542): records before and after use different units                 |
 
-Wider is: a whole number into a larger one, into a decimal or a double that hold all of it; `float` into `double`; a
-decimal with more digits before the point, behind it or both; an array of such elements.
+A type becomes wider if an integer becomes a larger integer, or a decimal or double that can represent all its values;
+if `float` becomes `double`; if a decimal gets more digits before or after the point; or if the elements of an array do.
 
 Table properties store the state of the source: dropped columns, and units of times.
 """
@@ -34,7 +34,7 @@ DroppedColumns = Literal["keep", "drop"]
 Path = tuple[str, ...]
 
 _DROPPED = "headrace.dropped"
-# Columns that are the table's own.
+# The prefix of metadata columns.
 _OWN = "_headrace_"
 _MAPPING = "delta.columnMapping.mode"
 _WIDENING = "delta.enableTypeWidening"
@@ -51,7 +51,7 @@ class EvolutionPolicy:
     | field   | meaning                                                                                              |
     |---------|------------------------------------------------------------------------------------------------------|
     | dropped | whether a column that the source dropped stays                                                       |
-    | cleared | whether one that comes back begins without its old values, as at the source; a history keeps its own |
+    | cleared | whether a column that is added again starts as null, as at the source; a history keeps old values    |
     """
 
     dropped: DroppedColumns = "keep"
@@ -61,62 +61,60 @@ class EvolutionPolicy:
 def evolve_columns(
     session: SparkSession, into: TableWrite, location: str, source_columns: T.StructType, policy: EvolutionPolicy
 ) -> None:
-    """Bring the columns of a table to those of its source. Called before a batch of its changes is applied.
+    """Change the columns of a table to those of its source. Called before a batch of changes is applied.
 
-    `wanted` is what the table would be made with now. Each statement is a commit of its own; a batch that is run again
-    finds it done.
+    `source_columns` are the columns that a new table would get. Each statement is a separate commit, which a retried
+    batch does not repeat.
     """
     now = snapshot(session, location)
     if now.version < 0:
         return
-    table_types, source_types = _flat(now.schema), _flat(source_columns)
-    dropped_before, text_formats = (
-        {tuple(path) for path in json.loads(now.table_property(_DROPPED) or "[]")},
-        text_formats_of(source_columns),
-    )
+    table_types, source_types = _flat_types(now.schema), _flat_types(source_columns)
+    dropped_before = {tuple(path) for path in json.loads(now.table_property(_DROPPED) or "[]")}
+    text_formats = text_formats_of(source_columns)
     before = json.loads(now.table_property(TEXT_FORMAT) or "{}")
     _require_kind(into, location, table_types, source_types)
     _require_same_format(into, location, before, text_formats)
     added = {path: kind for path, kind in source_types.items() if path not in table_types}
     missing = table_types.keys() - source_types.keys()
     if added and missing - dropped_before:
-        raise _renamed(into, location, min(missing - dropped_before), *min(added.items()))
+        raise _possible_rename_error(into, location, min(missing - dropped_before), *min(added.items()))
     statements = [
-        _widening(into, location, path, table_types[path], kind)
+        _widening_statement(into, location, path, table_types[path], kind)
         for path, kind in source_types.items()
         if path in table_types and table_types[path] != kind
     ]
     if statements and now.table_property(_WIDENING) is None:
-        statements.insert(0, _set(_WIDENING, "true"))
+        statements.insert(0, _set_property(_WIDENING, "true"))
     if added:
-        columns = ", ".join(f"{_name(path)} {kind.simpleString()}" for path, kind in added.items())
+        columns = ", ".join(f"{_quoted_path(path)} {kind.simpleString()}" for path, kind in added.items())
         statements.append(f"ADD COLUMNS ({columns})")
     if missing and policy.dropped == "drop":
-        # Without a mapping of names a column could only go by rewriting every file.
-        statements += [_set(_MAPPING, "name")] if now.table_property(_MAPPING) is None else []
-        statements.append(f"DROP COLUMNS ({', '.join(_name(path) for path in sorted(missing))})")
+        # Without column mapping, dropping a column would rewrite every file.
+        statements += [_set_property(_MAPPING, "name")] if now.table_property(_MAPPING) is None else []
+        statements.append(f"DROP COLUMNS ({', '.join(_quoted_path(path) for path in sorted(missing))})")
     elif missing != dropped_before:
-        statements.append(_set(_DROPPED, json.dumps(sorted(missing))))
+        statements.append(_set_property(_DROPPED, json.dumps(sorted(missing))))
     if text_formats != before:
-        statements.append(_set(TEXT_FORMAT, json.dumps(text_formats)))
-    back = sorted(_name(path) for path in dropped_before & source_types.keys())
+        statements.append(_set_property(TEXT_FORMAT, json.dumps(text_formats)))
+    back = sorted(_quoted_path(path) for path in dropped_before & source_types.keys())
     if back and policy.cleared:
         empty = ", ".join(f"{name} = NULL" for name in back)
-        session.sql(f"UPDATE {_table(location)} SET {empty}")  # noqa: S608 - names are quoted
+        session.sql(f"UPDATE {_quoted_table(location)} SET {empty}")  # noqa: S608 - names are quoted
     for statement in statements:
-        session.sql(f"ALTER TABLE {_table(location)} {statement}")
+        session.sql(f"ALTER TABLE {_quoted_table(location)} {statement}")
 
 
-def _widening(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> str:
+def _widening_statement(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> str:
     if isinstance(before, T.ArrayType) and isinstance(after, T.ArrayType):
-        return _widening(into, location, (*path, "element"), before.elementType, after.elementType)
+        return _widening_statement(into, location, (*path, "element"), before.elementType, after.elementType)
     if not _is_wider(before, after):
-        raise _other_type(into, location, path, before, after)
-    return f"ALTER COLUMN {_name(path)} TYPE {after.simpleString()}"
+        raise _type_change_error(into, location, path, before, after)
+    return f"ALTER COLUMN {_quoted_path(path)} TYPE {after.simpleString()}"
 
 
 def _is_wider(before: T.DataType, after: T.DataType) -> bool:
-    """Return whether every value of one type is one of the other, and Delta reads files of the one as the other."""
+    """Return whether one type can represent every value of the other, and Delta reads files with both."""
     if isinstance(before, _INTEGERS) and isinstance(after, _INTEGERS):
         return _INTEGERS.index(type(before)) < _INTEGERS.index(type(after))
     if isinstance(after, T.DecimalType):
@@ -130,37 +128,39 @@ def _is_wider(before: T.DataType, after: T.DataType) -> bool:
     return isinstance(after, T.DoubleType) and isinstance(before, _IN_DOUBLE)
 
 
-def _flat(schema: T.StructType, within: Path = ()) -> dict[Path, T.DataType]:
-    """Return the types of all columns, those within structs too. Columns of a source are never structs."""
+def _flat_types(schema: T.StructType, within: Path = ()) -> dict[Path, T.DataType]:
+    """Return the types of all columns, also within structs. Columns of a source are never structs."""
     types: dict[Path, T.DataType] = {}
     for field in schema:
         path = (*within, field.name)
-        types |= _flat(field.dataType, path) if isinstance(field.dataType, T.StructType) else {path: field.dataType}
+        types |= (
+            _flat_types(field.dataType, path) if isinstance(field.dataType, T.StructType) else {path: field.dataType}
+        )
     return types
 
 
-def _set(name: str, value: str) -> str:
+def _set_property(name: str, value: str) -> str:
     return f"SET TBLPROPERTIES ('{name}' = {string_literal(value)})"
 
 
-def _name(path: Path) -> str:
+def _quoted_path(path: Path) -> str:
     return ".".join(quote_name(name) for name in path)
 
 
-def _table(location: str) -> str:
+def _quoted_table(location: str) -> str:
     return f"delta.{quote_name(location)}"
 
 
 def _require_kind(
     into: TableWrite, location: str, table_types: Mapping[Path, T.DataType], source_types: Mapping[Path, T.DataType]
 ) -> None:
-    """Raise HR-543 for a table that was made to be kept in another way."""
+    """Raise HR-543 if the table was created with another storage kind."""
     mine, its = ({path[0] for path in paths if path[0].startswith(_OWN)} for paths in (source_types, table_types))
     if mine != its:
         names = ", ".join(f"'{name}'" for name in sorted(mine ^ its))
         raise DataError(
-            f"Table {into.table} at {location} is stored in another way.",
-            why=f"Columns {names} are in one of the two ways and not in the other.",
+            f"Table {into.table} at {location} has another storage kind than declared.",
+            why=f"The table and the declared storage kind differ in columns {names}.",
             state="Nothing of the batch was written to this table.",
             remedy="Declare `stored_as` and `deletes` as before, or use another flow with a new path.",
             code="HR-543",
@@ -173,46 +173,46 @@ def _require_same_format(into: TableWrite, location: str, before: Mapping[str, s
             raise _unsupported_change(
                 into,
                 f"Column '{name}' was sent as {before[name]} and is sent as {now[name]} since its type changed. A "
-                "record does not say in which form it was written.",
-                "If all changes from before were applied when the column was changed: ALTER TABLE "
-                f"{_table(location)} UNSET TBLPROPERTIES ('{TEXT_FORMAT}'); If not, capture the table again.",
+                "record does not contain its format.",
+                "If all earlier changes were applied before the column was changed: ALTER TABLE "
+                f"{_quoted_table(location)} UNSET TBLPROPERTIES ('{TEXT_FORMAT}'); If not, capture the table again.",
             )
 
 
-def _renamed(into: TableWrite, location: str, old: Path, new: Path, kind: T.DataType) -> DataError:
-    table = f"ALTER TABLE {_table(location)}"
+def _possible_rename_error(into: TableWrite, location: str, old: Path, new: Path, kind: T.DataType) -> DataError:
+    table = f"ALTER TABLE {_quoted_table(location)}"
     return _unsupported_change(
         into,
         f"Column '{new[-1]}' is new and '{old[-1]}' is missing: that may be one renamed column.",
-        f"If it is one column: {table} {_set(_MAPPING, 'name')}; {table} RENAME COLUMN {_name(old)} TO "
-        f"{quote_name(new[-1])}; If it is two: {table} ADD COLUMNS ({_name(new)} {kind.simpleString()});",
+        f"If it is one column: {table} {_set_property(_MAPPING, 'name')}; {table} RENAME COLUMN {_quoted_path(old)} TO "
+        f"{quote_name(new[-1])}; If it is two: {table} ADD COLUMNS ({_quoted_path(new)} {kind.simpleString()});",
     )
 
 
-def _other_type(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> DataError:
-    table, name, aside = f"ALTER TABLE {_table(location)}", path[-1], f"{path[-1]}_before"
+def _type_change_error(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> DataError:
+    table, name, aside = f"ALTER TABLE {_quoted_table(location)}", path[-1], f"{path[-1]}_before"
     was, now = before.simpleString(), after.simpleString()
-    previous = _name((*path[:-1], aside))
+    previous = _quoted_path((*path[:-1], aside))
     steps = (
-        f"{table} {_set(_MAPPING, 'name')}",
-        f"{table} RENAME COLUMN {_name(path)} TO {quote_name(aside)}",
-        f"{table} ADD COLUMNS ({_name(path)} {now})",
-        f"UPDATE {_table(location)} SET {_name(path)} = CAST({previous} AS {now})",  # noqa: S608 - names are quoted
+        f"{table} {_set_property(_MAPPING, 'name')}",
+        f"{table} RENAME COLUMN {_quoted_path(path)} TO {quote_name(aside)}",
+        f"{table} ADD COLUMNS ({_quoted_path(path)} {now})",
+        f"UPDATE {_quoted_table(location)} SET {_quoted_path(path)} = CAST({previous} AS {now})",  # noqa: S608 - names are quoted
         f"{table} DROP COLUMN {previous}",
     )
     return _unsupported_change(
         into,
-        f"Column '{name}' was {was} and is {now} at the source now, which does not hold all that was in it.",
+        f"Column '{name}' was {was} and is now {now} at the source, which cannot represent all its earlier values.",
         f"Run {' '.join(f'{step};' for step in steps)} The fourth fails on a value that does not fit. If the column is "
-        "of the key, capture the table again.",
+        "part of the key, capture the table again.",
     )
 
 
 def _unsupported_change(into: TableWrite, why: str, plan: str) -> DataError:
     return DataError(
-        f"The columns of table {into.table} changed in a way that is not followed.",
+        f"The columns of table {into.table} changed in a way that is not supported.",
         why=why,
-        state="Nothing of the batch was written to this table. It holds every batch before.",
+        state="Nothing of the batch was written to this table. It contains every earlier batch.",
         remedy=f"{plan} Then start the flow again.",
         code="HR-542",
     )

@@ -1,7 +1,7 @@
 """Skip the topics of tables that are not captured, and report them, so that one table does not stop the others.
 
-A capture by a pattern reads every topic of its prefix, and so also those of tables that it does not choose any more,
-and of tables that were dropped before anything of them was kept.
+A capture with a pattern reads every topic of its prefix. This includes topics of tables that it no longer selects, and
+of tables that were dropped before any of their changes was applied.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class SkippedTable:
 
 
 def skip(skipped: SkippedTable, rows: DataFrame, folder: str, sink: str, batch: Batch) -> None:
-    """Report how many changes of a topic are skipped, or raise. Called once per batch that has any."""
+    """Report the number of skipped changes of a topic, or raise. Called once per batch that has any."""
     location = f"{folder}/{skipped.topic.rpartition('.')[2]}"
     if skipped.error is not None and version(rows.sparkSession, location) >= 0:
         raise skipped.error
     batch.on_dead_letters(
-        DeadLetters(sink, rows.count(), skipped.why, f"In the topic {skipped.topic}, as long as it keeps them.")
+        DeadLetters(sink, rows.count(), skipped.why, f"In the topic {skipped.topic}, until its retention removes them.")
     )

@@ -3,68 +3,71 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, types as T
 
 from headrace.clients.spark.delta_log import snapshot, version
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import quote_name
-from headrace.sinks.delta.sql import idempotent_write, session_settings, set_table_properties
+from headrace.flow.run_cache import RunCache
+from headrace.sinks.delta.sql import idempotent_write, set_table_properties
 
-# The place in the source's log of the change that a row shows.
+# The position in the source's log of the last change of a row.
 POSITION = "_headrace_position"
 # Metadata of a column of changes, and a table property: the format of the texts, if the column type does not imply it.
 TEXT_FORMAT = "headrace.text_format"
 
-# Delta gathers the least and greatest value of so many columns per file. Keys behind them could not be pruned by.
+# Delta collects the minimum and maximum of this many columns per file. Files cannot be skipped by keys after them.
 _WITH_STATISTICS = 32
-# A table can be clustered by at most so many columns.
+# The maximum number of clustering columns of a table.
 _MOST_CLUSTERED = 4
 _MOVED_IN_FULL = (T.ArrayType, T.MapType, T.StructType, T.BooleanType, T.BinaryType, T.VariantType)
 
-# Files do not take these in the names of columns: they get names of their own.
+# Parquet does not allow these in the names of columns. Column mapping gives the columns other names in the files.
 _NOT_IN_FILES = " ,;{}()\n\t="
 
 _MERGE = {
-    # What is merged is kept on the executors already: Delta would keep it a second time.
+    # The source of the MERGE is checkpointed already: Delta would store it a second time.
     "spark.databricks.delta.merge.materializeSource": "none",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
 }
 _VECTORS = "delta.enableDeletionVectors"
-# Deletion vectors take jobs of their own. Rewriting files takes longer the larger they are. `bench/cdc.py --only
-# vectors`: the same time at 8 MB, and 1.2 times the time without marks at 28 MB, 1.3 at 83 MB, 2.5 at 275 MB.
+# Deletion vectors need extra jobs; rewriting files takes longer the larger they are. `bench/cdc.py --only vectors`: the
+# same time at 8 MB; without deletion vectors 1.2 times the time at 28 MB, 1.3 at 83 MB, 2.5 at 275 MB.
 _WORTH_VECTORS = 16 * 1024 * 1024
-# A batch is a few dozen small queries: what costs is their number of jobs and not their rows.
+# A batch is a few dozen small queries: their cost is the number of jobs, not the number of rows.
 SMALL_BATCH_CONF = {
-    # Adaptive plans run a job per stage, to choose between plans that all take a moment here.
+    # Adaptive execution runs a job per stage, to choose between plans that are all fast here.
     "spark.sql.adaptive.enabled": "false",
     # Store the batches of a table with each version; otherwise every commit reads the whole log.
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
-    # Rows that replace others are those of the keys that the condition names. Delta would look at each again.
+    # All rows of a replaceWhere write have keys of its condition. Delta would check each row again.
     "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
-    # Thousands of keys are left to Spark. For Parquet their list would be packed and unpacked for each file, which
-    # took half of the search. The ranges around them are still handed down.
+    # Spark filters thousands of keys itself. Pushed down to Parquet, their list would be packed and unpacked for each
+    # file, which took half of the time. The ranges around the keys are still pushed down.
     "spark.sql.parquet.pushdown.inFilterThreshold": "0",
     # Keep a list of keys out of the generated code, however short it is: see `replace_where.key_condition`.
     "spark.sql.optimizer.inSetConversionThreshold": "0",
     "spark.sql.optimizer.inSetSwitchThreshold": "0",
-    # A column may be named `${...}`: that is no setting.
+    # A column may be named `${...}`: that is not a variable.
     "spark.sql.variable.substitute": "false",
 }
 
 
 @dataclass(frozen=True)
 class TableWrite:
-    """One table, and the attempt of a batch to write to it.
+    """A table, and the attempt of a batch to write to it.
 
     | field      | meaning                                                                                       |
     |------------|-----------------------------------------------------------------------------------------------|
     | table      | the name for messages                                                                         |
-    | location   | where the table is                                                                            |
-    | tombstones | where the tombstones of its deleted keys are                                                  |
+    | location   | the path of the table                                                                         |
+    | tombstones | the path of the tombstones of its deleted keys                                                |
     | app_id     | the identity of the writer, the same for every table of a batch                               |
     | batch_id   | the number of the batch                                                                       |
+    | cache      | what the run remembers of the table                                                           |
     """
 
     table: str
@@ -72,12 +75,13 @@ class TableWrite:
     tombstones: str
     app_id: str
     batch_id: int
+    cache: RunCache = field(default_factory=RunCache, compare=False, repr=False)
 
     @contextmanager
     def commit(self, session: SparkSession) -> Iterator[None]:
         """Run the writes of a block under the identity of the batch: Delta skips a write if the table has the batch.
 
-        MERGE, DELETE and UPDATE take it from the session only. Tables that are written at the same time share it.
+        MERGE, DELETE and UPDATE read it from the session only. Tables that are written concurrently share it.
         """
         with session_settings(session, {**_MERGE, **idempotent_write(self.app_id, self.batch_id)}):
             yield
@@ -88,9 +92,9 @@ def create_table(session: SparkSession, location: str, columns: T.StructType, ke
     if version(session, location) >= 0:
         return
     table = DeltaTable.createIfNotExists(session).location(location)
-    # Rows of a table arrive as the source had them: what may be null there may change with the next ALTER TABLE.
+    # All columns are nullable: the next ALTER TABLE at the source may change which ones are.
     table = table.addColumns(T.StructType([T.StructField(column.name, column.dataType) for column in columns]))
-    # Not every reader supports deletion vectors and type widening: a table gets them when it needs them.
+    # Not every reader supports deletion vectors and type widening: they are enabled when a table needs them.
     table = table.property(_VECTORS, "false")
     if formats := text_formats_of(columns):
         table = table.property(TEXT_FORMAT, json.dumps(formats))
@@ -100,33 +104,33 @@ def create_table(session: SparkSession, location: str, columns: T.StructType, ke
         table = table.property("delta.dataSkippingStatsColumns", ",".join(map(quote_name, first)))
     if clustered:
         table = table.clusterBy(*map(quote_name, clustered))
-    if any(letter in name for name in _every_name(columns) for letter in _NOT_IN_FILES):
+    if any(letter in name for name in _column_names(columns) for letter in _NOT_IN_FILES):
         table = table.property("delta.columnMapping.mode", "name")
     table.execute()
 
 
-def _every_name(columns: T.StructType) -> Iterator[str]:
+def _column_names(columns: T.StructType) -> Iterator[str]:
     for column in columns:
         yield column.name
         if isinstance(column.dataType, T.StructType):
-            yield from _every_name(column.dataType)
+            yield from _column_names(column.dataType)
 
 
 def text_formats_of(schema: T.StructType) -> dict[str, str]:
     """Return the text formats in the metadata of columns."""
     formats: dict[str, str] = {}
-    for field in schema:
-        if isinstance(field.dataType, T.StructType):
-            formats |= text_formats_of(field.dataType)
-        elif TEXT_FORMAT in (field.metadata or {}):
-            formats[field.name] = str(field.metadata[TEXT_FORMAT])
+    for column in schema:
+        if isinstance(column.dataType, T.StructType):
+            formats |= text_formats_of(column.dataType)
+        elif TEXT_FORMAT in (column.metadata or {}):
+            formats[column.name] = str(column.metadata[TEXT_FORMAT])
     return formats
 
 
 def enable_deletion_vectors(session: SparkSession, location: str) -> None:
     """Enable deletion vectors for a table that has grown, instead of rewriting the files of deleted rows.
 
-    A commit of its own, once in a table's life.
+    A separate commit, once in the lifetime of a table.
     """
     now = snapshot(session, location)
     if now.table_property(_VECTORS) == "true":

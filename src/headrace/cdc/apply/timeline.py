@@ -1,40 +1,40 @@
 """Build the timeline of each key in log order: the versions of its row and what ended them.
 
-One row per place of the log:
+One row per position of the log:
 
-| column      | type      | holds                                                                                     |
+| column      | type      | contains                                                                                  |
 |-------------|-----------|-------------------------------------------------------------------------------------------|
 | `_key`      | struct    | the key                                                                                   |
-| `_position` | string    | the place in the log                                                                      |
-| `_rank`     | int       | which comes first at one place                                                            |
+| `_position` | string    | the position in the log                                                                   |
+| `_rank`     | int       | the order at one position                                                                 |
 | `_op`       | string    | `c`, `u`, `r` for a version, `d` and `t` for an end                                       |
 | `_at`       | timestamp | when the source committed it                                                              |
 | `_after`    | struct    | the values of a version                                                                   |
-| `_missing`  | array     | columns that the log left out: their values are those of the version before               |
-| `_old`      | struct    | what the table says of it: `since`, `to`, `current`, `until`, `ended`; null if it has none |
+| `_missing`  | array     | columns that the log omits: their values are those of the previous version                |
+| `_old`      | struct    | the stored row: `since`, `to`, `current`, `until`, `ended`; null if the table has none    |
 """
 
 from pyspark.sql import Column, DataFrame, Window, functions as F, types as T
 
 from headrace.cdc.apply.latest_change import with_unreadable_column
 
-# At one place of the log a row of a snapshot comes first, and an old row goes before a new one comes.
+# At one position of the log: snapshot rows first, then deletes, then new versions.
 SNAPSHOT, END, VERSION = 0, 1, 2
 
 
-def rank(op: Column) -> Column:
-    """Return which of the changes at one place of the log comes first."""
+def order_within_position(op: Column) -> Column:
+    """Return the sort order of a change among those at one position of the log."""
     return F.when(op == "r", SNAPSHOT).when(op.isin("d", "t"), END).otherwise(VERSION)
 
 
 def is_version() -> Column:
-    """Return whether a row of a timeline is a version, and not an end."""
+    """Return whether a row of a timeline is a version and not an end."""
     return F.col("_rank") != END
 
 
 def events(changes: DataFrame) -> DataFrame:
-    """Return the changes of a batch, each once, as `counts` takes them. What comes again has its place of before."""
-    complete_changes = with_unreadable_column(changes).withColumn("_rank", rank(F.col("_op")))
+    """Return the changes of a batch, each once, as `count_changes` expects them. A redelivery has the same position."""
+    complete_changes = with_unreadable_column(changes).withColumn("_rank", order_within_position(F.col("_op")))
     first = F.min_by(F.struct("_op", "_commit_time", "_after", F.col("_unavailable").alias("_missing")), "_offset")
     unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
     moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
@@ -42,7 +42,7 @@ def events(changes: DataFrame) -> DataFrame:
     return once.select("_key", "_position", "_rank", "one.*", "_unreadable", "_moved")
 
 
-def ends_of(versions: DataFrame) -> DataFrame:
+def version_end_events(versions: DataFrame) -> DataFrame:
     """Return the ends of stored versions: deletes and truncates."""
     ended = versions.where(is_version() & F.col("_old.ended").isin("d", "t"))
     return ended.select(
@@ -54,7 +54,7 @@ def merge_stored(rows: DataFrame) -> DataFrame:
     """Return a timeline with one row per log position. A stored row takes precedence over the same row in the batch."""
     stored = F.col("_old").isNotNull()
     preferred = F.max_by(F.struct("_op", "_after", "_missing", "_old"), stored)
-    # All that follows is done key by key: moved once here, rows need not be moved again.
+    # All later steps work by key: one shuffle here is the only one.
     once = (
         rows.repartition("_key")
         .groupBy("_key", "_position", "_rank")
@@ -63,22 +63,22 @@ def merge_stored(rows: DataFrame) -> DataFrame:
     return once.select("_key", "_position", "_rank", "_at", "one.*")
 
 
-def resolve(timeline: DataFrame) -> DataFrame:
-    """Return a timeline that says what the table has to hold.
+def resolve_versions(timeline: DataFrame) -> DataFrame:
+    """Return a timeline with the rows that the table must have.
 
-    | column    | holds                                                                                             |
+    | column    | contains                                                                                          |
     |-----------|---------------------------------------------------------------------------------------------------|
-    | `_now`    | as `_old`, from what is known now                                                                 |
-    | `_values` | as `_after`, with the values that the log left out                                                |
-    | `_lacks`  | whether such a value is nowhere known                                                             |
+    | `_now`    | as `_old`, computed from all events                                                               |
+    | `_values` | as `_after`, with the values that the log omits                                                   |
+    | `_lacks`  | whether no copy of such a value exists                                                            |
     | `_ends`   | whether an end is that of a version                                                               |
     """
     log = Window.partitionBy("_key").orderBy("_position", "_rank")
     so_far = log.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     stored, before = F.col("_old").isNotNull(), F.lag("_rank").over(log)
-    # Before the first row of a timeline nothing has changed: what the table says there is right.
+    # Nothing changed before the first row of a timeline: the stored row is correct.
     alone = before.isNull() | (before == END)
-    # Before a new row, another row had the key.
+    # Before an insert, another row had the key.
     other = alone | (F.col("_op") == "c")
     placed = timeline.withColumns(
         {
@@ -89,22 +89,22 @@ def resolve(timeline: DataFrame) -> DataFrame:
     )
     after = timeline.schema["_after"].dataType
     assert isinstance(after, T.StructType)  # noqa: S101 - the frame of changes says so
-    values = [_value(name, placed).over(so_far)["value"].alias(name) for name in after.names]
-    return _with_ends(placed.withColumn("_values", F.when(is_version(), F.struct(*values))))
+    values = [_newest_value(name, placed).over(so_far)["value"].alias(name) for name in after.names]
+    return _with_validity(placed.withColumn("_values", F.when(is_version(), F.struct(*values))))
 
 
-def _value(name: str, placed: DataFrame) -> Column:
+def _newest_value(name: str, placed: DataFrame) -> Column:
     """Return the newest value of a column that a version contains."""
     has_value = is_version() & (F.col("_holds") | ~F.array_contains("_missing", name))
     return F.last(F.when(has_value, F.struct(placed["_after"][name].alias("value"))), ignorenulls=True)
 
 
-def _with_ends(placed: DataFrame) -> DataFrame:
-    # From the end of the log backwards: a frame that begins at each row would be computed again for each.
+def _with_validity(placed: DataFrame) -> DataFrame:
+    # From the end of the log backwards: Spark would compute a frame that starts at each row again for each row.
     back = Window.partitionBy("_key").orderBy(F.desc("_position"), F.desc("_rank"))
     from_here = back.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     behind = back.rowsBetween(Window.unboundedPreceding, -1)
-    # A version begins no later than what follows it, whatever the source's clock said.
+    # A version starts no later than the next event, even if the clock of the source went back.
     timed = placed.withColumn("_since", F.min("_at").over(from_here))
     here = F.struct(F.col("_position").alias("until"), F.col("_op").alias("ended"), F.col("_since").alias("to"))
     version = F.last(F.when(is_version(), here), ignorenulls=True).over(behind)
@@ -121,7 +121,7 @@ def _with_ends(placed: DataFrame) -> DataFrame:
 
 
 def changed_rows(timeline: DataFrame, *, ends: bool) -> DataFrame:
-    """Return the rows of a resolved timeline that the table has not, or has otherwise, or has no longer (`_gone`).
+    """Return the rows of a resolved timeline that the table must insert, update or delete (`_gone`).
 
     With `ends` the table has a row for each end of a version.
     """

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, functions as F, types a
 from headrace.cdc.apply.table import POSITION, TableWrite, create_table, struct_fields
 from headrace.clients.spark.delta_log import version
 from headrace.clients.sql import column_named
+from headrace.flow.run_cache import CachedFact
 from headrace.sinks.delta.sql import without_idempotent_write
 
 DELETED_AT = "_headrace_deleted_at"
@@ -22,22 +23,26 @@ EVERY_KEY = "_headrace_every_key"
 
 @dataclass(frozen=True)
 class TombstoneIndex:
-    """The greatest position of the tombstones of a table, and of its truncates. None: there is none."""
+    """The greatest position of the tombstones of a table, and of its truncates; None without any."""
 
     newest: str | None
     truncated: str | None
 
     def updated(self, last: str | None, truncated: str | None) -> TombstoneIndex:
-        """Return the index after a batch. Too great a position only costs a lookup."""
-        return TombstoneIndex(_greater(self.newest, last), _greater(self.truncated, truncated))
+        """Return the index after a batch. A position that is too high only costs a lookup."""
+        return TombstoneIndex(_greater_position(self.newest, last), _greater_position(self.truncated, truncated))
 
 
-def _greater(position: str | None, other_position: str | None) -> str | None:
+def _greater_position(position: str | None, other_position: str | None) -> str | None:
     return max((candidate for candidate in (position, other_position) if candidate is not None), default=None)
 
 
-# The index of a tombstone table by its version, which never changes.
-_cache: dict[str, tuple[tuple[str, int], TombstoneIndex]] = {}
+@dataclass
+class _CachedIndex(CachedFact):
+    """The index of a tombstone table at one of its versions, which never changes."""
+
+    version: int = -1
+    index: TombstoneIndex = TombstoneIndex(None, None)
 
 
 def columns(key: T.StructType) -> T.StructType:
@@ -56,7 +61,7 @@ def write_tombstones(deletes: DataFrame, into: TableWrite) -> None:
         F.col("_commit_time").alias(DELETED_AT),
         (F.col("_op") == "t").alias(EVERY_KEY),
     )
-    # A batch rarely deletes much: one file, and not one per task.
+    # A batch rarely deletes many rows: write one file, not one per task.
     without_idempotent_write(rows.coalesce(1)).write.format("delta").mode("append").save(into.tombstones)
 
 
@@ -65,19 +70,17 @@ def tombstone_index(session: SparkSession, into: TableWrite) -> TombstoneIndex:
     at = version(session, into.tombstones)
     if at < 0:
         return TombstoneIndex(None, None)
-    cached = _cache.get(into.tombstones)
-    if cached is None or cached[0] != (into.app_id, at):
+    cached = into.cache.get(_CachedIndex, into.tombstones)
+    if cached.version != at:
         last = read(session, into).agg(F.max(POSITION), F.max(F.when(F.col(EVERY_KEY), F.col(POSITION)))).first()
-        cached = _cache[into.tombstones] = (
-            (into.app_id, at),
-            TombstoneIndex(*last) if last else TombstoneIndex(None, None),
-        )
-    return cached[1]
+        cached.version, cached.index = at, TombstoneIndex(*last) if last else TombstoneIndex(None, None)
+    return cached.index
 
 
 def cache_index(session: SparkSession, into: TableWrite, index: TombstoneIndex) -> None:
     """Cache the index for the current version, so that the next batch need not read the table."""
-    _cache[into.tombstones] = ((into.app_id, version(session, into.tombstones)), index)
+    cached = into.cache.get(_CachedIndex, into.tombstones)
+    cached.version, cached.index = version(session, into.tombstones), index
 
 
 def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> DataFrame:
@@ -94,5 +97,5 @@ def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> Data
 
 
 def read(session: SparkSession, into: TableWrite) -> DataFrame:
-    """Return the tombstones of a table that has some."""
+    """Return the tombstones of a table. Their table must exist."""
     return session.read.format("delta").load(into.tombstones)

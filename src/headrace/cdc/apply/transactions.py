@@ -1,16 +1,15 @@
 """Apply complete transactions only: a reader of `_published` never sees an order without its items.
 
 The topics of a database are read concurrently, and a batch may end anywhere in each: with an order and not yet its
-items. So a batch applies the complete transactions, in commit order up to the first incomplete one, and keeps the
+items. So a batch applies the complete transactions, in commit order up to the first incomplete one, and stores the
 other changes for the next batch:
 
-    LAKE/INTO/_pending     changes that wait for the rest of their transaction; the ends of transactions that wait
+    LAKE/INTO/_pending     changes and end records of incomplete transactions
 
-The end record of a transaction has its number of changes, by table. Messages that the transaction wrote
-into the log (`pg_logical_emit_message`) are counted by it too, as a table of their own; they are in a topic that is not
-read, so they are not waited for. Rows of a snapshot belong to none, and pass.
-After a crash the connector sends again what it had not noted as sent, and that may be a part of a transaction only:
-the ids of applied transactions are stored, and their changes pass immediately.
+The end record of a transaction has its number of changes, by table. It also counts log messages
+(`pg_logical_emit_message`) under a separate name. Their topic is not read, so they are subtracted. Snapshot rows
+belong to no transaction and are applied immediately. After a crash the connector sends records again, possibly only a
+part of a transaction. So the ids of applied transactions are stored, and their changes are applied immediately.
 """
 
 import datetime as dt
@@ -22,17 +21,18 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import version
+from headrace.clients.sql import string_literal
 from headrace.errors import DataError
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
 
 PENDING = "_pending"
-BATCH, _QUERY, _DONE = "_headrace_batch", "_headrace_query", "_headrace_done"
-# The connector's name for log messages in place of a table: the text of a Java object.
+BATCH, _QUERY, _APPLIED = "_headrace_batch", "_headrace_query", "_headrace_done"
+# The name under which the connector counts log messages, in place of a table: the text of a Java object.
 _MESSAGES = r"^(?:\S+[.$]LogicalDecodingMessageId@[0-9a-f]+|LOGICAL_DECODING_MESSAGE)$"
-# More than a connector sends again: it notes every minute what it has sent.
+# More than a connector sends again: it records its position every minute.
 _REMEMBERED = 20_000
-# The end of a transaction is sent after its changes. If some are missing for this long, they will never come.
+# The end record is sent after the changes. If changes are missing for this long, they will never arrive.
 _PATIENCE = dt.timedelta(minutes=10)
 
 
@@ -50,122 +50,124 @@ class TransactionEnd:
 def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Iterator[DataFrame]:
     """Yield the changes of complete transactions, and store the others at a location for the next batch.
 
-    `rows` are envelopes and the records of the topic of transactions, which have `status`, `id`, `event_count` and
-    `data_collections`. An attempt that is made again finds what the first one found: what an earlier batch kept stays
-    until this one is done.
+    `rows` are envelopes and the records of the transaction topic, which have `status`, `id`, `event_count` and
+    `data_collections`. A retried attempt reads the same pending changes as the first one: they are deleted only by a
+    later batch.
     """
     session = rows.sparkSession
-    before = _before(session, location, batch)
-    waited = _waited(session, location, batch, before)
-    everything = rows if waited is None else rows.unionByName(waited.drop(BATCH, _QUERY, _DONE))
-    done = [] if waited is None else _done(waited)
-    with persisted(everything) as once:
-        change_counts, ends = _count_changes(once), _ends(once)
-        ready = complete_ids(ends, change_counts, done)
-        lacking = [end for end in ends if end.transaction not in {*ready, *done}]
-        _require_no_loss(lacking, change_counts, ends)
-        passes = sorted({*ready, *(transaction_id for transaction_id in done if transaction_id in change_counts)})
-        mine = _transaction()
-        now = F.col("op").isNotNull() & (mine.isNull() | mine.isin(passes))
-        waits = F.when(F.col("op").isNull(), ~_of_end().isin([*ready, *done])).otherwise(~now)
-        pending = once.where(waits & (F.col("op").isNotNull() | (F.col("status") == "END")))
-        _write_pending(session, pending, [*done, *ready][-_REMEMBERED:], location, batch, before)
-        yield once.where(now)
+    previous_batch = _previous_pending_batch(session, location, batch)
+    pending = _read_pending_changes(session, location, batch, previous_batch)
+    applied = [] if pending is None else _applied_transaction_ids(pending)
+    with persisted(rows if pending is None else rows.unionByName(pending.drop(BATCH, _QUERY, _APPLIED))) as cached:
+        change_counts, ends = _count_changes(cached), _transaction_ends(cached)
+        complete = complete_ids(ends, change_counts, applied)
+        incomplete = [end for end in ends if end.transaction not in {*complete, *applied}]
+        _require_no_loss(incomplete, change_counts, ends)
+        ready_ids = sorted({*complete, *(transaction for transaction in applied if transaction in change_counts)})
+        transaction_id = _change_transaction_id()
+        is_ready = F.col("op").isNotNull() & (transaction_id.isNull() | transaction_id.isin(ready_ids))
+        is_pending_end = (F.col("status") == "END") & ~_end_transaction_id().isin([*complete, *applied])
+        still_pending = cached.where(F.when(F.col("op").isNull(), is_pending_end).otherwise(~is_ready))
+        remembered = [*applied, *complete][-_REMEMBERED:]
+        _write_pending(session, still_pending, remembered, location, batch, previous_batch)
+        yield cached.where(is_ready)
 
 
-def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int], done: Sequence[str]) -> list[str]:
+def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int], applied: Sequence[str]) -> list[str]:
     """Return the ids of the complete transactions in commit order, up to the first incomplete one."""
-    ids, done_ids = list[str](), set(done)
+    ids, finished = list[str](), set(applied)
     for end in ends:
-        if end.transaction in done_ids:
+        if end.transaction in finished:
             continue
         if change_counts.get(end.transaction, 0) < end.changes:
             break
         ids.append(end.transaction)
-        done_ids.add(end.transaction)
+        finished.add(end.transaction)
     return ids
 
 
-def _transaction() -> Column:
-    """Return the id of a change's transaction. Postgres writes the place of the single change behind it."""
+def _change_transaction_id() -> Column:
+    """Return the transaction id of a change. Postgres appends the position of the single change to it."""
     return F.split_part(F.col("transaction")["id"], F.lit(":"), F.lit(1))
 
 
-def _of_end() -> Column:
+def _end_transaction_id() -> Column:
     return F.split_part(F.col("id"), F.lit(":"), F.lit(1))
 
 
 def _count_changes(once: DataFrame) -> Mapping[str, int]:
-    """Count the changes of each transaction; one that was sent twice counts once."""
+    """Count the changes of each transaction. A change that was sent twice counts once."""
     source = F.col("source")
     place = F.struct("topic", source["lsn"], source["file"], source["pos"], source["row"], "op", "key")
     changes = once.where((F.col("op") != "m") & F.col("transaction")["id"].isNotNull())
-    counts = changes.groupBy(_transaction().alias("id")).agg(F.count_distinct(place).alias("changes"))
+    counts = changes.groupBy(_change_transaction_id().alias("id")).agg(F.count_distinct(place).alias("changes"))
     return Counter({row.id: row.changes for row in counts.collect()})
 
 
-def _ends(once: DataFrame) -> list[TransactionEnd]:
-    rows = once.where(F.col("status") == "END").select("offset", _of_end().alias("id"), _changes(), "ts_ms")
+def _transaction_ends(once: DataFrame) -> list[TransactionEnd]:
+    rows = once.where(F.col("status") == "END").select(
+        "offset", _end_transaction_id().alias("id"), _change_count(), "ts_ms"
+    )
     ordered = sorted(rows.collect(), key=lambda row: row.offset)
     return [TransactionEnd(row.offset, row.id, row.changes or 0, row.ts_ms or 0) for row in ordered]
 
 
-def _changes() -> Column:
+def _change_count() -> Column:
     """Return the number of row changes of a transaction, without log messages."""
     messages = F.filter("data_collections", lambda table_count: table_count["data_collection"].rlike(_MESSAGES))
     counted = F.aggregate(messages, F.lit(0).cast("long"), lambda sum_, table_count: sum_ + table_count["event_count"])
     return (F.col("event_count") - F.coalesce(counted, F.lit(0))).alias("changes")
 
 
-def _before(session: SparkSession, location: str, batch: Batch) -> int | None:
-    """Return the last batch before this one that kept something."""
+def _previous_pending_batch(session: SparkSession, location: str, batch: Batch) -> int | None:
+    """Return the last batch before this one that stored pending changes."""
     if version(session, location) < 0:
         return None
-    mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
-    row = session.read.format("delta").load(location).where(mine).agg(F.max(BATCH)).first()
+    is_own = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
+    row = session.read.format("delta").load(location).where(is_own).agg(F.max(BATCH)).first()
     return None if row is None else row[0]
 
 
-def _waited(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
+def _read_pending_changes(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
     if before is None:
         return None
-    mine = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) == before)
-    return session.read.format("delta").load(location).where(mine)
+    is_own = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) == before)
+    return session.read.format("delta").load(location).where(is_own)
 
 
-def _done(waited: DataFrame) -> list[str]:
-    row = waited.where(F.col(_DONE).isNotNull()).select(_DONE).first()
+def _applied_transaction_ids(pending: DataFrame) -> list[str]:
+    row = pending.where(F.col(_APPLIED).isNotNull()).select(_APPLIED).first()
     return list(row[0]) if row else []
 
 
 def _write_pending(
-    session: SparkSession, pending: DataFrame, done: Sequence[str], location: str, batch: Batch, before: int | None
+    session: SparkSession, pending: DataFrame, applied: Sequence[str], location: str, batch: Batch, before: int | None
 ) -> None:
-    """Write what waits, and remove what this batch and every later attempt at it do not need."""
+    """Write the pending changes, and delete those that neither this batch nor a retry of it needs."""
     mark = {BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
-    rows = pending.withColumns(mark | {_DONE: F.lit(None).cast("array<string>")})
-    memory = session.createDataFrame([(list(done),)], f"{_DONE} array<string>").withColumns(mark)
-    old = f"{_QUERY} <> '{batch.query_id}' OR {BATCH} >= {batch.id} OR {BATCH} < {before if before is not None else 0}"
-    written = rows.unionByName(memory, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
+    rows = pending.withColumns(mark | {_APPLIED: F.lit(None).cast("array<string>")})
+    ids = session.createDataFrame([(list(applied),)], f"{_APPLIED} array<string>").withColumns(mark)
+    old = f"{_QUERY} <> {string_literal(batch.query_id)} OR {BATCH} >= {batch.id} OR {BATCH} < {before or 0}"
+    written = rows.unionByName(ids, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
     if version(session, location) >= 0:
         written = written.option("replaceWhere", old)
     written.save(location)
 
 
 def _require_no_loss(
-    lacking: Sequence[TransactionEnd], change_counts: Mapping[str, int], ends: Sequence[TransactionEnd]
+    incomplete: Sequence[TransactionEnd], change_counts: Mapping[str, int], ends: Sequence[TransactionEnd]
 ) -> None:
-    if not lacking:
+    if not incomplete:
         return
-    first, newest = lacking[0], max(end.ended_ms for end in ends)
+    first, newest = incomplete[0], max(end.ended_ms for end in ends)
     if newest - first.ended_ms < _PATIENCE.total_seconds() * 1000:
         return
     raise DataError(
-        f"Transaction {first.transaction} of the source lacks changes.",
+        f"Transaction {first.transaction} of the source is incomplete.",
         why=f"It has {first.changes} changes, and {change_counts.get(first.transaction, 0)} of them are in the topics. "
         f"Later transactions have followed it for {_PATIENCE.total_seconds() / 60:.0f} minutes.",
-        state="The tables hold every transaction before it, and nothing after it.",
-        remedy="Look whether a topic of the capture was deleted or has lost records by its retention; then capture the "
+        state="The tables contain every transaction before it, and nothing after it.",
+        remedy="Check whether a topic of the capture was deleted, or lost records to its retention. Then capture the "
         "database again, or remove `atomic_transactions` from the declaration.",
         code="HR-548",
     )

@@ -12,8 +12,8 @@ from headrace.flow.target import Database
 
 _IDENTITIES = {"d": "default", "f": "full", "i": "index", "n": "nothing"}
 
-# A domain is taken for the type below it, which may be a domain again. Partitions are part of their table, and columns
-# that are computed at each reading are in no log.
+# A domain is read as its base type, through any number of domains. Partitions are part of their table. The log has no
+# virtual generated columns.
 _POSTGRES = """
 WITH RECURSIVE below(domain, type, modifier) AS (
     SELECT oid, typbasetype, typtypmod FROM pg_type WHERE typtype = 'd'
@@ -53,22 +53,22 @@ WHERE c.TABLE_SCHEMA NOT IN ('mysql', 'sys', 'information_schema', 'performance_
 ORDER BY c.TABLE_SCHEMA, c.TABLE_NAME, c.ORDINAL_POSITION
 """
 
-# Schema, table, identity, column, type, whether it may be null, place in the key or none.
+# Schema, table, identity, column, type, whether it is nullable, index in the key or None.
 _Row = tuple[str, str, str, str, str, bool | int, int | None]
 
 
-def family(database: Database) -> Family:
-    """Return which kind of log a database has, by its address."""
+def database_family(database: Database) -> Family:
+    """Return the kind of log of a database, by its address."""
     return "mysql" if mysql.is_mysql(database) else "postgres"
 
 
 def read_tables(database: Database, selection: TableSelection) -> tuple[SourceTable, ...]:
-    """Return the chosen tables in the order of their names.
+    """Return the selected tables in the order of their names.
 
-    Raises HR-520 for a table that was named and is not there. A pattern may match nothing yet. Called at the start of a
-    capture, and again when its topics show a column or a table that was not known.
+    Raises HR-520 if a listed table does not exist. A pattern may match nothing yet. Called at the start of a capture,
+    and again when a topic contains an unknown column or table.
     """
-    kind = family(database)
+    kind = database_family(database)
     rows: list[_Row]
     if kind == "mysql":
         with mysql.session(database) as cursor:
@@ -83,25 +83,25 @@ def read_tables(database: Database, selection: TableSelection) -> tuple[SourceTa
         if name not in names:
             raise DataError(
                 f"There is no table '{name}' in the source database.",
-                why=f"Its catalogue lists {len(names)} tables that this user may see.{did_you_mean(name, names)}",
+                why=f"The catalogue lists {len(names)} tables that this user can see.{did_you_mean(name, names)}",
                 state="Nothing was captured.",
-                remedy="Correct the name in the capture, or make the table.",
+                remedy="Correct the name in the capture, or create the table.",
                 code="HR-520",
             )
-    return tuple(table for table in tables if selection.holds(table.schema, table.name))
+    return tuple(table for table in tables if selection.includes(table.schema, table.name))
 
 
 def position_now(database: Database) -> str:
-    """Return where the log of a database is now, as text that sorts like the log and compares with `_position`."""
-    if family(database) == "mysql":
+    """Return the current log position of a database, as text that sorts like the log and like `_position`."""
+    if database_family(database) == "mysql":
         with mysql.session(database) as cursor:
             place = mysql.binlog_position(cursor)
         if place is None:
             raise DataError(
                 "The source database writes no binlog.",
-                why="Asked where its binlog is, it answers with nothing: log_bin is off.",
+                why="The server reports no binlog position: log_bin is off.",
                 state="Nothing was captured.",
-                remedy="Set log_bin, binlog_format=ROW and binlog_row_image=FULL on the server and start it again.",
+                remedy="Set log_bin, binlog_format=ROW and binlog_row_image=FULL on the server and restart it.",
                 code="HR-521",
             )
         return binlog_position(*place)

@@ -1,22 +1,22 @@
 """Build the Debezium connector configuration of a capture. It defines the format of changes in topics.
 
-Each value was chosen because it is lossless on the real parts. Comments say what another value would lose.
+Each value is lossless in tests with real servers. Comments say what another value would lose.
 """
 
 import re
 
-from headrace.cdc.capture.catalogue import family
+from headrace.cdc.capture.catalogue import database_family
 from headrace.cdc.capture.declaration import Capture
 from headrace.clients import mysql, postgres
 from headrace.flow.duration import Duration
 from headrace.flow.target import Database
 
-# Messages in the log that only move it.
+# The prefix of log messages that only move the position.
 HEARTBEAT = "headrace.heartbeat"
 
 _CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
-# The same for both families.
+# Settings for both kinds of log.
 _WIRE = {
     "tasks.max": "1",
     "key.converter": _CONVERTER,
@@ -30,7 +30,7 @@ _WIRE = {
     "decimal.handling.mode": "string",
     # `bytes` gives null for a bytea that a Postgres update left alone; `hex` gives the placeholder.
     "binary.handling.mode": "hex",
-    # A delete has its key; a record without a value after it says nothing more.
+    # A delete has its key; a Kafka tombstone after it adds nothing.
     "tombstones.on.delete": "false",
     "skipped.operations": "none",
     "provide.transaction.metadata": "true",
@@ -45,8 +45,8 @@ def connector_config(capture: Capture, database: Database, *, password: str, boo
     """Return the settings of the connector of a capture.
 
     `password` is a reference that the worker resolves, such as `${file:/run/secrets/shop.properties:password}`:
-    settings are kept in a topic, so the password itself never is one. `bootstrap` is the broker as the worker
-    reaches it.
+    Kafka Connect stores settings in a topic, so they never contain the password. `bootstrap` is the address of the
+    broker for the worker.
     """
     heartbeat = str(round(Duration.parse(capture.heartbeat).seconds * 1000))
     every = {
@@ -58,11 +58,15 @@ def connector_config(capture: Capture, database: Database, *, password: str, boo
         "table.include.list": re.sub(r"(?<!\\),", r"\\,", capture.selection.expression),
         "heartbeat.interval.ms": heartbeat,
     }
-    own = _mysql(capture, database, bootstrap) if family(database) == "mysql" else _postgres(capture, database)
+    own = (
+        _mysql_settings(capture, database, bootstrap)
+        if database_family(database) == "mysql"
+        else _postgres_settings(capture, database)
+    )
     return every | own
 
 
-def _postgres(capture: Capture, database: Database) -> dict[str, str]:
+def _postgres_settings(capture: Capture, database: Database) -> dict[str, str]:
     where = postgres.address(database)
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -74,7 +78,7 @@ def _postgres(capture: Capture, database: Database) -> dict[str, str]:
         "plugin.name": "pgoutput",
         "slot.name": capture.slot,
         "slot.drop.on.stop": "false",
-        # The capture makes it: only then are generated columns in it, and tables that are made later.
+        # The capture creates it: only then does it include generated columns and tables that are created later.
         "publication.name": capture.slot,
         "publication.autocreate.mode": "disabled",
         # `isostring` turns 24:00:00 into 00:00:00. Here every other value is out of range and is detected.
@@ -82,13 +86,13 @@ def _postgres(capture: Capture, database: Database) -> dict[str, str]:
         "interval.handling.mode": "string",
         "hstore.handling.mode": "json",
         "include.unknown.datatypes": "true",
-        # The position moves while other databases of the server write and this one is quiet.
+        # Moves the position while other databases of the server write and this one is idle.
         "heartbeat.action.query": f"SELECT pg_logical_emit_message(false, '{HEARTBEAT}', '')",
         "message.prefix.exclude.list": re.escape(HEARTBEAT),
     }
 
 
-def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, str]:
+def _mysql_settings(capture: Capture, database: Database, bootstrap: str) -> dict[str, str]:
     where = mysql.address(database)
     maria = mysql.is_mariadb(database)
     return {
@@ -98,8 +102,8 @@ def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, st
         "database.hostname": where.host,
         "database.port": str(where.port),
         "database.server.id": str(capture.server_id),
-        # On the own machine nobody listens in between; elsewhere the server has to prove who it is.
-        "database.ssl.mode": _tls(where.host, maria=maria),
+        # No encryption on localhost; elsewhere the certificate of the server is verified.
+        "database.ssl.mode": _tls_settings(where.host, maria=maria),
         "schema.history.internal.kafka.bootstrap.servers": bootstrap,
         "schema.history.internal.kafka.topic": capture.schema_history,
         "schema.history.internal.store.only.captured.tables.ddl": "true",
@@ -107,12 +111,12 @@ def _mysql(capture: Capture, database: Database, bootstrap: str) -> dict[str, st
         "bigint.unsigned.handling.mode": "precise",
         # Times of more than a day and below zero exist here.
         "time.precision.mode": "adaptive_time_microseconds",
-        # The driver takes a year for a date otherwise, and fails at the year 0.
+        # Otherwise the driver reads a year as a date, and fails at the year 0.
         **({"driver.yearIsDateType": "false"} if maria else {}),
     }
 
 
-def _tls(host: str, *, maria: bool) -> str:
+def _tls_settings(host: str, *, maria: bool) -> str:
     if host in ("localhost", "127.0.0.1", "::1"):
         return "disable" if maria else "disabled"
     return "verify-full" if maria else "verify_identity"

@@ -10,28 +10,28 @@ from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.flow.sink import Sink, leaf_sinks
 
-# What a name of a capture may hold: it becomes part of topics, of a connector, and of a replication slot.
+# The allowed prefixes of a capture: they become part of the names of topics, the connector and the replication slot.
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
-# What a topic's name may not hold. Debezium puts an underscore in its place.
+# Characters that the name of a topic may not contain. Debezium replaces them with an underscore.
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
 
 
 @dataclass(frozen=True)
 class TableSelection:
-    """A selection of tables, by full names (`public.orders`) or by a pattern that has to match a full name whole."""
+    """A selection of tables, by full names (`public.orders`) or by a pattern that must match a full name completely."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
-    def holds(self, schema: str, name: str) -> bool:
-        """Whether a table is chosen."""
+    def includes(self, schema: str, name: str) -> bool:
+        """Whether a table is selected."""
         full = f"{schema}.{name}"
         return full in self.names if self.pattern is None else re.fullmatch(self.pattern, full) is not None
 
     @property
     def expression(self) -> str:
-        """The choice as one regular expression, in the words that Python and Java share."""
+        """The selection as one regular expression, in the syntax that Python and Java share."""
         return self.pattern if self.pattern is not None else "|".join(re.escape(name) for name in self.names)
 
 
@@ -44,11 +44,11 @@ class Capture:
     | database     | `"shop"`             | a database of the target, by name                                      |
     | tables       | `("public.orders",)` | full names; or a pattern as one text, `r"public\..*"`: tables that are |
     |              |                      | made later and match it are captured from their first row              |
-    | prefix       | `"shop"`             | begins the names of topics; also names the connector and, in Postgres, |
-    |              |                      | the slot and the publication. The database's name unless it is set     |
+    | prefix       | `"shop"`             | prefix of topic names; also names the connector and, in Postgres,      |
+    |              |                      | the slot and the publication. Default: the name of the database        |
     | heartbeat    | `"10 seconds"`       | how often the position moves while nothing changes: a slot that does   |
-    |              |                      | not move keeps the log of everything else in the server                |
-    | retained_max | 5 GB                 | bytes of log that a slot may hold back before it is warned of          |
+    |              |                      | not move retains the log of every other database of the server         |
+    | retained_max | 5 GB                 | bytes of log that a slot may retain before a warning is reported       |
     """
 
     database: str
@@ -64,7 +64,7 @@ class Capture:
         if not _PREFIX.fullmatch(self.prefix):
             raise _invalid_capture(
                 f"Its prefix '{self.prefix}' is not a name.",
-                "Take small letters, digits and underscores, 40 at most, a letter first: "
+                "Use at most 40 lower-case letters, digits and underscores, starting with a letter: "
                 "`Capture(..., prefix='shop')`.",
             )
         if isinstance(self.tables, str):
@@ -84,7 +84,7 @@ class Capture:
 
     @property
     def selection(self) -> TableSelection:
-        """The choice of tables."""
+        """The selected tables."""
         return TableSelection(pattern=self.tables) if isinstance(self.tables, str) else TableSelection(self.tables)
 
     @property
@@ -99,7 +99,7 @@ class Capture:
 
     @property
     def server_id(self) -> int:
-        """The number under which the connector reads a binlog, the same at every start. No replica should have it."""
+        """The server id of the connector for a binlog, the same at every start. No replica may use the same id."""
         return 1_000_000 + zlib.crc32(self.prefix.encode()) % 2_000_000_000
 
     def topic(self, table: SourceTable) -> str:
@@ -118,7 +118,7 @@ class Capture:
 
     @property
     def schema_history(self) -> str:
-        """The topic in which a connector of a binlog keeps the tables' columns, for itself."""
+        """The topic in which the connector of a binlog stores the columns of the tables for its own use."""
         return f"{self.prefix}.schema-history"
 
     @property
@@ -129,9 +129,9 @@ class Capture:
 
     @property
     def topics(self) -> str:
-        """A pattern for the topics of all tables, those that are made later included.
+        """A pattern for the topics of all tables, including tables that are created later.
 
-        Every topic with two parts after the prefix is one of a table: the capture's own topics have one.
+        Topics of tables have two parts after the prefix; internal topics of the capture have one.
         """
         if isinstance(self.tables, str):
             return rf"{re.escape(self.prefix)}\.[^.]+\.[^.]+"
@@ -145,11 +145,11 @@ class HasCapture(ABC):
     @property
     @abstractmethod
     def capture(self) -> Capture | None:
-        """The capture that fills the topics, where the declaration says it: `headrace capture` starts it."""
+        """The capture that fills the topics, if it is declared: `headrace capture` starts it."""
 
 
 def captures(sink: Sink) -> tuple[Capture, ...]:
-    """Return the captures whose changes a sink takes, each once, as far as the declaration says it."""
+    """Return the declared captures whose changes a sink applies, each once."""
     declared = (leaf.capture for _, leaf in leaf_sinks(sink) if isinstance(leaf, HasCapture))
     return tuple(dict.fromkeys(capture for capture in declared if capture is not None))
 

@@ -1,30 +1,30 @@
 """Check a capture: its connector runs, and the source log still has everything that was not captured yet.
 
 A flow that reads the topics of a capture checks it at its start and periodically. It stops at HR-522 and reports other
-problems (`cdc.capture.watch`). A slot that was advanced by hand is detected only until the connector saves its next
+problems (`cdc.capture.watch`). A slot that was advanced manually is detected only until the connector saves its next
 position, because the connector then continues after the gap.
 
 | condition                                                                | error             |
 |--------------------------------------------------------------------------|-------------------|
 | Kafka Connect does not answer                                            | HR-613, transient |
-| the connector failed of something that passes; it was started again      | HR-614, transient |
-| the connector failed for good                                            | HR-523            |
+| the connector failed for a transient cause and was restarted             | HR-614, transient |
+| the connector failed permanently                                         | HR-523            |
 | the connector does not exist                                             | HR-529            |
-| Postgres: the slot is gone, lost, or ahead of what was captured          | HR-522            |
+| Postgres: the slot is missing, lost, or ahead of what was captured       | HR-522            |
 | binlog: the file of the saved position was removed, or ends before it    | HR-522            |
 """
 
 import re
 from dataclasses import dataclass
 
-from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.catalogue import binlog_position, database_family, lsn_position
 from headrace.cdc.capture.declaration import Capture
 from headrace.clients import mysql, postgres
 from headrace.clients.kafka_connect import ConnectClient, ConnectorStatus
-from headrace.errors import DataError, ServiceUnavailable
+from headrace.errors import CaptureGap, DataError, ServiceUnavailable
 from headrace.flow.target import Database
 
-# What a trace says when the same call may succeed later: a server or a broker that stops, starts, or is out of reach.
+# Texts in a trace of a transient failure: a server or broker that stops, starts, or cannot be reached.
 _PASSING = re.compile(
     r"Connection (?:to \S+ )?(?:refused|reset|attempt failed|timed out)|connection has been closed|I/O error|"
     r"terminating connection|starting up|shutting down|in recovery mode|SocketTimeout|EOFException|Broken pipe|"
@@ -38,7 +38,7 @@ _PASSING = re.compile(
 class ReplicationSlot:
     """A replication slot as the server describes it.
 
-    `confirmed` is what it would send first after a reconnection, and `active` whether somebody reads it now.
+    `confirmed` is the position from which it would send after a reconnection; `active` is whether a client reads it.
     """
 
     status: str
@@ -55,8 +55,8 @@ class CaptureProgress:
     | field          | meaning                                                                                   |
     |----------------|-------------------------------------------------------------------------------------------|
     | position       | the saved position, as text that sorts like the log; None before the first one            |
-    | in_snapshot    | whether the saved position is within the snapshot: an interruption now restarts it        |
-    | retained_bytes | how much log the source holds back for this capture; None where that is not known         |
+    | in_snapshot    | whether the saved position is within the snapshot: an interruption would restart it       |
+    | retained_bytes | the size of the log that the source retains for this capture; None if it is unknown       |
     | warning        | what an operator should know, or empty                                                    |
     """
 
@@ -71,28 +71,28 @@ def check_capture(
 ) -> CaptureProgress:
     """Return the progress of a started capture, or raise as in the table above.
 
-    Without `running` only the log is looked at, and not whether the connector runs.
+    Without `running`, only the log is checked, not the state of the connector.
 
-    Postgres is asked before the saved position: a slot that nobody reads does not move, so one that was ahead
-    a moment earlier is ahead. A binlog grows, and so is looked at after it.
+    The slot of Postgres is read before the saved position: an inactive slot does not move, so if it was ahead, it still
+    is. A binlog grows, so it is read after the saved position.
     """
-    if family(database) == "mysql":
+    if database_family(database) == "mysql":
         saved = connect.position(capture.connector)
         with mysql.session(database) as cursor:
             cursor.execute("SHOW BINARY LOGS")
             files = [(str(row[0]), int(row[1])) for row in cursor.fetchall()]
-        progress = _binlog(capture, files, saved)
+        progress = _binlog_progress(capture, files, saved)
     else:
         slot = read_slot(capture, database)
         saved = connect.position(capture.connector)
-        progress = _log_of_postgres(capture, slot, saved)
+        progress = _postgres_progress(capture, slot, saved)
     if running:
         require_running(capture, connect)
     return progress
 
 
 def read_slot(capture: Capture, database: Database) -> ReplicationSlot | None:
-    """Return the slot of a capture, or None where there is none. Columns that an older server lacks are empty."""
+    """Return the slot of a capture, or None if it does not exist. Columns that an older server lacks are empty."""
     with postgres.session(database) as connection:
         row = connection.execute(
             "SELECT coalesce(s.wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''),"
@@ -104,23 +104,24 @@ def read_slot(capture: Capture, database: Database) -> ReplicationSlot | None:
     return ReplicationSlot(row[0], row[1], int(row[2]), int(row[3]), bool(row[4])) if row else None
 
 
-def _log_of_postgres(capture: Capture, slot: ReplicationSlot | None, saved: dict[str, object]) -> CaptureProgress:
-    saved_lsn = _number(saved, "lsn_commit") or _number(saved, "lsn_proc") or _number(saved, "lsn")
+def _postgres_progress(capture: Capture, slot: ReplicationSlot | None, saved: dict[str, object]) -> CaptureProgress:
+    saved_lsn = (
+        _position_number(saved, "lsn_commit") or _position_number(saved, "lsn_proc") or _position_number(saved, "lsn")
+    )
     if slot is None:
         if saved_lsn is None:
             return CaptureProgress(None, in_snapshot=True)
         raise log_gap_error(
-            capture,
-            f"The replication slot {capture.slot} does not exist any more, and the log after {saved_lsn} is lost",
+            capture, f"The replication slot {capture.slot} no longer exists, and the log after {saved_lsn} is lost"
         )
     if slot.status == "lost" or slot.invalidated:
         why = f" ({slot.invalidated})" if slot.invalidated else ""
         raise log_gap_error(
             capture, f"The server has invalidated the replication slot {capture.slot}{why} and removed its log"
         )
-    newest = max(_number(saved, name) or 0 for name in ("lsn_commit", "lsn_proc", "lsn"))
-    # While a connector reads it nobody else can move a slot. Debezium itself moves it to the last record that Kafka has
-    # taken, and that may be one that came while Kafka Connect was saving the position of those before.
+    newest = max(_position_number(saved, name) or 0 for name in ("lsn_commit", "lsn_proc", "lsn"))
+    # Only the reader of an active slot can move it. Debezium moves it to the last record that Kafka has acknowledged,
+    # which may be later than the position that Kafka Connect is saving.
     if saved_lsn is not None and not slot.active and slot.confirmed > newest and "snapshot" not in saved:
         raise log_gap_error(
             capture,
@@ -130,8 +131,8 @@ def _log_of_postgres(capture: Capture, slot: ReplicationSlot | None, saved: dict
     warning = ""
     if slot.retained_bytes > capture.retained_max or slot.status == "unreserved":
         warning = (
-            f"The source keeps {slot.retained_bytes / 1e6:,.0f} MB of log for the slot {capture.slot}"
-            + (", and may remove it any moment" if slot.status == "unreserved" else "")
+            f"The source retains {slot.retained_bytes / 1e6:,.0f} MB of log for the slot {capture.slot}"
+            + (", and may remove it at any time" if slot.status == "unreserved" else "")
             + ". Its disk fills up while the connector makes no progress."
         )
     position = lsn_position(saved_lsn) if saved_lsn is not None else None
@@ -143,8 +144,8 @@ def _log_of_postgres(capture: Capture, slot: ReplicationSlot | None, saved: dict
     )
 
 
-def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, object]) -> CaptureProgress:
-    file, pos = saved.get("file"), _number(saved, "pos") or 0
+def _binlog_progress(capture: Capture, files: list[tuple[str, int]], saved: dict[str, object]) -> CaptureProgress:
+    file, pos = saved.get("file"), _position_number(saved, "pos") or 0
     if not isinstance(file, str):
         return CaptureProgress(None, in_snapshot=True)
     names, sizes = [name for name, _ in files], dict(files)
@@ -158,7 +159,7 @@ def _binlog(capture: Capture, files: list[tuple[str, int]], saved: dict[str, obj
 
 
 def require_running(capture: Capture, connect: ConnectClient) -> None:
-    """Raise HR-523, HR-529 or HR-614 where the connector does not run."""
+    """Raise HR-523, HR-529 or HR-614 if the connector does not run."""
     status = connect.status(capture.connector)
     if status is None:
         raise DataError(
@@ -195,31 +196,30 @@ def failed_connector_error(
 
 
 def retained_log_error(capture: Capture, warning: str) -> ServiceUnavailable:
-    """HR-616: the source keeps more log for a capture than it should."""
+    """Return HR-616: the source retains more log for a capture than it should."""
     return ServiceUnavailable(
         f"The database '{capture.database}' retains log for capture '{capture.prefix}'.",
         why=warning,
         state="Nothing is lost yet. The server stops when its disk is full, or invalidates the slot before: then "
         "a new snapshot is needed.",
-        remedy="Find out why the connector makes no progress (`headrace capture status`), or delete a capture that "
-        "nobody needs any more (`headrace capture delete`). `retained_max` of the capture is the limit.",
+        remedy="Find out why the connector makes no progress (`headrace capture status`), or delete the capture if it "
+        "is no longer needed (`headrace capture delete`). `retained_max` of the capture is the limit.",
         code="HR-616",
     )
 
 
-def log_gap_error(capture: Capture, why: str) -> DataError:
-    """HR-522: changes that nobody can read any more."""
-    return DataError(
-        f"Changes of the database '{capture.database}' are missing between what was captured and what can be read now.",
+def log_gap_error(capture: Capture, why: str) -> CaptureGap:
+    """Return HR-522: the source has removed changes that were not captured."""
+    return CaptureGap(
+        f"Changes of the database '{capture.database}' are missing after the last captured one.",
         why=f"{why}.",
-        state="What was captured before is kept. Nothing after the gap may be applied: rows could differ forever.",
+        state="Changes captured before the gap are kept. Nothing after it may be applied: rows could differ forever.",
         remedy="Take the snapshot again: stop the flows that read the capture and run `headrace capture delete FLOW "
         "--topics`; give each of them another `name` and `path`, or delete its checkpoint and its tables; then run "
         "`headrace capture start FLOW`.",
-        code="HR-522",
     )
 
 
-def _number(saved: dict[str, object], name: str) -> int | None:
+def _position_number(saved: dict[str, object], name: str) -> int | None:
     value = saved.get(name)
     return int(value) if isinstance(value, int | str) and str(value).isdigit() else None

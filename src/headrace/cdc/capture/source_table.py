@@ -1,6 +1,6 @@
 """Tables of a source database, as its catalogue describes them.
 
-`catalogue` reads them, changes are decoded and applied by them. Nothing here asks a database.
+`catalogue` reads them, and changes are decoded and applied with them. This module reads no database.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class SourceColumn:
     """One column. `type` is the type as the catalogue writes it in full.
 
     Postgres: `numeric(12,2)`, `timestamp(3) with time zone`, `integer[]`, `character varying(20)`. MySQL and MariaDB:
-    `bigint(20) unsigned`, `datetime(6)`, `enum('a','b')`. An enum of Postgres is `enum`, whatever it is named, and a
-    domain is its base type.
+    `bigint(20) unsigned`, `datetime(6)`, `enum('a','b')`. Every enum of Postgres is `enum`, and a domain is its base
+    type.
     """
 
     name: str
@@ -32,8 +32,8 @@ class SourceTable:
     | schema   | the schema (Postgres), or the database (MySQL, MariaDB)                                          |
     | columns  | in the order of the table                                                                        |
     | key      | the columns of its primary key in their order; empty for a table without one                     |
-    | family   | which log it is captured from: `postgres`, or `mysql` for everything with a binlog               |
-    | identity | what the log holds of an old row: `default` (the key), `full`, `index` or `nothing`              |
+    | family   | the kind of log: `postgres`, or `mysql` for every database with a binlog                         |
+    | identity | what the log contains of an old row: `default` (the key), `full`, `index` or `nothing`           |
     """
 
     schema: str
@@ -47,7 +47,7 @@ class SourceTable:
         return f"{self.schema}.{self.name}"
 
     def column(self, name: str) -> SourceColumn:
-        """Return a column by its name; raises `KeyError` for one that the table has not."""
+        """Return a column by its name; raises `KeyError` if the table does not have it."""
         for column in self.columns:
             if column.name == name:
                 return column

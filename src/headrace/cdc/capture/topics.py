@@ -18,7 +18,7 @@ _ANSWER_SECONDS = 30.0
 def written_topics(capture: Capture, target: Target) -> tuple[str, ...]:
     """Return the topics of a capture's tables and transactions that records were ever written to.
 
-    What retention has removed counts too: a table may have been made of it.
+    Records that retention has removed count too: a table may have been written from them.
     """
     partitions = list_topics(target)
     mine = [name for name in partitions if re.fullmatch(capture.topics, name) or name == capture.transactions]
@@ -27,9 +27,9 @@ def written_topics(capture: Capture, target: Target) -> tuple[str, ...]:
 
 
 def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
-    """Delete every topic of a capture, and return their names when they are gone. May be repeated.
+    """Delete every topic of a capture, and return their names when they no longer exist. Idempotent.
 
-    Raises HR-601 when the broker does not answer, HR-507 when it refuses.
+    Raises HR-601 if the broker does not answer, HR-507 if it rejects the request.
     """
     client, metadata = connect_admin(target.kafka)
     mine = sorted(
@@ -44,23 +44,23 @@ def delete_topics(capture: Capture, target: Target) -> tuple[str, ...]:
                 continue
             if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
                 raise broker_unavailable(str(target.kafka["bootstrap.servers"]), error) from problem
-            raise _undeleted(name, f"The broker says: {error.str()}.") from problem
+            raise _topic_deletion_error(name, f"The broker says: {error.str()}.") from problem
     deadline = time.monotonic() + _ANSWER_SECONDS
     while rest := [name for name in mine if name in client.list_topics(timeout=_ANSWER_SECONDS).topics]:
         if time.monotonic() > deadline:
-            raise _undeleted(rest[0], "The broker took the order, and still has the topic.")
+            raise _topic_deletion_error(rest[0], "The broker accepted the request, but the topic still exists.")
         time.sleep(0.05)  # metadata follows the controller within milliseconds
     return tuple(mine)
 
 
 def old_records_error(capture: Capture, topics: tuple[str, ...]) -> DataError:
-    """HR-527: a snapshot would be taken into topics that hold changes from before it."""
+    """Return HR-527: a snapshot would be written to topics that contain earlier changes."""
     more = f" and {len(topics) - 1} more" if topics[1:] else ""
     return DataError(
         f"The topics of the capture '{capture.prefix}' were written by an earlier capture: {topics[0]}{more}.",
-        why="Kafka Connect has no position of it, so this one would start with a snapshot, whose rows sort before "
-        "every change: a row that was changed in the topics or the tables would silently keep its old values.",
-        state="Nothing was changed: no connector was made, and topics and tables are as they were.",
+        why="Kafka Connect has no position of it, so this capture would start with a snapshot, whose rows sort before "
+        "every change: a row with a change in the topics or the tables would silently keep its old values.",
+        state="Nothing was changed: no connector was created.",
         remedy="Stop the flows that read the capture and run `headrace capture delete FLOW --topics`; give each of "
         "them another `name` and `path`, or delete its checkpoint and its tables; then run `headrace capture start "
         "FLOW`. Or capture under another prefix.",
@@ -68,11 +68,11 @@ def old_records_error(capture: Capture, topics: tuple[str, ...]) -> DataError:
     )
 
 
-def _undeleted(topic: str, why: str) -> DataError:
+def _topic_deletion_error(topic: str, why: str) -> DataError:
     return DataError(
         f"Topic '{topic}' cannot be deleted.",
         why=why,
-        state="Connector, position, slot and publication are deleted. Topics may be left.",
-        remedy="Grant the right to delete topics, or have them deleted, and run the command again.",
+        state="Connector, position, slot and publication are deleted. Some topics may still exist.",
+        remedy="Grant the permission to delete topics, or let an administrator delete them, and run the command again.",
         code="HR-507",
     )

@@ -11,7 +11,7 @@ from headrace.clients.kafka_connect import ConnectClient
 from headrace.errors import ServiceUnavailable
 from headrace.flow.target import Database, Target
 
-# A snapshot of a small database is a matter of seconds; a busy machine takes its time to begin one.
+# A snapshot of a small database takes seconds; a busy machine may need a while to start one.
 PATIENCE_SECONDS = 120.0
 # Neither the broker nor Kafka Connect gives an event for either.
 _PAUSE_SECONDS = 0.2
@@ -20,18 +20,18 @@ _PAUSE_SECONDS = 0.2
 def await_topics(capture: Capture, tables: Iterable[SourceTable], target: Target) -> None:
     """Return when every table has its topic, which comes with its first row. Raises HR-615 after two minutes."""
     topics = {capture.topic(table) for table in tables}
-    if not _within_time(lambda: topics <= set(list_topics(target))):
+    if not _poll_until(lambda: topics <= set(list_topics(target))):
         missing = min(topics - set(list_topics(target)), default="")
-        raise _late(
+        raise _capture_timeout_error(
             capture, f"The topic {missing} does not exist: its table has no row, or the snapshot has not reached it"
         )
 
 
 def await_position(capture: Capture, database: Database, connect: ConnectClient, position: str) -> None:
-    """Return when all changes before a position, one of `position_now`, are in the topics. Raises HR-615, or as `look`.
+    """Return when all changes before a position of `position_now` are in the topics.
 
-    The saved position is looked at, which follows what the broker has acknowledged. In a database where nothing happens
-    it moves with the capture's heartbeat.
+    Raises HR-615, or the errors of `check_capture`. The saved position follows the records that the broker has
+    acknowledged. In an idle database it moves with the heartbeat of the capture.
     """
     position_seen: str | None = None
 
@@ -41,11 +41,11 @@ def await_position(capture: Capture, database: Database, connect: ConnectClient,
         position_seen = progress.position
         return position_seen is not None and position_seen >= position and not progress.in_snapshot
 
-    if not _within_time(has_arrived):
-        raise _late(capture, f"It is at {position_seen or 'its beginning'}; expected: {position}")
+    if not _poll_until(has_arrived):
+        raise _capture_timeout_error(capture, f"It is at {position_seen or 'its beginning'}; expected: {position}")
 
 
-def _within_time(is_done: Callable[[], bool]) -> bool:
+def _poll_until(is_done: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_done():
         if time.monotonic() > deadline:
@@ -54,11 +54,11 @@ def _within_time(is_done: Callable[[], bool]) -> bool:
     return True
 
 
-def _late(capture: Capture, why: str) -> ServiceUnavailable:
+def _capture_timeout_error(capture: Capture, why: str) -> ServiceUnavailable:
     return ServiceUnavailable(
         f"The capture '{capture.prefix}' has not made the expected progress within {PATIENCE_SECONDS:.0f} s.",
         why=f"{why}.",
-        state="Nothing is lost: what is not captured yet is in the log of the source.",
+        state="Nothing is lost: the log of the source has the changes that are not captured yet.",
         remedy="Run the command again; if it repeats, look at the log of Kafka Connect, which `headrace ps` names.",
         code="HR-615",
     )

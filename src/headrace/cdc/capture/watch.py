@@ -7,9 +7,9 @@ capture:
 |--------------------------------------------------|-----------------------------------------------------------|
 | changes are missing in the source's log (HR-522) | stops after the current batch and is not restarted        |
 | anything else: Kafka Connect or the source does  | continues to read the topics. Reported                    |
-| not answer, the connector failed or is not there | (CaptureUnhealthy) once, until it recovers or changes     |
-| the source holds back more log than the capture  | continues. Reported (HR-616) once, until it is less,      |
-| may keep, or is about to remove it               | whether the connector runs or not                         |
+| not answer, the connector failed or is missing   | (CaptureUnhealthy) once, until it recovers or changes     |
+| the source retains more log than the capture     | continues. Reported (HR-616) once, until it is less,      |
+| allows, or is about to remove it                 | whether the connector runs or not                         |
 
 The check itself restarts a connector that failed for a transient cause. Captures of a target that does not
 say where Kafka Connect is are not watched.
@@ -22,18 +22,16 @@ from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import check_capture, require_running, retained_log_error
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.postgres import database_of
-from headrace.errors import DataError, HeadraceError
+from headrace.errors import CaptureGap, HeadraceError
 from headrace.flow.duration import Duration
 from headrace.flow.target import Target
 
-# As often as the capture's position moves, within these bounds: a look is three small questions.
+# The interval of the heartbeat, within these bounds: a check is three small requests.
 _OFTEN_SECONDS, _SELDOM_SECONDS = 1.0, 60.0
-
-_GAP = "HR-522"
 
 
 class CaptureMonitor:
-    """The watch of one run of a flow. `begin` before it, `start` when it runs, `close` when it has ended."""
+    """The watch of one run of a flow. `check_now` before it, `start` when it runs, `close` when it has ended."""
 
     def __init__(
         self, flow: str, captures: Sequence[Capture], target: Target, on_event: Callable[[str, HeadraceError], None]
@@ -44,7 +42,7 @@ class CaptureMonitor:
         self._log_warned: set[Capture] = set()
         self._closed = threading.Event()
 
-    def begin(self) -> None:
+    def check_now(self) -> None:
         """Check once. Raises HR-522."""
         for capture in self._captures:
             self._check(capture)
@@ -55,14 +53,14 @@ class CaptureMonitor:
             threading.Thread(target=self._watch, args=(end,), name=f"capture-{self._flow}", daemon=True).start()
 
     def close(self) -> None:
-        """Stop the watch. Returns immediately; a running check has no effect any more."""
+        """Stop the watch. Returns immediately; a check in progress has no effect."""
         self._closed.set()
 
     def _watch(self, end: Callable[[HeadraceError], None]) -> None:
         heartbeat = min(Duration.parse(capture.heartbeat).seconds for capture in self._captures)
         while not self._closed.wait(min(max(heartbeat, _OFTEN_SECONDS), _SELDOM_SECONDS)):
             try:
-                self.begin()
+                self.check_now()
             except HeadraceError as error:
                 if not self._closed.is_set():
                     end(error)
@@ -72,14 +70,12 @@ class CaptureMonitor:
         try:
             try:
                 self._check_once(capture)
-            except DataError as error:
-                if error.code != _GAP:
-                    raise
-                # A capture that is being restarted shows its new position and no slot yet.
+            except CaptureGap:
+                # A capture that is being restarted has its new position before it has a slot.
                 self._check_once(capture)
+        except CaptureGap as gap:
+            raise self._flow_stopped_error(gap) from gap
         except HeadraceError as error:
-            if error.code == _GAP:
-                raise self._ended(error) from error
             self._report(capture, error)
         else:
             self._unhealthy.pop(capture, None)
@@ -88,7 +84,7 @@ class CaptureMonitor:
         assert self._target.connect is not None  # noqa: S101 - without it there is no capture to watch
         client = ConnectClient(self._target.connect.url, quick=True)
         progress = check_capture(capture, database_of(self._target, capture.database), client, running=False)
-        # Before the connector: log is held back mostly while it does not run.
+        # Before the connector is checked: log is retained mostly while it does not run.
         if not progress.warning:
             self._log_warned.discard(capture)
         elif capture not in self._log_warned and not self._closed.is_set():
@@ -101,11 +97,6 @@ class CaptureMonitor:
             self._unhealthy[capture] = error.code
             self._on_event(capture.prefix, error)
 
-    def _ended(self, error: HeadraceError) -> DataError:
-        return DataError(
-            f"Flow '{self._flow}' has stopped. {error.what}",
-            why=error.why,
-            state=error.state,
-            remedy=error.remedy,
-            code=error.code,
-        )
+    def _flow_stopped_error(self, gap: CaptureGap) -> CaptureGap:
+        what = f"Flow '{self._flow}' has stopped. {gap.what}"
+        return CaptureGap(what, why=gap.why, state=gap.state, remedy=gap.remedy)

@@ -1,39 +1,37 @@
 """Decode Debezium envelopes into typed changes of one table.
 
-An envelope is read with its columns as maps of text, exactly as the JSON holds them: a column that is absent differs
-from one that is null, and no reader has made a number or a time of a text before its type is known. `changes` gives
-each column the type that the source's catalogue says.
+An envelope is read with its columns as maps of text, exactly as in the JSON: an absent column differs from a null, and
+no text is parsed as a number or a time before its type is known. The decoder gives each column the type in the source's
+catalogue.
 
-The frame of changes, one row per change of a row:
+The DataFrame of changes, one row per change of a row:
 
-| column         | type             | holds                                                                    |
+| column         | type             | contains                                                                 |
 |----------------|------------------|--------------------------------------------------------------------------|
 | `_op`          | string           | `c`, `u`, `d`, `r` (snapshot) or `t` (truncate)                          |
-| `_position`    | string           | the place in the source's log, as text that sorts as the log             |
+| `_position`    | string           | the position in the source's log, as text that sorts like the log        |
 | `_partition`   | int              | of the topic                                                             |
 | `_offset`      | bigint           | of the record; the order is `_position`, then `_offset`, never a clock   |
-| `_commit_time` | timestamp        | when the source committed, to the microsecond where it says so           |
-| `_transaction` | string           | the transaction's id; null if the source has none                   |
+| `_commit_time` | timestamp        | the commit time at the source, in microseconds if the source sends them  |
+| `_transaction` | string           | the id of the transaction; null if the source has none                   |
 | `_key`         | struct           | the columns of the primary key, typed; null for `t`                      |
 | `_after`       | struct           | all columns, typed; null for `d` and `t`                                 |
 | `_unavailable` | array of strings | columns that an update does not contain: keep the old value              |
-| `_unreadable`  | array of strings | columns whose text does not fit their type; empty when all is well       |
-| `_before`      | struct           | on request: all columns before a `u` or `d`, as far as the log has them  |
+| `_unreadable`  | array of strings | columns whose text does not fit their type; usually empty                |
+| `_before`      | struct           | optional: all columns before a `u` or `d`, as far as the log has them    |
 
-`_unavailable` holds the columns with the placeholder for a value that the log does not hold (TOAST), and those that an
-update lacks altogether, because the source has them no more, or did not have them yet. In both `_after` is null there.
+`_unavailable` lists the columns with the placeholder for a value that is not in the log (TOAST), and those that an
+update does not contain, because the source no longer has them or did not have them yet. They are null in `_after`.
 
-An update that moves a row to another key is a `d` of the old key and a `c` of the new one. Debezium sends it so by
-itself. A record with both keys becomes two rows here.
+An update that moves a row to another key is a `d` of the old key and a `c` of the new one. Debezium usually sends two
+records. A record with both keys is decoded to two rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import or_
 
-from pyspark import SparkContext
-from pyspark.sql import Column, DataFrame, functions as F
-from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.table import TEXT_FORMAT
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
@@ -45,52 +43,53 @@ PLACEHOLDER = "__debezium_unavailable_value"
 
 Step = Callable[[DataFrame], DataFrame]
 
-_COLUMNS = MapType(StringType(), StringType())
+_COLUMNS = T.MapType(T.StringType(), T.StringType())
 _SOURCE = {
-    "ts_ms": LongType(),
-    "ts_us": LongType(),
-    "snapshot": StringType(),
-    "db": StringType(),
-    "schema": StringType(),
-    "table": StringType(),
+    "ts_ms": T.LongType(),
+    "ts_us": T.LongType(),
+    "snapshot": T.StringType(),
+    "db": T.StringType(),
+    "schema": T.StringType(),
+    "table": T.StringType(),
     # A number in Postgres, absent in MySQL: sent as text.
-    "txId": StringType(),
-    "lsn": LongType(),
-    "sequence": StringType(),
-    "file": StringType(),
-    "pos": LongType(),
-    "row": IntegerType(),
-    "gtid": StringType(),
+    "txId": T.StringType(),
+    "lsn": T.LongType(),
+    "sequence": T.StringType(),
+    "file": T.StringType(),
+    "pos": T.LongType(),
+    "row": T.IntegerType(),
+    "gtid": T.StringType(),
 }
-_TRANSACTION = {"id": StringType(), "total_order": LongType(), "data_collection_order": LongType()}
+_TRANSACTION = {"id": T.StringType(), "total_order": T.LongType(), "data_collection_order": T.LongType()}
 
-ENVELOPE = StructType(
+ENVELOPE = T.StructType(
     [
-        StructField("before", _COLUMNS),
-        StructField("after", _COLUMNS),
-        StructField("op", StringType(), nullable=False),
-        StructField("source", StructType([StructField(name, kind) for name, kind in _SOURCE.items()])),
-        StructField("ts_ms", LongType()),
-        StructField("transaction", StructType([StructField(name, kind) for name, kind in _TRANSACTION.items()])),
+        T.StructField("before", _COLUMNS),
+        T.StructField("after", _COLUMNS),
+        T.StructField("op", T.StringType(), nullable=False),
+        T.StructField("source", T.StructType([T.StructField(name, kind) for name, kind in _SOURCE.items()])),
+        T.StructField("ts_ms", T.LongType()),
+        T.StructField("transaction", T.StructType([T.StructField(name, kind) for name, kind in _TRANSACTION.items()])),
     ]
 )
 
-# Changes by table; messages of the log under a name of their own.
-_COUNTS = ArrayType(StructType([StructField("data_collection", StringType()), StructField("event_count", LongType())]))
+# The number of changes by table; log messages have a separate name.
+_COUNTS = T.ArrayType(
+    T.StructType([T.StructField("data_collection", T.StringType()), T.StructField("event_count", T.LongType())])
+)
 
 # The records of Debezium's transaction topic.
-TRANSACTION = StructType(
+TRANSACTION = T.StructType(
     [
-        StructField("status", StringType(), nullable=False),
-        StructField("id", StringType(), nullable=False),
-        StructField("ts_ms", LongType()),
-        StructField("event_count", LongType()),
-        StructField("data_collections", _COUNTS),
+        T.StructField("status", T.StringType(), nullable=False),
+        T.StructField("id", T.StringType(), nullable=False),
+        T.StructField("ts_ms", T.LongType()),
+        T.StructField("event_count", T.LongType()),
+        T.StructField("data_collections", _COUNTS),
     ]
 )
 
-# Steps between an envelope and a change. Texts and values stand in columns of their own between them, numbered: Spark
-# keeps apart what is used twice, and reads each text once.
+# Names of intermediate columns. Texts and values are in numbered columns, so that Spark computes each of them once.
 _KEY, _OLD, _NEW = "_headrace_key", "_headrace_old", "_headrace_new"
 _TEXT, _VALUE, _KEY_TEXT, _KEY_VALUE = "_headrace_t", "_headrace_v", "_headrace_kt", "_headrace_kv"
 _META = ("_op", "_position", "_partition", "_offset", "_commit_time", "_transaction")
@@ -98,13 +97,16 @@ _META = ("_op", "_position", "_partition", "_offset", "_commit_time", "_transact
 _CHANGES, _WITH_ROW = ("c", "u", "d", "r", "t"), ("c", "u", "r")
 
 
-def decode_changes(
-    rows: DataFrame, table: SourceTable, *, placeholder: str = PLACEHOLDER, before: bool = False, cleared: bool = False
-) -> DataFrame:
-    """Return the changes of one table, in the frame that the module describes.
+def change_decoder(
+    table: SourceTable, *, placeholder: str = PLACEHOLDER, before: bool = False, cleared: bool = False
+) -> Callable[[DataFrame], DataFrame]:
+    """Return the function that decodes envelopes of a table into the changes that the module describes.
 
-    `rows` are envelopes of this table's topic, with Kafka's `partition`, `offset` and `key`. Works on batches
-    and streams. Messages of the log (`m`) are left out. Raises what `require_lossless` raises.
+    It expects envelopes of this table's topic, with Kafka's `partition`, `offset` and `key`: a batch or a stream.
+    Log messages (`m`) are dropped. Raises what `require_lossless` raises.
+
+    The function is for many batches. It has hundreds of columns, and each is a call into the JVM: creating them takes
+    longer than reading ten thousand records.
 
     With `cleared`, a `t` comes with the last row of a snapshot, right before the position of all its rows:
     older rows are from an earlier snapshot that was interrupted, and were deleted since.
@@ -113,24 +115,19 @@ def decode_changes(
     of the same Spark type may use another one: a time in milliseconds, for example.
     """
     require_lossless(table)
-    for step in _steps(table, placeholder, before, cleared, SparkContext._gateway):
-        rows = step(rows)
-    return rows
+    steps = _decoding_steps(table, placeholder, before, cleared)
+    return lambda rows: reduce(lambda decoded, step: step(decoded), steps, rows)
 
 
-@lru_cache(maxsize=256)
-def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _jvm: object) -> tuple[Step, ...]:
-    """Return what makes changes of envelopes, step by step. Columns of one JVM are made once: a batch takes hundreds.
-
-    Each of them is a call into the JVM, and together they took longer than reading ten thousand records.
-    """
+def _decoding_steps(table: SourceTable, placeholder: str, before: bool, cleared: bool) -> tuple[Step, ...]:
+    """Return the steps from envelopes to changes."""
     keys = [table.column(name) for name in table.key]
     texts = {
-        **{_numbered(_TEXT, n): _text(_NEW, column) for n, column in enumerate(table.columns)},
+        **{_numbered(_TEXT, n): _column_text(_NEW, column) for n, column in enumerate(table.columns)},
         **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
     }
     decoders = [decoder_for(column.type, table.family) for column in table.columns]
-    lacking = _lacking(table, decoders, placeholder)
+    lacking = _unavailable_columns(table, decoders, placeholder)
     values = {
         **{
             _numbered(_VALUE, n): F.when(~lacking[n], decoder.read(F.col(_numbered(_TEXT, n))))
@@ -142,22 +139,22 @@ def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _j
         },
     }
     formats = [{TEXT_FORMAT: decoder.text_format} if decoder.text_format else {} for decoder in decoders]
-    unread = _names(_unread(table, keys, lacking))
+    unread = _names_where(_undecodable_fields(table, keys, lacking))
     if before:
-        # A text of the old row that does not fit is no null either.
-        unread = F.concat(unread, _unread_before(table, decoders, placeholder))
+        # A text of the old row that does not fit is not a null.
+        unread = F.concat(unread, _undecodable_before_fields(table, decoders, placeholder))
     olds = {"_before": _row_before(table, decoders, placeholder, formats)} if before else {}
     result = [
         *(F.col(name) for name in _META),
-        F.when(F.col("_op") != "t", _struct(_KEY_VALUE, keys)).alias("_key"),
-        F.when(F.col("_op").isin(*_WITH_ROW), _struct(_VALUE, table.columns, formats)).alias("_after"),
-        _names((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
+        F.when(F.col("_op") != "t", _numbered_struct(_KEY_VALUE, keys)).alias("_key"),
+        F.when(F.col("_op").isin(*_WITH_ROW), _numbered_struct(_VALUE, table.columns, formats)).alias("_after"),
+        _names_where((column.name, lacking[n]) for n, column in enumerate(table.columns)).alias("_unavailable"),
         unread.alias("_unreadable"),
         *(F.col(name) for name in olds),
     ]
     return (
         *_metadata_steps(),
-        *_split(keys, cleared=cleared),
+        *_split_steps(keys, cleared=cleared),
         lambda rows: rows.withColumns(texts),
         lambda rows: rows.withColumns(values),
         *((lambda rows: rows.withColumns(olds),) if olds else ()),
@@ -166,16 +163,16 @@ def _steps(table: SourceTable, placeholder: str, before: bool, cleared: bool, _j
 
 
 def ambiguous_value(table: SourceTable) -> Column | None:
-    """Return the condition that an envelope has a time that may be in another unit than the column type says.
+    """Return the condition that an envelope has a time that may be in another unit than the type of its column.
 
-    A record does not say in which unit it was written, and a time that changes its digits at the source changes its
-    unit with them. The sink then reads the source catalogue again. None for a table without such columns.
+    A record does not contain the unit of a time, which depends on the precision of the column at the source. If the
+    condition is true, the sink reads the source catalogue again. None for a table without such columns.
     """
     conditions = []
     for column in table.columns:
         ambiguous = decoder_for(column.type, table.family).is_ambiguous
         if ambiguous is not None:
-            conditions += [F.coalesce(ambiguous(_text(of, column)), F.lit(False)) for of in ("after", "before")]
+            conditions += [F.coalesce(ambiguous(_column_text(of, column)), F.lit(False)) for of in ("after", "before")]
     return reduce(or_, conditions) if conditions else None
 
 
@@ -184,9 +181,9 @@ def require_key(table: SourceTable) -> None:
     if not table.key:
         raise FlowError(
             f"Table {table} has no primary key.",
-            why="Without one, an update does not say which row it changes.",
+            why="Without one, an update does not identify its row.",
             state="Nothing was read or written for it.",
-            remedy=f"Give it one (ALTER TABLE {table} ADD PRIMARY KEY ...), or leave it out of the captured tables.",
+            remedy=f"Add one (ALTER TABLE {table} ADD PRIMARY KEY ...), or exclude the table from the capture.",
             code="HR-245",
         )
 
@@ -201,8 +198,8 @@ def require_lossless(table: SourceTable) -> None:
             f"Table {table} has columns whose values the connector loses.",
             why=f"Values are lost in: {'; '.join(reasons)}.",
             state="Nothing was read or written for it.",
-            remedy=f"Run ALTER TABLE {table} REPLICA IDENTITY FULL where that helps, change the types, or leave the "
-            "columns out.",
+            remedy=f"Run ALTER TABLE {table} REPLICA IDENTITY FULL if that helps, change the types, or exclude the "
+            "columns.",
             code="HR-246",
         )
 
@@ -217,7 +214,7 @@ def _metadata_steps() -> tuple[Step, ...]:
         "_partition": F.col("partition"),
         "_offset": F.col("offset"),
         "_commit_time": at,
-        # The id in Postgres's transaction metadata ends in the place of the single change.
+        # The id in Postgres's transaction metadata ends with the position of the single change.
         "_transaction": F.coalesce(source["txId"], F.col("transaction")["id"]),
         _KEY: F.from_json(F.col("key").cast("string"), "map<string,string>"),
         _OLD: F.col("before"),
@@ -230,14 +227,14 @@ def _metadata_steps() -> tuple[Step, ...]:
 
 
 def position(source: Column, *, before: int = 0) -> Column:
-    """Return the place in the log as text that sorts as the log does; null if the source has none.
+    """Return the log position as text that sorts like the log; null if the source has none.
 
-    With `before`, the place so many bytes earlier: no change begins there.
+    With `before`, the position that many bytes earlier, where no change starts.
 
     Postgres: the LSN. MySQL and MariaDB: the number of the binlog file, the position in it, the row of the event.
 
-    Positions of Postgres snapshot rows begin with `-` and sort before every change. A transaction that was open when
-    the snapshot was taken is not in it, and has changes at lower places of the log than the snapshot's own.
+    Positions of Postgres snapshot rows start with `-` and sort before every change. A transaction that was open during
+    the snapshot is not in it, and its changes have lower log positions than the snapshot.
     """
     lsn = source["lsn"] - before
     log = F.when(F.col("op") == "r", F.concat(F.lit("-"), _digits(lsn, 19))).otherwise(_digits(lsn, 20))
@@ -254,12 +251,12 @@ def _digits(number: Column, width: int) -> Column:
     return F.lpad(number.cast("string"), width, "0")
 
 
-def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
+def _split_steps(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
     """Split an update that changes the key, and the last row of a snapshot, into two changes."""
     moved = F.lit(False)
     for column in keys:
-        old = _text(_OLD, column)
-        moved = moved | (old.isNotNull() & (old != F.coalesce(_text(_KEY, column), _text(_NEW, column))))
+        old = _column_text(_OLD, column)
+        moved = moved | (old.isNotNull() & (old != F.coalesce(_column_text(_KEY, column), _column_text(_NEW, column))))
     both = F.when((F.col("_op") == "u") & moved, F.array(F.lit("d"), F.lit("c")))
     if cleared:
         is_last = (F.col("_op") == "r") & F.col(_SNAPSHOT).isin(*_LAST_OF_SNAPSHOT)
@@ -268,7 +265,7 @@ def _split(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
     rest = [F.col(name) for name in (*_META[1:], _KEY, _OLD, _NEW, _BEFORE)]
     was = F.col("_op").alias(_OP)
     clears = (F.col(_OP) == "r") & (F.col("_op") == "t")
-    # The delete of a split update has its key in what was before; the record's own key is the new one.
+    # The key of the delete of a split update is in `before`; the key of the record is the new one.
     is_old = (F.col(_OP) == "u") & (F.col("_op") == "d")
     moved_to = {
         "_position": F.when(clears, F.col(_BEFORE)).otherwise(F.col("_position")),
@@ -285,28 +282,30 @@ _OP, _SNAPSHOT, _BEFORE = "_headrace_op", "_headrace_snapshot", "_headrace_befor
 _LAST_OF_SNAPSHOT = ("last", "last_in_data_collection")
 
 
-def _text(of: str, column: SourceColumn) -> Column:
+def _column_text(of: str, column: SourceColumn) -> Column:
     return F.try_element_at(F.col(of), F.lit(column.name))
 
 
 def _key_text(column: SourceColumn) -> Column:
-    otherwise = F.when(F.col("_op") == "d", _text(_OLD, column)).otherwise(_text(_NEW, column))
-    return F.coalesce(_text(_KEY, column), otherwise)
+    otherwise = F.when(F.col("_op") == "d", _column_text(_OLD, column)).otherwise(_column_text(_NEW, column))
+    return F.coalesce(_column_text(_KEY, column), otherwise)
 
 
-def _lacking(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> list[Column]:
-    """Return, for each column, whether the change says nothing of it."""
+def _unavailable_columns(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> list[Column]:
+    """Return, for each column, the condition that the change does not contain it."""
     lacking = []
     for n, (column, decoder) in enumerate(zip(table.columns, decoders, strict=True)):
         absent = (F.col("_op") == "u") & ~F.map_contains_key(_NEW, F.lit(column.name))
         if table.family == "postgres":
-            # Any op: `c` has the row of a new key, with what the log contains of the old one.
+            # For any op: a `c` of a moved row contains the placeholder too.
             absent = absent | F.col(_numbered(_TEXT, n)).isin(*decoder.placeholders(placeholder))
         lacking.append(F.coalesce(absent, F.lit(False)))
     return lacking
 
 
-def _unread(table: SourceTable, keys: list[SourceColumn], lacking: list[Column]) -> Iterable[tuple[str, Column]]:
+def _undecodable_fields(
+    table: SourceTable, keys: list[SourceColumn], lacking: list[Column]
+) -> Iterable[tuple[str, Column]]:
     op = F.col("_op")
     yield "_op", ~op.isin(*_CHANGES)
     yield "_position", F.col("_position").isNull()
@@ -316,32 +315,32 @@ def _unread(table: SourceTable, keys: list[SourceColumn], lacking: list[Column])
         key_names.add(column.name)
         text = (op != "t") & F.col(_numbered(_KEY_VALUE, n)).isNull()
         place = table.columns.index(column)
-        yield column.name, text | (_has_text(place) & ~lacking[place])
+        yield column.name, text | (_is_undecodable(place) & ~lacking[place])
     for n, column in enumerate(table.columns):
         if column.name not in key_names:
-            yield column.name, _has_text(n) & ~lacking[n]
+            yield column.name, _is_undecodable(n) & ~lacking[n]
 
 
-def _has_text(n: int) -> Column:
-    """Return whether there is a text that gave no value."""
+def _is_undecodable(n: int) -> Column:
+    """Return whether a column has a text that was decoded to no value."""
     return F.col(_numbered(_TEXT, n)).isNotNull() & F.col(_numbered(_VALUE, n)).isNull()
 
 
-def _names(conditions: Iterable[tuple[str, Column]]) -> Column:
-    """Return the names whose condition holds."""
+def _names_where(conditions: Iterable[tuple[str, Column]]) -> Column:
+    """Return the names whose condition is true."""
     return F.array_compact(F.array(*(F.when(condition, F.lit(name)) for name, condition in conditions)))
 
 
-def _struct(of: str, columns: Sequence[SourceColumn], formats: Sequence[dict[str, str]] = ()) -> Column:
+def _numbered_struct(of: str, columns: Sequence[SourceColumn], formats: Sequence[dict[str, str]] = ()) -> Column:
     metadata = formats or [{} for _ in columns]
     values = (F.col(_numbered(of, n)).alias(column.name, metadata=metadata[n]) for n, column in enumerate(columns))
     return F.struct(*values)
 
 
 def _texts_before(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Iterable[Column]:
-    """Return the texts of the old row; those for values that the log does not hold are none."""
+    """Return the texts of the old row; null for values that are not in the log."""
     for column, decoder in zip(table.columns, decoders, strict=True):
-        text = _text(_OLD, column)
+        text = _column_text(_OLD, column)
         yield F.when(~text.isin(*decoder.placeholders(placeholder)), text) if table.family == "postgres" else text
 
 
@@ -357,10 +356,10 @@ def _row_before(
     return F.when(F.col("_op").isin("u", "d") & F.col(_OLD).isNotNull(), row)
 
 
-def _unread_before(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Column:
+def _undecodable_before_fields(table: SourceTable, decoders: list[TypeDecoder], placeholder: str) -> Column:
     texts = _texts_before(table, decoders, placeholder)
     exists = F.col("_before").isNotNull()
-    return _names(
+    return _names_where(
         (column.name, exists & text.isNotNull() & F.col("_before")[column.name].isNull())
         for column, text in zip(table.columns, texts, strict=True)
     )

@@ -1,11 +1,11 @@
 """Convert the texts of Debezium's JSON to values exactly, or to null if a text does not fit.
 
-Spark's own casts round, cut and guess: `1.239` becomes 1.24 as decimal(12,2), `1e400` infinity, `2024` the first of
-January, `12.7` the number 12. So a text has to have the form of its type before it is cast, and what the type cannot
-hold is null. Each function takes a text and returns the value; null for null.
+Spark's casts round, truncate and guess: `1.239` becomes 1.24 as decimal(12,2), `1e400` becomes infinity, `2024` becomes
+the first of January, `12.7` becomes 12. So a text must match the format of its type before it is cast, and a value that
+does not fit the type is null. Each function converts the text of a value; null stays null.
 
-Times without a zone come as numbers since 1970 (`time.precision.mode=adaptive`); the session's zone has to be UTC, as
-it is in every session of Headrace. Debezium's other forms lose something: `isostring` writes 24:00 as 00:00.
+Times without a zone are sent as numbers since 1970 (`time.precision.mode=adaptive`). The time zone of the session must
+be UTC, as in every session of Headrace. Debezium's other formats lose values: `isostring` writes 24:00 as 00:00.
 """
 
 from collections.abc import Callable
@@ -15,20 +15,20 @@ from pyspark.sql.types import DataType
 
 Read = Callable[[Column], Column]
 
-# The ends of what Spark's types hold stand for `infinity` and `-infinity`. No finite value is taken for one of them:
-# the last finite date of Postgres is below, and a timestamp at the very end does not fit.
+# The limits of Spark's types represent `infinity` and `-infinity`. No finite value is decoded to them: the last finite
+# date of Postgres is below the limit, and a timestamp at the limit does not fit.
 LAST_DAY, FIRST_DAY = 2**31 - 1, -(2**31)
 LAST_MICROSECOND, FIRST_MICROSECOND = 2**63 - 1, -(2**63)
 
-# Nothing in Postgres is older: 24 November 4714 BC of the Gregorian calendar.
+# The earliest time of Postgres: 24 November 4714 BC of the Gregorian calendar.
 _OLDEST_DAY = -2_440_588
 _OLDEST_MICROSECOND = _OLDEST_DAY * 86_400_000_000
 
-# How the infinities of Postgres arrive, from rows that were selected (snapshot, arrays) and from the log. A day's are
-# what is left of its driver's numbers in 32 bits.
+# The infinities of Postgres as Debezium sends them, from queries (snapshot, arrays) and from the log. Those of dates
+# are numbers of the driver truncated to 32 bits.
 _INFINITE_DAYS, _MINUS_INFINITE_DAYS = ("-622191234", "-2147472692"), ("-625821272", "-2147472691")
 _INFINITE, _MINUS_INFINITE = 9_223_372_036_825_200_000, -9_223_372_036_832_400_000
-# What an array holds in the place of `-infinity`: a year that no timestamp has.
+# The text for `-infinity` in an array: a year outside of the range of timestamps.
 _MINUS_INFINITE_ELEMENT = "+292269055-12-02T23:00:00"
 
 # The milliseconds of 292 years, which are the microseconds of 107 days, and those of a day.
@@ -48,8 +48,8 @@ def as_text(text: Column) -> Column:
     return text
 
 
-def label(text: Column) -> Column:
-    """A label of an enum with a comma in one label: the connector escapes it in changes, but not in a snapshot."""
+def enum_label(text: Column) -> Column:
+    """A label of an enum with commas in labels: the connector escapes a comma in changes, but not in a snapshot."""
     return F.replace(text, F.lit("\\,"), F.lit(","))
 
 
@@ -64,7 +64,7 @@ def integer(spark: DataType) -> Read:
 
 
 def floating(spark: DataType) -> Read:
-    """A number that the type can hold, NaN and the infinities by name. Digits that overflow are no infinity."""
+    """A number in the range of the type, NaN, or an infinity by name. A number that overflows is null."""
 
     def read(text: Column) -> Column:
         number = text.try_cast(spark)
@@ -103,7 +103,7 @@ def bits(length: int) -> Read:
             F.sequence(count - 1, F.lit(0)),
             lambda n: F.lpad(F.conv(F.substring(hexadecimal, n * 2 + 1, F.lit(2)), 16, 2), 8, "0"),
         )
-        # No byte at all is what is left of a value without a one.
+        # A value of zeros only arrives as an empty text.
         shown = F.ltrim(F.when(count > 0, F.array_join(groups, "")).otherwise(F.lit("")), F.lit("0"))
         return F.when(text.rlike(_BASE64) & (F.length(shown) <= length), F.lpad(shown, length, "0"))
 
@@ -130,7 +130,7 @@ def date(text: Column) -> Column:
     )
 
 
-def moment(text: Column) -> Column:
+def zoned_timestamp(text: Column) -> Column:
     """A point in time as ISO 8601 in UTC, or an infinity."""
     last, first = (F.timestamp_micros(F.lit(end)) for end in (LAST_MICROSECOND, FIRST_MICROSECOND))
     read = text.try_cast("timestamp")
@@ -141,7 +141,7 @@ def moment(text: Column) -> Column:
     )
 
 
-def local(per_second: int) -> Read:
+def local_timestamp(per_second: int) -> Read:
     """Milliseconds or microseconds since 1970 by a clock without a zone, or an infinity."""
     unit = 1_000_000 // per_second
 
@@ -159,7 +159,7 @@ def local(per_second: int) -> Read:
     return read
 
 
-def clock(per_second: int) -> Read:
+def time_of_day(per_second: int) -> Read:
     """Milliseconds or microseconds of a day, or of a span of hours, as `12:34:56.123456`."""
     unit = 1_000_000 // per_second
 
@@ -180,11 +180,11 @@ def clock(per_second: int) -> Read:
     return read
 
 
-def ambiguous_local(per_second: int) -> Read:
-    """Whether a number may be of the other unit: microseconds are a thousand times as many.
+def ambiguous_local_timestamp(per_second: int) -> Read:
+    """Whether a number may have the other unit: a time has a thousand times as many microseconds as milliseconds.
 
-    Milliseconds are ambiguous more than 292 years from 1970, microseconds within 107 days of it: the other unit
-    is possible, unless its time is just as far from where times are.
+    Milliseconds are ambiguous more than 292 years from 1970, microseconds within 107 days of it: as the other unit,
+    the number would be a plausible time.
     """
 
     def read(text: Column) -> Column:
@@ -196,8 +196,8 @@ def ambiguous_local(per_second: int) -> Read:
     return read
 
 
-def ambiguous_clock(per_second: int) -> Read:
-    """Whether a time of day may be of the other unit: more than a day, or within its first minute and a half."""
+def ambiguous_time_of_day(per_second: int) -> Read:
+    """Whether a time of day may have the other unit: more than a day, or within its first minute and a half."""
 
     def read(text: Column) -> Column:
         number = text.try_cast("bigint")
@@ -214,7 +214,7 @@ def any_element(is_ambiguous: Read) -> Read:
 
 
 def array(element: Read) -> Read:
-    """A JSON array, read element by element: one that does not fit leaves no value at all."""
+    """A JSON array, decoded by element: null if one element does not fit."""
 
     def read(text: Column) -> Column:
         elements = F.from_json(text, "array<string>")

@@ -1,39 +1,22 @@
 """Map the types of a source database to Spark types, and decode their texts.
 
-Nothing is lost on the way: a number of more digits than Spark's decimal holds stays text, a time of day, an interval
-and everything without a type of Spark's own stay the text that the source's connector writes. `infinity` of dates and
+Nothing is lost: a number with more digits than Spark's decimal stays text. A time of day, an interval and every type
+without a Spark type stay the text that the connector writes. `infinity` of dates and
 timestamps is the last value of Spark's type, `-infinity` the first. The page docs/cdc/types.md lists the rules.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from hashlib import md5
 from uuid import UUID
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from headrace.cdc.capture.source_table import Family
 from headrace.cdc.decode import text as texts
 
-# The format of a value that is its own text.
+# The format of values that stay text.
 _TEXT = "text"
 # The precision of Spark's decimal.
 _MAX_PRECISION = 38
@@ -53,18 +36,18 @@ _ELEMENTS = (
 class TypeDecoder:
     """The Spark type of a column and the expression that decodes its text: null if the text does not fit."""
 
-    spark: DataType
+    spark: T.DataType
     read: texts.Read
     # Whether the connector sends its bytes as hexadecimal digits.
     hexadecimal: bool = False
-    # How to read the text, if another column of the same Spark type may use another format.
+    # The format of the text, if another column of the same Spark type may use another one.
     text_format: str = ""
-    # Whether a text may be from before a change of the column type, and would then be read as a wrong value.
+    # Whether a text may be from before a change of the column type, and would then be decoded to a wrong value.
     is_ambiguous: texts.Read | None = None
 
     def placeholders(self, placeholder: str) -> tuple[str, ...]:
-        """Return the placeholders for a value that is not in the log."""
-        if isinstance(self.spark, ArrayType):
+        """Return the placeholders of a value that is not in the log."""
+        if isinstance(self.spark, T.ArrayType):
             # By the type of its elements: the text, its bytes as numbers, or a UUID made of it.
             numbers = ",".join(str(byte) for byte in placeholder.encode())
             uuid_ = UUID(bytes=md5(placeholder.encode(), usedforsecurity=False).digest(), version=3)
@@ -86,7 +69,21 @@ class TypeMapping:
 
 def decoder_for(source: str, family: Family) -> TypeDecoder:
     """Return the decoder of a source type, as the source catalogue writes it in full."""
-    return _decoder_for(" ".join(source.lower().split()), family)
+    source = " ".join(source.lower().split())
+    if source.endswith("[]"):
+        element = decoder_for(source.removesuffix("[]"), family)
+        is_ambiguous = texts.any_element(element.is_ambiguous) if element.is_ambiguous else None
+        return TypeDecoder(
+            T.ArrayType(element.spark),
+            texts.array(element.read),
+            text_format=element.text_format,
+            is_ambiguous=is_ambiguous,
+        )
+    name, arguments = _name_and_arguments(source)
+    named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
+    if name == "enum" and "," in source.replace("','", ""):
+        return TypeDecoder(T.StringType(), texts.enum_label, text_format=_TEXT)
+    return named[name].decoder(arguments) if name in named else _UNKNOWN[family]
 
 
 def type_mappings(family: Family) -> tuple[TypeMapping, ...]:
@@ -96,7 +93,7 @@ def type_mappings(family: Family) -> tuple[TypeMapping, ...]:
 
 def lost_values(source: str, family: Family, identity: str) -> str | None:
     """Return which values of a type the connector loses, or None if it loses none."""
-    name, _ = _parts(" ".join(source.lower().split()))
+    name, _ = _name_and_arguments(" ".join(source.lower().split()))
     if family != "postgres":
         return None
     if name == "bit varying":
@@ -110,25 +107,7 @@ def lost_values(source: str, family: Family, identity: str) -> str | None:
     return None
 
 
-@cache
-def _decoder_for(source: str, family: Family) -> TypeDecoder:
-    if source.endswith("[]"):
-        element = _decoder_for(source.removesuffix("[]"), family)
-        is_ambiguous = texts.any_element(element.is_ambiguous) if element.is_ambiguous else None
-        return TypeDecoder(
-            ArrayType(element.spark),
-            texts.array(element.read),
-            text_format=element.text_format,
-            is_ambiguous=is_ambiguous,
-        )
-    name, arguments = _parts(source)
-    named = {name_: rule for rule in type_mappings(family) for name_ in rule.names}
-    if name == "enum" and "," in source.replace("','", ""):
-        return TypeDecoder(StringType(), texts.label, text_format=_TEXT)
-    return named[name].decoder(arguments) if name in named else _UNKNOWN[family]
-
-
-def _parts(source: str) -> tuple[str, tuple[int, ...]]:
+def _name_and_arguments(source: str) -> tuple[str, tuple[int, ...]]:
     """Return the name without its numbers, and the numbers: `timestamp(3) with time zone` has one."""
     if source.startswith(("enum(", "set(")):
         return source.partition("(")[0], ()
@@ -139,24 +118,24 @@ def _parts(source: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(digit_group) for digit_group in match[1].split(","))
 
 
-def _plain(spark: DataType, read: texts.Read) -> Callable[[tuple[int, ...]], TypeDecoder]:
+def _plain(spark: T.DataType, read: texts.Read) -> Callable[[tuple[int, ...]], TypeDecoder]:
     return lambda _: TypeDecoder(spark, read)
 
 
-def _integer(spark: DataType) -> Callable[[tuple[int, ...]], TypeDecoder]:
+def _integer(spark: T.DataType) -> Callable[[tuple[int, ...]], TypeDecoder]:
     return _plain(spark, texts.integer(spark))
 
 
 def _numeric(arguments: tuple[int, ...]) -> TypeDecoder:
     """Return a decimal of Spark for a precision that it holds, and text for all others."""
     if not arguments:
-        return TypeDecoder(StringType(), texts.digits, text_format=_TEXT)
+        return TypeDecoder(T.StringType(), texts.digits, text_format=_TEXT)
     precision, scale = (*arguments, 0)[:2]
     # A negative scale of Postgres counts zeros before the point; one above the precision, zeros behind it.
     integer_digits, scale = max(precision - scale, 0), max(scale, 0)
     if integer_digits + scale > _MAX_PRECISION:
-        return TypeDecoder(StringType(), texts.digits, text_format=_TEXT)
-    spark = DecimalType(integer_digits + scale, scale)
+        return TypeDecoder(T.StringType(), texts.digits, text_format=_TEXT)
+    spark = T.DecimalType(integer_digits + scale, scale)
     return TypeDecoder(spark, texts.decimal(spark, scale))
 
 
@@ -170,45 +149,48 @@ def _unit(per_second: int) -> str:
     return "milliseconds" if per_second == 1_000 else "microseconds"
 
 
-def _local(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
+def _local_timestamp(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
     def read(arguments: tuple[int, ...]) -> TypeDecoder:
         unit = _per_second(arguments, without)
         return TypeDecoder(
-            TimestampNTZType(), texts.local(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_local(unit)
+            T.TimestampNTZType(),
+            texts.local_timestamp(unit),
+            text_format=_unit(unit),
+            is_ambiguous=texts.ambiguous_local_timestamp(unit),
         )
 
     return read
 
 
-def _clock(arguments: tuple[int, ...]) -> TypeDecoder:
+def _time_of_day(arguments: tuple[int, ...]) -> TypeDecoder:
     unit = _per_second(arguments, 6)
     return TypeDecoder(
-        StringType(), texts.clock(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_clock(unit)
+        T.StringType(), texts.time_of_day(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_time_of_day(unit)
     )
 
 
 def _bits(arguments: tuple[int, ...]) -> TypeDecoder:
     length = arguments[0] if arguments else 1
     if length == 1:
-        return TypeDecoder(BooleanType(), texts.boolean)
-    return TypeDecoder(StringType(), texts.bits(length), text_format=f"{length} bits")
+        return TypeDecoder(T.BooleanType(), texts.boolean)
+    return TypeDecoder(T.StringType(), texts.bits(length), text_format=f"{length} bits")
 
 
 _UNKNOWN: dict[Family, TypeDecoder] = {
-    "postgres": TypeDecoder(StringType(), texts.unknown, hexadecimal=True, text_format="bytes"),
-    "mysql": TypeDecoder(StringType(), texts.as_text, text_format=_TEXT),
+    "postgres": TypeDecoder(T.StringType(), texts.unknown, hexadecimal=True, text_format="bytes"),
+    "mysql": TypeDecoder(T.StringType(), texts.as_text, text_format=_TEXT),
 }
-_AS_TEXT = lambda _: TypeDecoder(StringType(), texts.as_text, text_format=_TEXT)  # noqa: E731
-_FLOAT, _DOUBLE = (_plain(kind, texts.floating(kind)) for kind in (FloatType(), DoubleType()))
-_DATE, _MOMENT = _plain(DateType(), texts.date), _plain(TimestampType(), texts.moment)
-_BINARY = lambda _: TypeDecoder(BinaryType(), texts.binary, hexadecimal=True)  # noqa: E731
+_AS_TEXT = lambda _: TypeDecoder(T.StringType(), texts.as_text, text_format=_TEXT)  # noqa: E731
+_FLOAT, _DOUBLE = (_plain(kind, texts.floating(kind)) for kind in (T.FloatType(), T.DoubleType()))
+_DATE, _MOMENT = _plain(T.DateType(), texts.date), _plain(T.TimestampType(), texts.zoned_timestamp)
+_BINARY = lambda _: TypeDecoder(T.BinaryType(), texts.binary, hexadecimal=True)  # noqa: E731
 _ENDS = "`infinity` and `-infinity` are the ends of Spark's type"
 
 _POSTGRES = (
-    TypeMapping(("boolean",), "boolean", "", _plain(BooleanType(), texts.boolean)),
-    TypeMapping(("smallint",), "smallint", "", _integer(ShortType())),
-    TypeMapping(("integer",), "int", "", _integer(IntegerType())),
-    TypeMapping(("bigint", "oid"), "bigint", "", _integer(LongType())),
+    TypeMapping(("boolean",), "boolean", "", _plain(T.BooleanType(), texts.boolean)),
+    TypeMapping(("smallint",), "smallint", "", _integer(T.ShortType())),
+    TypeMapping(("integer",), "int", "", _integer(T.IntegerType())),
+    TypeMapping(("bigint", "oid"), "bigint", "", _integer(T.LongType())),
     TypeMapping(("real",), "float", "NaN and infinities are kept", _FLOAT),
     TypeMapping(("double precision",), "double", "NaN and infinities are kept", _DOUBLE),
     TypeMapping(
@@ -219,13 +201,15 @@ _POSTGRES = (
     ),
     TypeMapping(("money",), "decimal(19,2)", "", lambda _: _numeric((19, 2))),
     TypeMapping(("date",), "date", _ENDS, _DATE),
-    TypeMapping(("timestamp without time zone",), "timestamp_ntz", f"microseconds; {_ENDS}", _local(6)),
+    TypeMapping(("timestamp without time zone",), "timestamp_ntz", f"microseconds; {_ENDS}", _local_timestamp(6)),
     TypeMapping(("timestamp with time zone",), "timestamp", f"UTC, microseconds; {_ENDS}", _MOMENT),
-    TypeMapping(("time without time zone",), "string", "`12:34:56.123456`, `24:00:00.000000` included", _clock),
+    TypeMapping(("time without time zone",), "string", "`12:34:56.123456`, `24:00:00.000000` included", _time_of_day),
     TypeMapping(("time with time zone",), "string", "`12:34:56.123456Z`: in UTC, its own offset is lost", _AS_TEXT),
     TypeMapping(("interval",), "string", "`P1Y2M3DT4H5M6.789012S`", _AS_TEXT),
     TypeMapping(("bytea",), "binary", "", _BINARY),
-    TypeMapping(("uuid",), "string", "lower case", lambda _: TypeDecoder(StringType(), texts.uuid, text_format=_TEXT)),
+    TypeMapping(
+        ("uuid",), "string", "lower case", lambda _: TypeDecoder(T.StringType(), texts.uuid, text_format=_TEXT)
+    ),
     TypeMapping(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),
     TypeMapping(("json", "jsonb"), "string", "the text of the document", _AS_TEXT),
     TypeMapping(("text", "character varying", "character", "name", "enum", "xml"), "string", "", _AS_TEXT),
@@ -245,24 +229,24 @@ _MYSQL = (
         ("tinyint",),
         "tinyint",
         "`tinyint(1)` and `boolean` too: any number of a byte can be in it",
-        _integer(ByteType()),
+        _integer(T.ByteType()),
     ),
-    TypeMapping(("tinyint unsigned", "smallint", "year"), "smallint", "", _integer(ShortType())),
-    TypeMapping(("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _integer(IntegerType())),
-    TypeMapping(("int unsigned", "bigint"), "bigint", "", _integer(LongType())),
+    TypeMapping(("tinyint unsigned", "smallint", "year"), "smallint", "", _integer(T.ShortType())),
+    TypeMapping(("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int", "", _integer(T.IntegerType())),
+    TypeMapping(("int unsigned", "bigint"), "bigint", "", _integer(T.LongType())),
     TypeMapping(("bigint unsigned",), "decimal(20,0)", "", lambda _: _numeric((20, 0))),
     TypeMapping(("float", "float unsigned"), "float", "", _FLOAT),
     TypeMapping(("double", "double unsigned"), "double", "", _DOUBLE),
     TypeMapping(("decimal", "decimal unsigned"), "decimal(p,s)", "exact; beyond 38 digits: string", _numeric),
     TypeMapping(("date",), "date", "`0000-00-00` arrives as null", _DATE),
-    TypeMapping(("datetime",), "timestamp_ntz", "microseconds; `0000-00-00` arrives as null", _local(0)),
+    TypeMapping(("datetime",), "timestamp_ntz", "microseconds; `0000-00-00` arrives as null", _local_timestamp(0)),
     TypeMapping(("timestamp",), "timestamp", "UTC, microseconds; `0000-00-00` arrives as null or 1970", _MOMENT),
     TypeMapping(
         ("time",),
         "string",
         "`12:34:56.123456`, from `-838:59:59.000000` to `838:59:59.000000`",
         # Always in microseconds, whatever its digits.
-        lambda _: TypeDecoder(StringType(), texts.clock(1_000_000), text_format=_unit(1_000_000)),
+        lambda _: TypeDecoder(T.StringType(), texts.time_of_day(1_000_000), text_format=_unit(1_000_000)),
     ),
     TypeMapping(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "binary", "", _BINARY),
     TypeMapping(("bit",), "boolean, string", "`bit(1)`: boolean; else zeros and ones", _bits),

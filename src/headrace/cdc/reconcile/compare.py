@@ -1,11 +1,11 @@
 """Compare a mirror with its source, row for row and value for value, and repair it.
 
-1. The source is read in one snapshot, together with its place in the log; the mirror at one version.
-2. Both sides are summed in chunks of keys. Only the chunks whose sums differ are compared row by row.
-3. Rows that differ are looked at again, until they are equal or the patience ends: the mirror may be on its way.
+1. The source is read in one snapshot with its log position, the mirror at one version.
+2. Both sides compute a checksum per chunk of keys. Only chunks whose checksums differ are compared row by row.
+3. Rows that differ are compared again until they are equal or `patience` ends: changes may still be on their way.
 
-So a row is reported when it was never seen equal. A repair writes the source's values in one commit. A row that the
-mirror lacked gets the position of a snapshot's row, which every change comes after; one that differed keeps its own.
+So a row is reported only if it was never equal. A repair writes the source's values in one commit. A row that was
+missing in the mirror gets the position of a snapshot row, before every change; a row that differed keeps its position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,9 +34,9 @@ from headrace.flow.target import Database
 from headrace.sinks.delta.sql import idempotent_write
 from headrace.sinks.delta.table import DELETED
 
-# A difference in one row means the reading of one chunk: of a million rows, four thousand.
+# If one row differs, its chunk is compared: four thousand of a million rows.
 _CHUNKS = 256
-# Between two looks at rows that differ.
+# The pause between two comparisons of rows that differ.
 _PAUSE_SECONDS = 2.0
 
 DifferenceKind = Literal["missing", "extra", "different"]
@@ -47,11 +47,11 @@ Values = tuple[Text, ...]
 class Difference:
     """A row that differs: `missing` from the mirror, `extra` in it, or `different` in some columns."""
 
-    key: dict[str, str | None]
+    key: Mapping[str, str | None]
     kind: DifferenceKind
     columns: tuple[str, ...]
     source: Values | None
-    # Of the mirror's row, where there is one.
+    # The position of the mirror's row, if it exists.
     position: str | None
 
     def as_dict(self) -> dict[str, object]:
@@ -83,7 +83,7 @@ class TableComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the mirror holds what its source holds."""
+        """Whether the mirror equals its source."""
         return not self.differences and not self.missing_columns
 
     def as_dict(self) -> dict[str, object]:
@@ -111,9 +111,9 @@ class _Row:
 def compare(
     spark: SparkSession, database: Database, table: SourceTable, location: str, *, patience: float = 0.0
 ) -> TableComparison:
-    """Compare a mirror with its source. `patience` is how many seconds rows that differ are looked at again.
+    """Compare a mirror with its source. Rows that differ are compared again for up to `patience` seconds.
 
-    Raises HR-245 for a table without a primary key, and HR-526 where there is no mirror.
+    Raises HR-245 for a table without a primary key, and HR-526 if the mirror does not exist.
     """
     require_key(table)
     pair = _Pair.of(spark, table, location)
@@ -287,7 +287,14 @@ class _Pair:
         texts = []
         for difference in comparison.differences:
             values = difference.source or tuple(difference.key.get(name) for name in names)
-            texts.append((difference.kind, difference.position, first, *(_flat(text) for text in values)))
+            texts.append(
+                (
+                    difference.kind,
+                    difference.position,
+                    first,
+                    *(json.dumps(text) if isinstance(text, list) else text for text in values),
+                )
+            )
         fields = ["_kind", "_position", "_first", *(f"t{n}" for n in range(len(names)))]
         frame = session.createDataFrame(texts, T.StructType([T.StructField(name, T.StringType()) for name in fields]))
         columns = [typed_value(F.col(f"t{n}"), kind).alias(names[n]) for n, kind in enumerate(self.kinds)]
@@ -299,7 +306,7 @@ def _chunk(key: str) -> int:
 
 
 def _sums(rows: Iterable[_Row]) -> dict[int, tuple[int, int]]:
-    """Return the number of rows and the sum of their digests per chunk: no order of rows is asked of either side."""
+    """Return the number of rows and the sum of their digests per chunk, independent of their order."""
     sums: dict[int, tuple[int, int]] = {}
     for row in rows:
         chunk = _chunk(row.key)
@@ -307,7 +314,3 @@ def _sums(rows: Iterable[_Row]) -> dict[int, tuple[int, int]]:
         digest = hashlib.sha256(json.dumps([row.key, row.compared]).encode()).digest()
         sums[chunk] = (count + 1, (total + int.from_bytes(digest, "big")) % 2**256)
     return sums
-
-
-def _flat(text: Text) -> str | None:
-    return json.dumps(text) if isinstance(text, list) else text

@@ -1,7 +1,7 @@
-"""Read the rows of source tables as text, in one snapshot with its log position."""
+"""Read the rows of source tables as text, in one snapshot with its log position, and look up a row by its key."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,16 +10,16 @@ import psycopg
 from psycopg import sql
 from pymysql.cursors import Cursor, SSCursor
 
-from headrace.cdc.capture.catalogue import binlog_position, family, lsn_position
+from headrace.cdc.capture.catalogue import binlog_position, database_family, lsn_position
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.clients import mysql, postgres
 from headrace.clients.sql import quote_name
 from headrace.flow.target import Database
 
-# A value, or one per element of an array, which may hold arrays again.
+# A value, or one per element of an array, which may contain arrays.
 Text = str | None | list["Text"]
 
-# How texts are written, whatever the server's own settings are.
+# The formats of texts, independent of the server's settings.
 _POSTGRES_FORMS = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, MDY",
@@ -33,20 +33,20 @@ _AT_A_TIME = 5_000
 
 
 class SourceSnapshot(Protocol):
-    """A database as it was at one place of its log, for as long as it is open."""
+    """A database at one position of its log, as long as the snapshot is open."""
 
     @property
     def position(self) -> str:
-        """The place in the log: everything before it is in the snapshot."""
+        """The log position: the snapshot contains everything before it."""
 
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
-        """Return the rows of a table, in no order."""
+        """Return the rows of a table in any order."""
 
 
 @contextmanager
 def open_snapshot(database: Database) -> Iterator[SourceSnapshot]:
-    """Open a snapshot that only reads. It holds no lock, but keeps old rows of the server alive: close it soon."""
-    if family(database) == "mysql":
+    """Open a read-only snapshot. It takes no lock, but the server cannot remove old rows meanwhile: close it soon."""
+    if database_family(database) == "mysql":
         with mysql.session(database) as cursor:
             cursor.execute("SET time_zone = '+00:00', NAMES utf8mb4")
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
@@ -85,7 +85,7 @@ class _Binlog:
     cursor: Cursor
 
     def rows(self, table: SourceTable, columns: Sequence[SourceColumn]) -> Iterator[tuple[Text, ...]]:
-        expressions = ", ".join(_shown(column) for column in columns)
+        expressions = ", ".join(_column_as_text_sql(column) for column in columns)
         with self.cursor.connection.cursor(SSCursor) as cursor:
             cursor.execute(f"SELECT {expressions} FROM {quote_name(table.schema)}.{quote_name(table.name)}")  # noqa: S608 - quoted
             while rows := cursor.fetchmany(_AT_A_TIME):
@@ -101,7 +101,7 @@ def _binlog_position(cursor: Cursor) -> str:
     return binlog_position(*(mysql.binlog_position(cursor) or ("0", 0)))
 
 
-def _shown(column: SourceColumn) -> str:
+def _column_as_text_sql(column: SourceColumn) -> str:
     """Return the expression that writes a column as text."""
     name, kind = quote_name(column.name), column.type.lower()
     if re.match(r"(tiny|medium|long)?blob|(var)?binary", kind):
@@ -112,3 +112,23 @@ def _shown(column: SourceColumn) -> str:
         return f"CAST({name} + 0 AS CHAR)"
     # As a double: a float is written with six digits otherwise.
     return f"CAST({name} + 0e0 AS CHAR)" if kind.startswith("float") else f"CAST({name} AS CHAR)"
+
+
+def row_exists(database: Database, table: SourceTable, key: Mapping[str, str]) -> bool:
+    """Whether a row has the key. Keys are compared as texts: `42` is not an error for a table with text keys.
+
+    Raises the errors of the client if the database does not answer or rejects the query.
+    """
+    if database_family(database) == "mysql":
+        where = " AND ".join(f"CAST({quote_name(column)} AS CHAR) = %s" for column in key)
+        with mysql.session(database) as cursor:
+            cursor.execute(
+                f"SELECT 1 FROM {quote_name(table.schema)}.{quote_name(table.name)} WHERE {where} LIMIT 1",  # noqa: S608 - quoted
+                tuple(key.values()),
+            )
+            return cursor.fetchone() is not None
+    same = sql.SQL(" AND ").join(sql.SQL("{}::text = %s").format(sql.Identifier(column)) for column in key)
+    place = sql.Identifier(table.schema, table.name)
+    with postgres.session(database) as connection:
+        query = sql.SQL("SELECT 1 FROM {} WHERE {} LIMIT 1").format(place, same)
+        return connection.execute(query, tuple(key.values())).fetchone() is not None

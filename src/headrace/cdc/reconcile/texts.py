@@ -1,7 +1,7 @@
 """Convert source values and mirror values to the same text, to compare them.
 
-From the source's own text, and without the decoder of changes: a fault of the decoder has to show as a difference.
-Types without a common text are not compared; a report names their columns.
+The conversion uses the source's own text and not the decoder of changes: an error of the decoder must be visible as a
+difference. Types without a common text are not compared; a report lists their columns.
 """
 
 import re
@@ -33,9 +33,9 @@ def is_compared(column: SourceColumn) -> bool:
 
 
 def source_text(column: SourceColumn, family: Family) -> Callable[[Text], Text]:
-    """Return the function that makes the text of a mirror's value out of the text of its source."""
+    """Return the function that converts the source's text of a value to the mirror's text."""
     kind = " ".join(column.type.lower().split())
-    write = _postgres(kind.removesuffix("[]")) if family == "postgres" else _mysql(kind)
+    write = _postgres_text_converter(kind.removesuffix("[]")) if family == "postgres" else _mysql_text_converter(kind)
 
     def convert(text: Text) -> Text:
         if isinstance(text, list):
@@ -58,7 +58,7 @@ def mirror_text(value: Column, kind: T.DataType) -> Column:
 
 
 def typed_value(text: Column, kind: T.DataType) -> Column:
-    """Return the expression that makes a mirror's value out of its text, as `held` writes it."""
+    """Return the expression that converts the text of `mirror_text` to a value of the mirror."""
     if isinstance(kind, T.ArrayType):
         element = kind.elementType
         return F.transform(F.from_json(text, "array<string>"), lambda item: typed_value(item, element))
@@ -70,7 +70,7 @@ def typed_value(text: Column, kind: T.DataType) -> Column:
 
 
 def comparable_text(text: Text, kind: T.DataType) -> Text:
-    """Return a text in the form in which equal values are equal texts: floats are written in more than one way."""
+    """Return a text such that equal values have equal texts: a float can be written in several ways."""
     if isinstance(kind, T.ArrayType) and isinstance(text, list):
         return [comparable_text(item, kind.elementType) for item in text]
     if isinstance(text, str) and isinstance(kind, T.FloatType | T.DoubleType):
@@ -82,7 +82,7 @@ def comparable_text(text: Text, kind: T.DataType) -> Text:
 _PACKED: dict[type, str] = {T.FloatType: ">f", T.DoubleType: ">d"}
 
 
-def _postgres(kind: str) -> Write:
+def _postgres_text_converter(kind: str) -> Write:
     name = re.sub(r"\([^)]*\)", "", kind)
     if name == "character":
         length = int(re.sub(r"\D", "", kind) or 1)
@@ -92,7 +92,7 @@ def _postgres(kind: str) -> Write:
     return _POSTGRES.get(" ".join(name.split()), str)
 
 
-def _mysql(kind: str) -> Write:
+def _mysql_text_converter(kind: str) -> Write:
     name = kind.partition("(")[0]
     if name == "bit":
         length = int(re.sub(r"\D", "", kind) or 1)
@@ -104,7 +104,7 @@ def _bit(text: str) -> str:
     return "true" if text == "1" else "false"
 
 
-def _days(year: int, month: int, day: int) -> int:
+def _days_since_epoch(year: int, month: int, day: int) -> int:
     """Return the days since 1970 by the Gregorian calendar, for any year."""
     year -= month <= 2
     era, of_era = divmod(year, 400)
@@ -112,8 +112,8 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
 
 
-def _moment(text: str) -> tuple[int, int] | None:
-    """Return the day and the microseconds of it; None for a day that there is not, as MySQL may hold."""
+def _day_and_microseconds(text: str) -> tuple[int, int] | None:
+    """Return the day and the microseconds of the day; None for an invalid day, which MySQL may contain."""
     match = _MOMENT.fullmatch(text)
     if match is None:
         return None
@@ -122,20 +122,22 @@ def _moment(text: str) -> tuple[int, int] | None:
         return None
     clock = [int(match[part] or 0) for part in (4, 5, 6)]
     seconds = clock[0] * 3600 + clock[1] * 60 + clock[2]
-    return _days(1 - year if match[8] else year, month, day), seconds * 1_000_000 + int((match[7] or "").ljust(6, "0"))
+    return _days_since_epoch(1 - year if match[8] else year, month, day), seconds * 1_000_000 + int(
+        (match[7] or "").ljust(6, "0")
+    )
 
 
 def _date(text: str) -> str | None:
     if text in ("infinity", "-infinity"):
         return str(_LAST_DAY if text == "infinity" else _FIRST_DAY)
-    moment = _moment(text)
+    moment = _day_and_microseconds(text)
     return None if moment is None else str(moment[0])
 
 
 def _time(text: str) -> str | None:
     if text in ("infinity", "-infinity"):
         return str(_LAST if text == "infinity" else _FIRST)
-    moment = _moment(text)
+    moment = _day_and_microseconds(text)
     return None if moment is None else str(moment[0] * 86_400_000_000 + moment[1])
 
 

@@ -8,7 +8,13 @@ import typer
 
 from headrace.cdc.capture.declaration import Capture, captures
 from headrace.cdc.capture.health import check_capture
-from headrace.cdc.capture.lifecycle import ConnectWorker, connect_worker, count_messages, delete_capture, start_capture
+from headrace.cdc.capture.lifecycle import (
+    ConnectWorker,
+    connect_worker,
+    count_logical_decoding_messages,
+    delete_capture,
+    start_capture,
+)
 from headrace.cli.output import ANSWER_IS_NO, OK, JsonOption, YesOption, emit, err, out, require_yes
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
 from headrace.clients.kafka_connect import ConnectClient
@@ -103,7 +109,7 @@ def delete_command(
     for capture, worker in capture_workers:
         deleted += delete_capture(capture, database_of(run_target, capture.database), worker, topics=topics)
     if json:
-        emit({"ok": True, "forgotten": [capture.prefix for capture, _ in capture_workers], "topics": deleted})
+        emit({"ok": True, "deleted": [capture.prefix for capture, _ in capture_workers], "topics": deleted})
     else:
         out.print(f"Deleted: {names}" + (f". Deleted topics: {', '.join(deleted)}" if deleted else ""), markup=False)
 
@@ -111,7 +117,7 @@ def delete_command(
 def _messages(capture: Capture, target: Target) -> int | None:
     """Count the skipped messages, or return None if the broker does not answer: the count is optional."""
     try:
-        return count_messages(capture, target)
+        return count_logical_decoding_messages(capture, target)
     except HeadraceError:
         return None
 

@@ -174,7 +174,7 @@ def write_log_checkpoint(session: SparkSession, location: str) -> int:
     return int(state.version())
 
 
-def forget_log(session: SparkSession, location: str) -> None:
+def invalidate_delta_log_cache(session: SparkSession, location: str) -> None:
     """Remove the table from Delta's cache: its state may refer to entries that were deleted."""
     jvm = jvm_of(session)
     jvm.org.apache.spark.sql.delta.DeltaLog.invalidateCache(

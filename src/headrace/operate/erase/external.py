@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.reconcile.source_row import row_exists
+from headrace.cdc.reconcile.source_rows import row_exists
 from headrace.clients.kafka import list_topics
 from headrace.clients.postgres import database_of
 from headrace.clients.topics import topic_retention

@@ -21,7 +21,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
-from headrace.clients.spark.delta_log import LOG_FOLDER, forget_log, snapshot, version, write_log_checkpoint
+from headrace.clients.spark.delta_log import (
+    LOG_FOLDER,
+    invalidate_delta_log_cache,
+    snapshot,
+    version,
+    write_log_checkpoint,
+)
 from headrace.clients.sql import quote_name
 from headrace.clients.storage import HadoopFileStore
 from headrace.operate.erase import errors
@@ -106,7 +112,7 @@ def _truncate_log(session: SparkSession, location: str) -> tuple[int, int]:
     old_files = sorted(name for name in names if _is_before(name, end_version))
     for name in old_files:
         files.delete(f"{folder}/{name}")
-    forget_log(session, location)
+    invalidate_delta_log_cache(session, location)
     return end_version, len(old_files)
 
 

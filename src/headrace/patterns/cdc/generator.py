@@ -1,20 +1,20 @@
-"""The life of a small shop, as transactions of row changes: the same seed gives the same history.
+"""The history of a small shop, as transactions of row changes: the same seed gives the same history.
 
     customers <- orders <- items      (customer_id of an order, order_id of an item)
 
 | what happens        | per 100 | changes of one transaction                                                     |
 |---------------------|---------|--------------------------------------------------------------------------------|
-| an order is placed  | 40      | the order and its items; now and then its customer before them                 |
-| an order moves on   | 22      | its status alone: the log then leaves a long note out                          |
+| an order is placed  | 40      | the order and its items; sometimes its customer before them                    |
+| an order moves on   | 22      | only its status: the log then omits a long note                                |
 | a line is changed   | 8       | the item, and the total of its order                                           |
-| a note is written   | 4       | a text of some kilobytes, which the database keeps outside of the row          |
+| a note is written   | 4       | a text of some kilobytes, which the database stores outside of the row         |
 | a customer changes  | 12      | balance, tags or profile                                                       |
 | an order is removed | 8       | its items, then the order                                                      |
-| an order comes back | 3       | a key that was deleted is inserted once more                                   |
+| an order comes back | 3       | a deleted key is inserted again                                                |
 | a customer is new   | 2       | one row                                                                        |
-| a key changes       | 1       | a customer gets another primary key, and its orders name the new one           |
+| a key changes       | 1       | a customer gets another primary key, and its orders reference the new one      |
 
-Nothing here knows a database: `shop` writes the changes into Postgres, `model` says what the tables hold after them.
+This module uses no database: `shop` writes the changes to Postgres, `model` computes the tables after them.
 """
 
 import random
@@ -31,9 +31,9 @@ Row = Mapping[str, Value]
 # By table, in the order in which rows may be inserted: the columns of the primary key.
 KEYS: Mapping[str, tuple[str, ...]] = {"customers": ("id",), "orders": ("id",), "items": ("order_id", "line")}
 
-# What the shop opens with: enough that a snapshot takes more than one fetch, little enough to wait for.
+# The opening rows of the shop: enough for more than one fetch of a snapshot, and few enough to wait for.
 _CUSTOMERS, _ORDERS = 400, 1_200
-# The transactions that it is made of. Live ones come after them.
+# The number of transactions with the opening rows. Live transactions follow.
 OPENING = 16
 
 _OPENED = datetime(2026, 1, 1, 8, tzinfo=UTC)
@@ -41,14 +41,14 @@ _STATUSES = ("placed", "paid", "packed", "sent", "delivered", "returned")
 _TAGS = ("regular", "gift", "b2b", "zażółć", 'said "hello"', "{curly}", "a,b", "")
 _NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Søren", "李", "Zoë", "O'Neill")
 _PRODUCTS = ("kettle", "lamp", "chair", "desk", "rug", "crème brûlée torch", "100 % wool\tblanket")
-# A page of Postgres takes rows of up to two kilobytes; longer values go elsewhere.
+# Postgres stores rows of up to two kilobytes in a page; longer values are stored outside.
 _LONG = (2_500, 9_000)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz ÄÖÜ\n"
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """One row inserted, updated or deleted. An update holds the columns that change, the key's too where it moves."""
+    """One row inserted, updated or deleted. An update has the columns that change, also of the key if it moves."""
 
     op: Literal["insert", "update", "delete"]
     table: str
@@ -57,21 +57,21 @@ class RowChange:
 
     @property
     def kind(self) -> str:
-        """What it is counted as."""
+        """The kind under which the change is counted."""
         moved = self.op == "update" and any(name in self.values for name in KEYS[self.table])
         return "key change" if moved else self.op
 
 
 @dataclass(frozen=True)
 class ShopTransaction:
-    """Changes that happen together. `number` counts from 0 over the whole history."""
+    """Changes that are committed together. `number` counts from 0 over the whole history."""
 
     number: int
     changes: tuple[RowChange, ...]
 
 
 class Shop:
-    """A shop that lives. `history` may be asked for once; it knows of its rows only what later changes need."""
+    """A running shop. `history` may be called once; the shop remembers only what later changes need."""
 
     def __init__(self, seed: int = 7) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a repeatable history, no secret
@@ -83,37 +83,37 @@ class Shop:
         self._number = 0
 
     def history(self) -> Iterator[ShopTransaction]:
-        """Yield the transactions, without waiting and without end. The first `OPENING` make the shop."""
+        """Yield an endless sequence of transactions, without waiting. The first `OPENING` create the shop."""
         for part in range(OPENING):
-            changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._customer()]
+            changes = [change for _ in range(_CUSTOMERS // OPENING) for change in self._insert_customer()]
             if part:  # the first customers have no orders yet
-                changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._placed()]
-            yield self._done(changes)
+                changes += [change for _ in range(_ORDERS // (OPENING - 1)) for change in self._insert_order()]
+            yield self._next_transaction(changes)
         happenings = (
-            (self._order, 40),
-            (self._moves_on, 22),
-            (self._line, 8),
-            (self._note, 4),
-            (self._customer_changes, 12),
-            (self._removed, 8),
-            (self._comes_back, 3),
-            (self._customer, 2),
-            (self._another_key, 1),
+            (self._place_order, 40),
+            (self._update_order_status, 22),
+            (self._update_item, 8),
+            (self._write_note, 4),
+            (self._update_customer, 12),
+            (self._delete_order, 8),
+            (self._reinsert_order, 3),
+            (self._insert_customer, 2),
+            (self._change_customer_key, 1),
         )
         kinds, weights = zip(*happenings, strict=True)
         while True:
             (happens,) = self._random.choices(kinds, weights)
             changes = happens()
             if changes:
-                yield self._done(changes)
+                yield self._next_transaction(changes)
 
-    def _done(self, changes: list[RowChange]) -> ShopTransaction:
+    def _next_transaction(self, changes: list[RowChange]) -> ShopTransaction:
         done = ShopTransaction(self._number, tuple(changes))
         self._number += 1
         return done
 
-    def _customer(self) -> list[RowChange]:
-        number = self._new("customer")
+    def _insert_customer(self) -> list[RowChange]:
+        number = self._next_id("customer")
         self._orders_of[number] = set()
         name = f"{self._random.choice(_NAMES)} {number}"
         values: dict[str, Value] = {
@@ -127,14 +127,14 @@ class Shop:
         }
         return [RowChange("insert", "customers", (number,), values)]
 
-    def _order(self) -> list[RowChange]:
-        new = self._customer() if self._chance(0.05) else []
-        return [*new, *self._placed(new[0].key[0] if new else None)]
+    def _place_order(self) -> list[RowChange]:
+        new = self._insert_customer() if self._chance(0.05) else []
+        return [*new, *self._insert_order(new[0].key[0] if new else None)]
 
-    def _placed(self, customer: int | None = None, order: int | None = None) -> list[RowChange]:
-        """Return an order with its items, for a customer or for any, under a key of its own or a given one."""
-        customer = self._any(self._orders_of) if customer is None else customer
-        order = self._new("order") if order is None else order
+    def _insert_order(self, customer: int | None = None, order: int | None = None) -> list[RowChange]:
+        """Return an order with its items, for the given customer or any, under the given key or a new one."""
+        customer = self._random_key(self._orders_of) if customer is None else customer
+        order = self._next_id("order") if order is None else order
         lines = {line: self._money(99, 250_000) for line in range(1, self._random.randint(1, 5) + 1)}
         self._orders[order] = lines
         self._orders_of[customer].add(order)
@@ -160,11 +160,13 @@ class Shop:
         }
         return [RowChange("insert", "orders", (order,), head), *items]
 
-    def _moves_on(self) -> list[RowChange]:
-        return [RowChange("update", "orders", (self._any(self._orders),), {"status": self._random.choice(_STATUSES)})]
+    def _update_order_status(self) -> list[RowChange]:
+        return [
+            RowChange("update", "orders", (self._random_key(self._orders),), {"status": self._random.choice(_STATUSES)})
+        ]
 
-    def _line(self) -> list[RowChange]:
-        order = self._any(self._orders)
+    def _update_item(self) -> list[RowChange]:
+        order = self._random_key(self._orders)
         line = self._random.choice(sorted(self._orders[order]))
         quantity, price = self._random.randint(2, 9), self._money(99, 250_000)
         self._orders[order][line] = quantity * price
@@ -174,10 +176,10 @@ class Shop:
             RowChange("update", "orders", (order,), {"total": total}),
         ]
 
-    def _note(self) -> list[RowChange]:
-        return [RowChange("update", "orders", (self._any(self._orders),), {"note": self._text()})]
+    def _write_note(self) -> list[RowChange]:
+        return [RowChange("update", "orders", (self._random_key(self._orders),), {"note": self._text()})]
 
-    def _customer_changes(self) -> list[RowChange]:
+    def _update_customer(self) -> list[RowChange]:
         new: Row
         match self._random.randrange(3):
             case 0:
@@ -186,35 +188,35 @@ class Shop:
                 new = {"tags": self._tags()}
             case _:
                 new = {"profile": self._profile(), "email": None}
-        return [RowChange("update", "customers", (self._any(self._orders_of),), new)]
+        return [RowChange("update", "customers", (self._random_key(self._orders_of),), new)]
 
-    def _removed(self) -> list[RowChange]:
-        order = self._any(self._orders)
+    def _delete_order(self) -> list[RowChange]:
+        order = self._random_key(self._orders)
         lines = self._orders.pop(order)
         self._orders_of[self._customer_of.pop(order)].discard(order)
         self._deleted_orders.append(order)
         items = [RowChange("delete", "items", (order, line)) for line in lines]
         return [*items, RowChange("delete", "orders", (order,))]
 
-    def _comes_back(self) -> list[RowChange]:
+    def _reinsert_order(self) -> list[RowChange]:
         if not self._deleted_orders:
             return []
-        return self._placed(order=self._deleted_orders.pop(self._random.randrange(len(self._deleted_orders))))
+        return self._insert_order(order=self._deleted_orders.pop(self._random.randrange(len(self._deleted_orders))))
 
-    def _another_key(self) -> list[RowChange]:
-        old, new = self._any(self._orders_of), self._new("customer")
+    def _change_customer_key(self) -> list[RowChange]:
+        old, new = self._random_key(self._orders_of), self._next_id("customer")
         orders = self._orders_of.pop(old)
         self._orders_of[new] = orders
         self._customer_of |= dict.fromkeys(orders, new)
         moved = RowChange("update", "customers", (old,), {"id": new})
         return [moved, *(RowChange("update", "orders", (order,), {"customer_id": new}) for order in sorted(orders))]
 
-    def _any(self, keys: Mapping[int, object]) -> int:
-        """Choose a key that is there: by far more often a young one, as in a real shop."""
+    def _random_key(self, keys: Mapping[int, object]) -> int:
+        """Choose an existing key: usually a recent one, as in a real shop."""
         ordered = list(keys)
         return ordered[-1 - min(int(self._random.expovariate(1) * len(ordered) / 4), len(ordered) - 1)]
 
-    def _new(self, of: str) -> int:
+    def _next_id(self, of: str) -> int:
         number = self._next[of]
         self._next[of] += 1
         return number
@@ -223,7 +225,7 @@ class Shop:
         return self._random.random() < share
 
     def _now(self) -> datetime:
-        """Return the shop's own time: a history that is repeated has the same."""
+        """Return the time of the shop: a repeated history has the same times."""
         within = timedelta(microseconds=self._random.randrange(60_000_000))
         return _OPENED + timedelta(minutes=self._number) + within
 

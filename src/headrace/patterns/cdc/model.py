@@ -1,4 +1,4 @@
-"""What the tables of the shop hold after a history, in plain Python: no database, no log, no Spark."""
+"""The tables of the shop after a history, in plain Python: no database, no log, no Spark."""
 
 from collections.abc import Iterable
 

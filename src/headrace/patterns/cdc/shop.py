@@ -23,7 +23,7 @@ from headrace.patterns.cdc.model import Tables
 SCHEMA = "demo_shop"
 
 # Relations are judged at the end of a transaction: a customer may get another key before its orders name it.
-# A note is kept outside of its row and not compressed, so that every longer one is a value that updates leave out.
+# A note is stored outside of its row and not compressed, so that updates do not log a long one.
 _TABLES = f"""
 CREATE SCHEMA IF NOT EXISTS {SCHEMA};
 CREATE TABLE IF NOT EXISTS {SCHEMA}.customers (
@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.history (
 
 
 def open_shop(database: Database, *, seed: int) -> None:
-    """Make the tables and what the shop opens with, unless they are there. Raises HR-124 for another history."""
+    """Create the tables and the opening rows of the shop unless they exist. Raises HR-124 for another seed."""
     with session(database) as connection:
         connection.execute(_TABLES)
         connection.execute(
@@ -73,8 +73,8 @@ def open_shop(database: Database, *, seed: int) -> None:
         current_seed, done = progress(connection)
         if current_seed != seed:
             raise ConfigError(
-                "The shop lives by another history.",
-                why=f"It was started with the seed {current_seed}, and cannot continue with the seed {seed}.",
+                "The shop was created with another seed.",
+                why=f"Its history has the seed {current_seed} and cannot continue with the seed {seed}.",
                 state="Nothing was changed.",
                 remedy=f"Continue with `--seed {current_seed}`, or start in another folder: `--home`.",
                 code="HR-124",
@@ -98,21 +98,21 @@ def live(database: Database, *, seed: int, rate: float, stop: Event) -> Counter[
 
 
 def progress(connection: psycopg.Connection) -> tuple[int, int]:
-    """Return the seed of the history, and how many of its transactions are in."""
+    """Return the seed of the history, and the number of its committed transactions."""
     row = connection.execute(sql.SQL("SELECT seed, done FROM {}").format(_name("history"))).fetchone()
-    assert row is not None  # noqa: S101 - written when the tables are made
+    assert row is not None  # noqa: S101 - written when the tables are created
     return int(row[0]), int(row[1])
 
 
 def counts(connection: psycopg.Connection) -> dict[str, int]:
-    """Return the number of rows of each table, all of one moment."""
+    """Return the number of rows of each table, at one point in time."""
     counters = sql.SQL(", ").join(sql.SQL("(SELECT count(*) FROM {})").format(_name(table)) for table in KEYS)
     row = connection.execute(sql.SQL("SELECT {}").format(counters)).fetchone()
     return dict(zip(KEYS, row or (), strict=True))
 
 
 def table_rows(connection: psycopg.Connection) -> Tables:
-    """Return every row that the tables hold, as the model has them. For a shop that rests."""
+    """Return every row of the tables, in the form of the model. The shop must be idle."""
     tables: Tables = {}
     for table, key in KEYS.items():
         with connection.cursor(row_factory=dict_row) as cursor:
@@ -122,7 +122,7 @@ def table_rows(connection: psycopg.Connection) -> Tables:
 
 
 def write(connection: psycopg.Connection, transaction: ShopTransaction) -> None:
-    """Commit a transaction, and with it that it is in."""
+    """Commit a transaction together with its number."""
     with connection.pipeline(), connection.transaction():
         for change in transaction.changes:
             statement, values = _statement(change)

@@ -32,7 +32,7 @@ class CaptureGuard(Guard):
     def check(self) -> None:
         """Check once. Raises HR-522."""
         for watch in self._watches:
-            watch.begin()
+            watch.check_now()
 
     def on_end(self, error: HeadraceError | None) -> HeadraceError | None:
         """Stop checking. Returns immediately."""

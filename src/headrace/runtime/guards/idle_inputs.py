@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import HasPendingRows, leaf_sinks
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -26,8 +27,8 @@ from headrace.runtime.progress import listen
 class IdleInputGuard(Guard):
     """The idle inputs of one run of a flow."""
 
-    def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, clock: Clock) -> None:
-        self._target, self._files = target, TickFiles(flow, checkpoint)
+    def __init__(self, flow: Flow, target: Target, checkpoint: Checkpoint, clock: Clock, cache: RunCache) -> None:
+        self._target, self._files, self._cache = target, TickFiles(flow, checkpoint), cache
         self._timeouts_ms = idle_timeouts_ms(flow)
         # A run that ends when everything is read has no idle inputs.
         is_finite = isinstance(flow.trigger, AvailableNow)
@@ -63,5 +64,7 @@ class IdleInputGuard(Guard):
         """Whether a sink holds pending rows. If a sink does not know, the next trigger asks again."""
         session = self._session
         with suppress(OSError, Py4JError, PySparkException):
-            return session is not None and any(sink.is_due(session, self._target) for sink in self._pending_sinks)
+            return session is not None and any(
+                sink.is_due(session, self._target, self._cache) for sink in self._pending_sinks
+            )
         return False

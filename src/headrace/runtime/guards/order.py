@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
+from headrace.flow.run_cache import RunCache
 from headrace.runtime.guards.batches import CommitGuard, RetryGuard
 from headrace.runtime.guards.captures import CaptureGuard
 from headrace.runtime.guards.checkpoint import CheckpointGuard, LeaseLossGuard, OwnershipGuard, SettingsGuard
@@ -32,7 +33,7 @@ class OrderedGuards(Guard):
     |              |          | before lost offsets do                                                                 |
     """
 
-    def __init__(self, run: Run, stopper: Stopper) -> None:
+    def __init__(self, run: Run, stopper: Stopper, cache: RunCache) -> None:
         flow, target, checkpoint, publish = run.flow, run.target, run.checkpoint, run.publish
         self._guards: tuple[Guard, ...] = (
             stopper,
@@ -45,7 +46,7 @@ class OrderedGuards(Guard):
             OwnershipGuard(flow, target, checkpoint),
             LeaseLossGuard(run.lease, stopper.stop),
             RetryGuard(flow, checkpoint),
-            IdleInputGuard(flow, target, checkpoint, run.clock),
+            IdleInputGuard(flow, target, checkpoint, run.clock, cache),
             EpochGuard(flow, target, checkpoint, stopper.stop, self.on_progress),
         )
 

@@ -66,7 +66,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
         remedy="Stop one of the two drivers.",
         code="HR-304",
     ),
-    RefusalReason.NO_ENTRY: replace(_MISMATCH, why="It holds none, and {batch.id} batches were written before."),
+    RefusalReason.NO_ENTRY: replace(_MISMATCH, why="It has no entry, and {batch.id} batches were written before."),
     RefusalReason.SET_BACK: _SET_BACK,
     RefusalReason.OTHER_OFFSETS: _SET_BACK,
     RefusalReason.GAP: replace(_MISMATCH, why="The last one is {last.batch_id}: those between are missing."),

@@ -70,16 +70,20 @@ class Refuse:
 Decision = Write | Skip | Refuse
 
 
-def decide(last: LedgerEntry | None, batch: Batch, *, slots: int = 1, staged: str = "") -> Decision:
+def decide(
+    last: LedgerEntry | None, batch: Batch, *, slots: int = 1, staged: str = "", claimed: bool = False
+) -> Decision:
     """Decide whether a batch is written, skipped or refused after the last entry of its ledger.
 
     Pure: reads `query_id`, `id`, `offsets` and `fence` of the batch, and nothing but its arguments. The caller reads
     `last` when no earlier attempt can commit any more, or in the transaction of the rows. `slots` and `staged` are
-    those of the attempt; an attempt without `staged` may skip rows of any staging.
+    those of the attempt; an attempt without `staged` may skip rows of any staging. `claimed` says that the store has an
+    entry before batch 0, because a transaction has to lock and update it.
 
     | last entry                      | same offsets  | decision                                   |
     |---------------------------------|---------------|--------------------------------------------|
     | none                            |               | write batch 0, refuse later ones           |
+    | none, although claimed          |               | refuse                                     |
     | of another checkpoint           |               | refuse, unless it has no committed batch   |
     | other slots, or a higher fence  |               | refuse                                     |
     | a later batch                   |               | refuse: the checkpoint was set back        |
@@ -91,13 +95,12 @@ def decide(last: LedgerEntry | None, batch: Batch, *, slots: int = 1, staged: st
     A restored checkpoint may cut its batches elsewhere. So an earlier batch is refused, because skipping it could lose
     rows.
 
-    Two stores take the decision, or a part of it, themselves, and Headrace does not repeat it. Delta skips a commit
-    whose `txnVersion` is not above the table's last one for its `txnAppId` (`Batch.app_id`, which contains the query
-    id); asking Delta first would cost a job per batch. Kafka fences the producers of earlier drivers, so the entries
-    of its ledger have no fence.
+    Two stores take the decision, or a part of it, themselves, and Headrace does not repeat it. Delta skips a commit by
+    its `txnVersion`: see docs/adr/0013-delta-decides-by-txnversion.md. Kafka fences the producers of earlier drivers,
+    so the entries of its ledger have no fence.
     """
     if last is None:
-        return Write() if batch.id == 0 else Refuse(RefusalReason.NO_ENTRY)
+        return Write() if batch.id == 0 and not claimed else Refuse(RefusalReason.NO_ENTRY)
     is_committed = last.batch_id == batch.id
     # In the order of precedence: an entry of another checkpoint or driver says nothing about the batches of this one.
     mismatches = (

@@ -29,7 +29,7 @@ class DeltaAppend(DeltaTableSink):
             .partitionBy(*self.partition_by)
             .save(batch.target.table(self.path))
         )
-        self.run_maintenance(rows.sparkSession, batch.target)
+        self.run_maintenance(rows.sparkSession, batch)
 
     def replace(self, rows: DataFrame, where: str, batch: Batch) -> None:
         """Replace the rows that meet a condition, in one commit that also records the batch.

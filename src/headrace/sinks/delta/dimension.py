@@ -5,7 +5,6 @@ is loaded, also at the start of a flow, and a table above the limit is an error.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -17,6 +16,7 @@ from headrace.clients.sql import column_named
 from headrace.clients.storage import is_local
 from headrace.errors import DataError
 from headrace.flow.duration import Duration
+from headrace.flow.run_cache import CachedFact
 from headrace.flow.size import Size, format_bytes
 from headrace.flow.target import Target
 from headrace.sinks.delta.table import DELETED
@@ -107,16 +107,20 @@ class LoadedDimension:
     bytes: int
 
 
-class DimensionCache:
-    """The version of a dimension that a running flow uses. Not thread-safe, except `next_version`."""
+class DimensionCache(CachedFact):
+    """The version of a dimension that a running flow uses. Not thread-safe, except `peek_version`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._loaded: LoadedDimension | None = None
         self._last_check = 0.0
 
-    def reset(self) -> None:
-        """Unpersist the version of an earlier run. Called at every start of a flow."""
+    @staticmethod
+    def clock() -> float:
+        """Return the time of the refresh policy, in seconds."""
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Unpersist the loaded version."""
         if self._loaded is not None:
             self._loaded.rows.unpersist()
         self._loaded = None
@@ -126,31 +130,26 @@ class DimensionCache:
         loaded = self._loaded
         if loaded is not None and not self._is_due(dimension.refresh):
             return loaded
-        self._last_check = self._clock()
-        identity, version = _newest(session, target.table(dimension.path))
+        self._last_check = self.clock()
+        identity, version = _newest_version(session, target.table(dimension.path))
         same = loaded is not None and (loaded.identity, loaded.version) == (identity, version)
         if loaded is not None and same and not isinstance(dimension.refresh, EachBatch):
             return loaded
         # Unpersist first: Spark would reuse the cached rows for a second read of the same version.
-        self.reset()
+        self.close()
         self._loaded = _load(dimension, session, target.table(dimension.path), identity, version)
         return self._loaded
 
-    def next_version(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int] | None:
-        """Return the table id and version that `current` would use now. Read-only and thread-safe.
-
-        Returns None before the first load.
-        """
+    def peek_version(self, dimension: Dimension, session: SparkSession, target: Target) -> tuple[str, int]:
+        """Return the table id and version that `current` would use now. Read-only and thread-safe."""
         loaded = self._loaded
-        if loaded is None:
-            return None
-        if not self._is_due(dimension.refresh):
+        if loaded is not None and not self._is_due(dimension.refresh):
             return loaded.identity, loaded.version
-        return _newest(session, target.table(dimension.path))
+        return _newest_version(session, target.table(dimension.path))
 
     def _is_due(self, refresh: Refresh) -> bool:
         if isinstance(refresh, EveryInterval):
-            return self._clock() - self._last_check >= Duration.parse(refresh.interval).seconds
+            return self.clock() - self._last_check >= Duration.parse(refresh.interval).seconds
         return True
 
 
@@ -158,10 +157,10 @@ def require_table_exists(dimension: Dimension, target: Target) -> None:
     """Raise if a required local table does not exist. Other filesystems are not checked; Spark reports them."""
     location = target.table(dimension.path)
     if dimension.required and is_local(location) and not is_table(location):
-        raise _missing(dimension, location)
+        raise _missing_table_error(dimension, location)
 
 
-def _newest(session: SparkSession, location: str) -> tuple[str, int]:
+def _newest_version(session: SparkSession, location: str) -> tuple[str, int]:
     current = snapshot(session, location)
     version = current.version
     return ("", ABSENT) if version < 0 else (current.table_id, version)
@@ -170,60 +169,71 @@ def _newest(session: SparkSession, location: str) -> tuple[str, int]:
 def _load(dimension: Dimension, session: SparkSession, location: str, identity: str, version: int) -> LoadedDimension:
     """Load and persist one version; raise if it is ambiguous or too large to join with."""
     if version == ABSENT and dimension.required:
-        raise _missing(dimension, location)
+        raise _missing_table_error(dimension, location)
     if version == ABSENT:
-        return LoadedDimension(
-            identity, version, session.createDataFrame([], _typed(dimension, _key_type(dimension))), 0
-        )
+        return LoadedDimension(identity, version, session.createDataFrame([], _read_schema(dimension)), 0)
     table = session.read.format("delta").option("versionAsOf", str(version)).load(location)
     _require_columns(dimension, table.schema)
     condition = column_named(dimension.key).isNotNull()
     if DELETED in table.columns:
         condition &= ~F.coalesce(column_named(DELETED), F.lit(False))
-    rows = table.where(condition).select(*map(column_named, _read(dimension)))
+    rows = table.where(condition).select(*map(column_named, _columns_to_read(dimension)))
     known_bytes = snapshot(session, location).known_bytes
     if known_bytes is not None and known_bytes > Size.parse(dimension.broadcast_limit).bytes:
         # Unused columns may cause the size. Measure the used ones before persisting them.
-        _measured(dimension, rows)
+        _require_broadcast_limit(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        size = _measured(dimension, rows)
-        ambiguous = [str(row[0]) for row in _ambiguous(dimension, rows).limit(_FEW).collect()]
+        size = _require_broadcast_limit(dimension, rows)
+        ambiguous = [str(row[0]) for row in _ambiguous_keys(dimension, rows).limit(_FEW).collect()]
         if ambiguous:
-            raise _more_than_one(dimension, version, ambiguous)
+            problem = "occurs more than once" if dimension.as_of is None else "has rows that are valid at the same time"
+            hint = " For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""
+            raise DataError(
+                f"The dimension {dimension.path} has several rows for a key: {dimension.key} {', '.join(ambiguous)}.",
+                why=f"In version {version} each of these {problem}, so that a row joined with it would become two.",
+                state=_NOTHING_WRITTEN,
+                remedy=f"Correct the table, and start the flow again: it takes the newest version.{hint}",
+                code="HR-562",
+            )
     except BaseException:
         rows.unpersist()
         raise
     return LoadedDimension(identity, version, rows, size)
 
 
-def _measured(dimension: Dimension, rows: DataFrame) -> int:
+def _require_broadcast_limit(dimension: Dimension, rows: DataFrame) -> int:
     """Return the size of the rows in memory; raise if it exceeds the limit."""
     limit = Size.parse(dimension.broadcast_limit)
-    count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_bytes(rows.schema)), F.lit(0))).collect()[0]
+    count, size = rows.agg(F.count("*"), F.coalesce(F.sum(_row_bytes(rows.schema)), F.lit(0))).collect()[0]
     if size > limit.bytes:
-        raise _too_large(dimension, f"{format_bytes(size)} in {count:,} rows", limit)
+        raise DataError(
+            f"The dimension {dimension.path} is too large to be broadcast: {format_bytes(size)} in {count:,} rows. "
+            f"The limit is {limit}.",
+            why="The driver collects it and every executor holds a copy; without enough memory they fail.",
+            state=_NOTHING_WRITTEN,
+            remedy="Take fewer columns, keep old rows elsewhere, or raise `broadcast_limit` if driver and executors "
+            "have the memory for it.",
+            code="HR-561",
+        )
     return int(size)
 
 
-def _read(dimension: Dimension) -> list[str]:
+def _columns_to_read(dimension: Dimension) -> list[str]:
     """Return the columns to read: the key, the added columns, and the bounds of validity."""
     bounds = () if dimension.as_of is None else (dimension.as_of.valid_from, dimension.as_of.valid_to)
     return list(dict.fromkeys((dimension.key, *dimension.names, *bounds)))
 
 
-def _key_type(dimension: Dimension) -> T.DataType:
-    types = [field.dataType for field in dimension.columns if field.name == dimension.key]
-    return types[0] if types else T.StringType()
-
-
-def _typed(dimension: Dimension, key: T.DataType) -> T.StructType:
+def _read_schema(dimension: Dimension) -> T.StructType:
     """Return the schema of the columns to read, for a missing table."""
-    types = {field.name: field.dataType for field in dimension.columns} | {dimension.key: key}
-    return T.StructType([T.StructField(name, types.get(name, T.TimestampType())) for name in _read(dimension)])
+    types = {dimension.key: T.StringType()} | {field.name: field.dataType for field in dimension.columns}
+    return T.StructType(
+        [T.StructField(name, types.get(name, T.TimestampType())) for name in _columns_to_read(dimension)]
+    )
 
 
-def _bytes(schema: T.StructType) -> Column:
+def _row_bytes(schema: T.StructType) -> Column:
     """Return the size of a row in Spark's hash table: eight bytes per column plus variable-length values."""
     sizes = [
         F.octet_length(column_named(field.name))
@@ -237,7 +247,7 @@ def _bytes(schema: T.StructType) -> Column:
     return reduce(lambda left, right: left + F.coalesce(right, F.lit(0)), sizes, fixed)
 
 
-def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
+def _ambiguous_keys(dimension: Dimension, rows: DataFrame) -> DataFrame:
     """Return the keys that match more than one row: duplicate keys, or overlapping validity."""
     key = column_named(dimension.key)
     if dimension.as_of is None:
@@ -254,7 +264,7 @@ def _ambiguous(dimension: Dimension, rows: DataFrame) -> DataFrame:
 
 def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
     types = {field.name: field.dataType for field in schema}
-    problems = [f"'{name}' is not there" for name in _read(dimension) if name not in types]
+    problems = [f"'{name}' does not exist" for name in _columns_to_read(dimension) if name not in types]
     problems += [
         f"'{field.name}' is {types[field.name].simpleString()} and not {field.dataType.simpleString()}"
         for field in dimension.columns
@@ -262,7 +272,7 @@ def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
     ]
     if problems:
         raise DataError(
-            f"The dimension {dimension.path} does not have the columns that rows are to get from it.",
+            f"The dimension {dimension.path} does not have the declared columns.",
             why=f"{'; '.join(problems)}.",
             state=_NOTHING_WRITTEN,
             remedy="Correct the declaration of the dimension, or the table.",
@@ -270,34 +280,11 @@ def _require_columns(dimension: Dimension, schema: T.StructType) -> None:
         )
 
 
-def _missing(dimension: Dimension, location: str) -> DataError:
+def _missing_table_error(dimension: Dimension, location: str) -> DataError:
     return DataError(
-        f"The dimension {dimension.path} is not there.",
-        why=f"{location} is no Delta table.",
+        f"The dimension {dimension.path} does not exist.",
+        why=f"{location} is not a Delta table.",
         state="Nothing was started and nothing was written.",
-        remedy="Make the table first, or correct the path. With required=False rows wait for it in the sink's table.",
+        remedy="Create the table first, or correct the path. With required=False rows wait for it in the sink's table.",
         code="HR-565",
-    )
-
-
-def _too_large(dimension: Dimension, size: str, limit: Size) -> DataError:
-    return DataError(
-        f"The dimension {dimension.path} is too large to be broadcast: {size}, and the limit is {limit}.",
-        why="The driver collects it and every executor holds a copy; without enough memory they fail.",
-        state=_NOTHING_WRITTEN,
-        remedy="Take fewer columns, keep old rows elsewhere, or raise `broadcast_limit` if driver and executors have "
-        "the memory for it.",
-        code="HR-561",
-    )
-
-
-def _more_than_one(dimension: Dimension, version: int, keys: list[str]) -> DataError:
-    problem = "occurs more than once" if dimension.as_of is None else "has rows that are valid at the same time"
-    return DataError(
-        f"The dimension {dimension.path} does not say which row belongs to a key: {dimension.key} {', '.join(keys)}.",
-        why=f"In version {version} each of these {problem}, so that a row joined with it would become two.",
-        state=_NOTHING_WRITTEN,
-        remedy="Correct the table, and start the flow again: it takes the newest version."
-        + (" For a table of several versions per key declare `as_of`." if dimension.as_of is None else ""),
-        code="HR-562",
     )

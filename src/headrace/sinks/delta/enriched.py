@@ -1,19 +1,21 @@
 """Append rows with the columns of a dimension; rows without a match wait in the table until the dimension has one."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import version
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import column_named, quote_name
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
+from headrace.flow.run_cache import CachedFact, RunCache
 from headrace.flow.sink import Batch, HasPendingRows
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
-from headrace.sinks.delta.sql import idempotent_options, session_settings
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.delta.table import DeltaTableSink
 
 ENRICHED, VERSION = "enriched", "dimension_version"
@@ -22,10 +24,10 @@ _REPLACE = {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "fals
 
 
 @dataclass
-class _LookupState:
+class _LastLookup(CachedFact):
     """The dimension version in which waiting rows were last looked up by this run, and whether it has written."""
 
-    identity: tuple[str, int] | None = None
+    version: tuple[str, int] | None = None
     wrote: bool = False
 
 
@@ -55,8 +57,6 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
     key: str
     dimension: Dimension
     output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.APPEND})
-    dimension_cache: DimensionCache = field(default_factory=DimensionCache, compare=False, repr=False)
-    _lookup_state: _LookupState = field(default_factory=_LookupState, init=False, compare=False, repr=False)
 
     def preflight(self, target: Target) -> None:
         """Check that a local folder is writable, and that the dimension exists."""
@@ -66,9 +66,9 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
     def prepare(self, spark: SparkSession, target: Target) -> None:
         """Load the dimension, so that one that is too large or not as declared fails before the query starts."""
         super().prepare(spark, target)
-        self.dimension_cache.reset()
-        self._lookup_state.identity, self._lookup_state.wrote = None, False
-        self.dimension_cache.current(self.dimension, spark, target)
+        loaded = DimensionCache()
+        loaded.current(self.dimension, spark, target)
+        loaded.close()
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the rows, and the waiting rows if the dimension has changed, in one commit that records the batch.
@@ -79,9 +79,10 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
         """
         self._require_own_names(rows)
         session, location = rows.sparkSession, self.folder(batch.target)
-        loaded = self.dimension_cache.current(self.dimension, session, batch.target)
+        last_lookup = batch.cache.get(_LastLookup, location)
+        loaded = batch.cache.get(DimensionCache, location).current(self.dimension, session, batch.target)
         loaded_version = (loaded.identity, loaded.version)
-        retry_waiting = loaded_version != self._lookup_state.identity and version(session, location) >= 0
+        retry_waiting = loaded_version != last_lookup.version and version(session, location) >= 0
         if retry_waiting:
             waiting = session.read.format("delta").load(location).where(~F.col(ENRICHED))
             rows = rows.unionByName(waiting.select(*(column_named(name) for name in rows.columns)))
@@ -100,14 +101,15 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
             else:
                 writer.mode("append").save(location)
         # Delta may skip the first batch of a run: an earlier attempt, with another version, has committed it.
-        self._lookup_state.identity = loaded_version if self._lookup_state.wrote else None
-        self._lookup_state.wrote = True
-        self.run_maintenance(session, batch.target)
+        last_lookup.version = loaded_version if last_lookup.wrote else None
+        last_lookup.wrote = True
+        self.run_maintenance(session, batch)
 
-    def is_due(self, session: SparkSession, target: Target) -> bool:
+    def is_due(self, session: SparkSession, target: Target, cache: RunCache) -> bool:
         """Whether rows wait that were not yet looked up in the version of the dimension that a batch would use now."""
-        next_version, location = self.dimension_cache.next_version(self.dimension, session, target), self.folder(target)
-        if next_version is None or next_version == self._lookup_state.identity or version(session, location) < 0:
+        location = self.folder(target)
+        next_version = cache.get(DimensionCache, location).peek_version(self.dimension, session, target)
+        if next_version == cache.get(_LastLookup, location).version or version(session, location) < 0:
             return False
         return not session.read.format("delta").load(location).where(~F.col(ENRICHED)).isEmpty()
 

@@ -12,9 +12,11 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import size, snapshot
+from headrace.clients.spark.settings import session_settings
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
-from headrace.sinks.delta.sql import session_settings, set_table_properties
+from headrace.flow.run_cache import CachedFact, RunCache
+from headrace.sinks.delta.sql import set_table_properties
 
 _MEGABYTE = 1024 * 1024
 _MIN_RETENTION = Duration.parse("1 hour")
@@ -37,6 +39,12 @@ _VACUUM = {
     # The number of tasks that list the table's folder; the default is 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
+
+
+class _Compaction(CachedFact):
+    """The number of files of a table right after its last compaction: a further compaction would not reduce it."""
+
+    files_after = 0
 
 
 @dataclass(frozen=True)
@@ -65,15 +73,15 @@ class Maintenance:
                 code="HR-249",
             )
 
-    def compact(self, session: SparkSession, location: str) -> bool:
+    def compact(self, session: SparkSession, location: str, cache: RunCache) -> bool:
         """Compact the small files of a table if there are enough of them; return whether it did."""
         files, total_bytes = size(session, location) or (0, 0)
-        needed = -(-total_bytes // (64 * _MEGABYTE))
-        if not self.small_files or files - max(needed, _files_after_compaction.get(location, 0)) < self.small_files:
+        needed, last = -(-total_bytes // (64 * _MEGABYTE)), cache.get(_Compaction, location)
+        if not self.small_files or files - max(needed, last.files_after) < self.small_files:
             return False
         with session_settings(session, _OPTIMIZE):
             DeltaTable.forPath(session, location).optimize().executeCompaction()
-        _files_after_compaction[location] = (size(session, location) or (0, 0))[0]
+        last.files_after = (size(session, location) or (0, 0))[0]
         return True
 
     def retention_property(self, properties: Mapping[str, str]) -> dict[str, str]:
@@ -114,7 +122,3 @@ def _log_ms(properties: Mapping[str, str]) -> int:
         return Duration.parse(properties.get(_LOG_RETENTION, "30 days").removeprefix("interval ")).ms
     except FlowError:
         return sys.maxsize
-
-
-# The number of files of a table right after compaction: a further compaction would not reduce it.
-_files_after_compaction: dict[str, int] = {}

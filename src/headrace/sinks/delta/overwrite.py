@@ -29,4 +29,4 @@ class DeltaOverwrite(DeltaTableSink):
             .options(**self.properties)
             .save(batch.target.table(self.path))
         )
-        self.run_maintenance(rows.sparkSession, batch.target)
+        self.run_maintenance(rows.sparkSession, batch)

@@ -16,6 +16,7 @@ from headrace.clients.spark.delta_log import snapshot
 from headrace.clients.storage import file_store
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
+from headrace.flow.run_cache import RunCache
 from headrace.sinks.delta.maintenance import Maintenance
 from headrace.sinks.delta.sql import set_table_properties
 
@@ -46,8 +47,8 @@ class TablePolicy:
         invalid = next((name for name in self.properties if not name.startswith("delta.")), None)
         if invalid is not None:
             raise FlowError(
-                f"'{invalid}' is no property of a Delta table.",
-                why="Delta keeps what begins with `delta.`; anything else would be an option of one write, and lost.",
+                f"'{invalid}' is not a property of a Delta table.",
+                why="Delta stores names that start with `delta.`; any other one is only an option of a write.",
                 state="Nothing was started.",
                 remedy="Write it as `delta.NAME`, such as `delta.logRetentionDuration`.",
                 code="HR-573",
@@ -76,18 +77,20 @@ class TablePolicy:
         if changed:
             set_table_properties(session, location, changed)
 
-    def run_maintenance(self, session: SparkSession, location: str, now: dt.datetime | None = None) -> None:
+    def run_maintenance(
+        self, session: SparkSession, location: str, cache: RunCache, now: dt.datetime | None = None
+    ) -> None:
         """Compact small files, and vacuum old ones if it is time. Called by the sink after each batch."""
-        self._maintenance.compact(session, location)
+        self._maintenance.compact(session, location, cache)
         now = now or dt.datetime.now(dt.UTC)
-        cleaned = self._cleaned(session, location)
+        cleaned = self._last_maintenance(session, location)
         # A table that was never vacuumed has no old files.
         if cleaned is None or now - cleaned >= dt.timedelta(milliseconds=Duration.parse(self.clean_every).ms):
             if cleaned is not None:
                 self._maintenance.vacuum(session, [location])
             file_store(location, session).write(_state_file(location), json.dumps({"cleaned": now.isoformat()}))
 
-    def _cleaned(self, session: SparkSession, location: str) -> dt.datetime | None:
+    def _last_maintenance(self, session: SparkSession, location: str) -> dt.datetime | None:
         text = file_store(location, session).read(_state_file(location))
         return dt.datetime.fromisoformat(json.loads(text)["cleaned"]) if text else None
 

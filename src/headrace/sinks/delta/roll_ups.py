@@ -9,12 +9,12 @@ from itertools import pairwise
 from pyspark.sql import DataFrame, Window, functions as F
 from pyspark.sql.group import GroupedData
 
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import FlowError
 from headrace.flow.duration import Duration
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.sql import session_settings
 from headrace.sinks.delta.upsert import DeltaUpsert
 
 GRAIN, START, END = "grain", "window_start", "window_end"
@@ -61,7 +61,7 @@ class DeltaRollUps(DeltaUpsert):
         if self.sequence is not None:
             raise FlowError(
                 f"{self.name} has a sequence, '{self.sequence}', and rolls windows up.",
-                why="A window that the table has newer is left as it is, and would be in its roll-ups all the same.",
+                why="With a sequence the sink skips older windows, but the roll-ups would still count them.",
                 state="Nothing was started.",
                 remedy="Leave `sequence` out: a flow emits its windows in order.",
                 code="HR-560",
@@ -83,12 +83,12 @@ class DeltaRollUps(DeltaUpsert):
             levels, longer = [cached], cached
             for short, long in pairwise(self.grains):
                 parts = table.where(F.col(GRAIN) == short).where(_within(long, first, last))
-                longer = self._longer(parts, longer, long)
+                longer = self._roll_up_to_grain(parts, longer, long)
                 levels.append(longer)
             all_windows = reduce(lambda left, right: left.unionByName(right), levels)
             self.merge(all_windows, batch, within=_within(self.grains[-1], first, last))
 
-    def _longer(self, present: DataFrame, rows: DataFrame, grain: str) -> DataFrame:
+    def _roll_up_to_grain(self, present: DataFrame, rows: DataFrame, grain: str) -> DataFrame:
         """Return the windows of a longer grain that contain the rows, from these rows and those in the table.
 
         A new row replaces the row of its window in the table. Needs one shuffle and no join.

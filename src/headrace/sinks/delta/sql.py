@@ -1,7 +1,6 @@
-"""Session settings for Delta writes, idempotent writes (txnAppId and txnVersion), and table properties."""
+"""Idempotent writes to Delta tables (txnAppId and txnVersion), and table properties."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -33,22 +32,6 @@ def without_idempotent_write(rows: DataFrame) -> DataFrame:
     for name in idempotent_write("", 0):
         session.conf.unset(name)
     return to_dataframe(session, analyzed_plan(rows))
-
-
-@contextmanager
-def session_settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set session settings and restore them at the end: other sinks use the same session."""
-    before: dict[str, str | None] = {key: session.conf.get(key, None) for key in values}
-    for key, value in values.items():
-        session.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                session.conf.unset(key)
-            else:
-                session.conf.set(key, old)
 
 
 def set_table_properties(session: SparkSession, location: str, properties: Mapping[str, str]) -> None:

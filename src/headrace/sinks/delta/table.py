@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import snapshot
 from headrace.flow.guarantee import Guarantee
-from headrace.flow.sink import CommittedBatches, TracksBatches, WritesFolder
+from headrace.flow.sink import Batch, CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.local_folder import require_writable
@@ -70,7 +70,7 @@ class DeltaTableSink(WritesFolder, TracksBatches):
         """The table properties for the first write."""
         return {} if self.policy is None else self.policy.table_properties
 
-    def run_maintenance(self, session: SparkSession, target: Target) -> None:
+    def run_maintenance(self, session: SparkSession, batch: Batch) -> None:
         """Run the maintenance that is due. Called by each sink after it has written a batch."""
         if self.policy is not None:
-            self.policy.run_maintenance(session, self.folder(target))
+            self.policy.run_maintenance(session, self.folder(batch.target), batch.cache)

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession, functions as F
-from pyspark.sql.types import DataType, DateType, IntegralType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql import DataFrame, SparkSession, functions as F, types as T
 
-from headrace.clients.sql import column_named, quote_name, timestamp_literal
+from headrace.clients.spark.settings import session_settings
+from headrace.clients.sql import column_named, quote_name, typed_literal
 from headrace.errors import FlowError
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.persist import persisted
-from headrace.sinks.delta.sql import idempotent_write, session_settings
+from headrace.sinks.delta.sql import idempotent_write
 from headrace.sinks.delta.table import DeltaTableSink
 
 
@@ -42,7 +42,7 @@ class DeltaUpsert(DeltaTableSink):
     def __post_init__(self) -> None:
         """Raise if `prune_by` is not part of the key."""
         if self.prune_by is not None and self.prune_by not in self.key:
-            raise self._not_pruned(
+            raise self._prune_error(
                 "is not in its key",
                 "A row may replace one with another value there, which would not be looked for, and be in twice.",
             )
@@ -52,7 +52,7 @@ class DeltaUpsert(DeltaTableSink):
         self.create_if_missing(rows.sparkSession, rows.schema, batch)
         self.merge(rows, batch)
 
-    def create_if_missing(self, session: SparkSession, schema: StructType, batch: Batch) -> DeltaTable:
+    def create_if_missing(self, session: SparkSession, schema: T.StructType, batch: Batch) -> DeltaTable:
         """Return the table; create it with this schema if it does not exist."""
         table = DeltaTable.createIfNotExists(session).location(batch.target.table(self.path)).addColumns(schema)
         for name, value in self.properties.items():
@@ -69,7 +69,7 @@ class DeltaUpsert(DeltaTableSink):
             persisted(self.newest(rows)) as cached,
             session_settings(session, idempotent_write(batch.app_id, batch.id)),
         ):
-            bounds = within or self._bounds(cached)
+            bounds = within or self._prune_condition(cached)
             if bounds:
                 conditions.append(bounds)
             (
@@ -81,9 +81,9 @@ class DeltaUpsert(DeltaTableSink):
                 .execute()
             )
         # Changes no row: after a crash before it, the next batch compacts the small files.
-        self.run_maintenance(session, batch.target)
+        self.run_maintenance(session, batch)
 
-    def _bounds(self, rows: DataFrame) -> str:
+    def _prune_condition(self, rows: DataFrame) -> str:
         """Return the condition on `prune_by` that every matching row of the table meets; empty without `prune_by`."""
         if self.prune_by is None:
             return ""
@@ -91,17 +91,17 @@ class DeltaUpsert(DeltaTableSink):
         lowest, highest, null = rows.agg(F.min(column), F.max(column), F.bool_or(column.isNull())).collect()[0]
         old, bounds = f"old.{quote_name(self.prune_by)}", []
         if lowest is not None:
-            first, last = sql_literal(lowest, data_type), sql_literal(highest, data_type)
-            if first is None or last is None:
-                raise self._not_pruned(
+            if not isinstance(data_type, T.TimestampType | T.TimestampNTZType | T.DateType | T.IntegralType):
+                raise self._prune_error(
                     f"is a {data_type.simpleString()}", "Only times, dates and whole numbers are looked up."
                 )
+            first, last = (typed_literal(bound, data_type) for bound in (lowest, highest))
             bounds.append(f"({old} >= {first} AND {old} <= {last})")
         if null:
             bounds.append(f"{old} IS NULL")
         return f"({' OR '.join(bounds)})" if bounds else "false"
 
-    def _not_pruned(self, what: str, why: str) -> FlowError:
+    def _prune_error(self, what: str, why: str) -> FlowError:
         return FlowError(
             f"{self.name} is to be pruned by '{self.prune_by}', which {what}.",
             why=why,
@@ -119,21 +119,3 @@ class DeltaUpsert(DeltaTableSink):
         order = F.struct(sequence.isNotNull(), sequence)
         newest_row = F.max_by(F.struct(*(column_named(name) for name in rows.columns)), order).alias("_headrace_row")
         return rows.groupBy(*(column_named(name) for name in self.key)).agg(newest_row).select("_headrace_row.*")
-
-
-def sql_literal(value: Any, data_type: DataType) -> str | None:
-    """Return a timestamp, date or integer as a SQL literal; None for every other type.
-
-    Delta skips files by their statistics for literals only, not for casts.
-    """
-    match data_type:
-        case TimestampType():
-            return timestamp_literal(value)
-        case TimestampNTZType():
-            return f"TIMESTAMP_NTZ '{value:%Y-%m-%d %H:%M:%S.%f}'"
-        case DateType():
-            return f"DATE '{value}'"
-        case IntegralType():
-            return str(value)
-        case _:
-            return None

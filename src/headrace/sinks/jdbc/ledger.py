@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import RefusalText, must_write
-from headrace.sinks.batch.ledger import NO_BATCH, LedgerEntry, RefusalReason, Refuse, decide
+from headrace.sinks.batch.ledger import NO_BATCH, LedgerEntry, RefusalReason, decide
 from headrace.sinks.jdbc.table import PostgresTable, advisory_lock
 
 LEDGER_TABLE = "headrace_ledger"
@@ -124,9 +124,7 @@ class Ledger:
         Waits for the transaction of an earlier attempt to commit or roll back. Raises as `claim` does.
         """
         entry = self._read(connection, batch.flow, batch.step, "FOR UPDATE")
-        # Not even batch 0 may be written without a row: there would be nothing to lock and to update.
-        decision = decide(entry, batch) if entry is not None else Refuse(RefusalReason.NO_ENTRY)
-        return must_write(decision, LEDGER_ERRORS, batch=batch, last=entry, table=self.table)
+        return must_write(decide(entry, batch, claimed=True), LEDGER_ERRORS, batch=batch, last=entry, table=self.table)
 
     def record(self, connection: psycopg.Connection, batch: Batch, rows: int) -> None:
         """Record the batch as committed. Called in the transaction of its rows, after `is_due`."""

@@ -155,7 +155,7 @@ def _staging_error(batch: Batch, text: str) -> HeadraceError | None:
 def rows_rejected(batch: Batch, why: str) -> DataError:
     """Return HR-508: Postgres rejects the rows, and a retry would fail too."""
     return DataError(
-        f"Postgres refuses batch {batch.id} of flow '{batch.flow}'.",
+        f"Postgres rejects batch {batch.id} of flow '{batch.flow}'.",
         why=f"{why}.",
         state=NOT_COMMITTED,
         remedy="Correct the rows in the transform, or the table; the batch is run again when the flow starts.",
@@ -166,7 +166,7 @@ def rows_rejected(batch: Batch, why: str) -> DataError:
 def transaction_unfinished(batch: Batch, why: str, state: str) -> ServiceUnavailable:
     """Return HR-607: the transaction did not finish, and the batch is retried."""
     return ServiceUnavailable(
-        f"The transaction for batch {batch.id} of flow '{batch.flow}' did not come to its end.",
+        f"The transaction for batch {batch.id} of flow '{batch.flow}' did not finish.",
         why=f"{why}.",
         state=state,
         remedy="Nothing: the batch is run again. If that repeats, look at the server.",

@@ -13,7 +13,7 @@ from headrace.clients.postgres import connect, database_of, error_message, is_tr
 from headrace.errors import FlowError, ServiceUnavailable
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
+from headrace.flow.sink import BaseSink, Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Database, Target
 from headrace.sinks.jdbc.columns import jdbc_columns
 from headrace.sinks.jdbc.ledger import Ledger
@@ -41,7 +41,7 @@ _ALL_OR_NOTHING = "The batch is committed completely or not at all; the next att
 
 
 @dataclass(frozen=True)
-class JdbcUpsert(TracksBatches):
+class JdbcUpsert(BaseSink, TracksBatches):
     """Upsert each micro-batch into a Postgres table: a row replaces the row with its key, or is inserted.
 
     | field    | meaning                                                                                            |
@@ -95,9 +95,6 @@ class JdbcUpsert(TracksBatches):
             oid = self._table.oid(connection)
             if oid is not None:
                 self._table.require_key(connection, oid, self.key)
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: the first batch creates the table from its schema."""
 
     def committed_batches(self, spark: SparkSession, flow: str, step: str, target: Target) -> CommittedBatches:
         """Return the last batch in the ledger; the identity of the table is its oid."""

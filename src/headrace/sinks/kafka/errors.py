@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaError
 
-from headrace.errors import DataError, RecoveryError, ServiceUnavailable, TopicNotFound
+from headrace.errors import DataError, ProducerFenced, RecoveryError, ServiceUnavailable
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import RefusalText
 from headrace.sinks.batch.ledger import RefusalReason
@@ -27,15 +27,15 @@ NOT_COMMITTED = "Nothing of the transaction can be read by a reader of committed
 _LEDGER_MISSING = RefusalText(
     "The ledger '{ledger}' of flow '{batch.flow}' does not say which batches are in the topic.",
     why="{why}",
-    state="Nothing was written. Whether batch {batch.id} is in the topic is not known.",
+    state="Nothing was written. It is unknown whether batch {batch.id} is in the topic.",
     remedy="Restore the ledger, or start the flow under a new name with another topic. A flow that wrote to another "
     "sink before needs a new name too.",
     code="HR-308",
 )
 _STAGED_ROWS_DIFFER = RefusalText(
-    "The outbox of flow '{batch.flow}' does not hold the rows of batch {batch.id}.",
+    "The outbox of flow '{batch.flow}' does not have the rows of batch {batch.id}.",
     why="{why}",
-    state="Nothing was written in this attempt. The committed slots stay committed; the others lack the batch.",
+    state="Nothing was written in this attempt. Committed slots stay committed; the others do not have the batch.",
     remedy="Restore the outbox, or start the flow under a new name with another topic.",
     code="HR-342",
 )
@@ -64,7 +64,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
     ),
     RefusalReason.OTHER_SLOTS: RefusalText(
         "Flow '{batch.flow}' cannot write batch {batch.id} in {slot.slots} slot(s).",
-        why="The ledger '{ledger}' is kept in {last.slots}: rows would move to slots that already contain them.",
+        why="The ledger '{ledger}' has {last.slots} slots: rows would move to slots that already contain them.",
         state="Nothing was written. The ledger has batches up to {last.batch_id}.",
         remedy="Set `slots={last.slots}` again; another number needs a new flow name with another topic.",
         code="HR-340",
@@ -76,7 +76,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
         _OUT_OF_ORDER, why="The last batch in the ledger '{ledger}' is {last.batch_id}: those between are missing."
     ),
     RefusalReason.OTHER_OFFSETS: RefusalText(
-        "Flow '{batch.flow}' cannot take batch {batch.id} for written.",
+        "Flow '{batch.flow}' cannot treat batch {batch.id} as written.",
         why="The ledger '{ledger}' holds a batch {batch.id} of this checkpoint that was read from other offsets "
         "({last.offsets:.12}, and this attempt has {batch.offsets:.12}): the checkpoint was set back, or two drivers "
         "wrote it.",
@@ -101,67 +101,34 @@ def staged_rows_differ(batch: Batch, why: str) -> RecoveryError:
     return _STAGED_ROWS_DIFFER.error(batch=batch, why=f"{why[:1].upper()}{why[1:].rstrip('.')}.")
 
 
-def producer_fenced(batch: Batch, problem: KafkaError) -> RecoveryError:
+def producer_fenced(batch: Batch, problem: KafkaError) -> ProducerFenced:
     """Return HR-309: another driver has fenced this producer."""
-    return RecoveryError(
+    return ProducerFenced(
         f"Flow '{batch.flow}' may no longer write to its topic.",
         why=f"Another driver took over its transactions. The broker says: {problem.str().rstrip('.')}.",
         state="The rows are committed completely or not at all; the other driver continues with them.",
         remedy="Stop one of the two drivers.",
-        code="HR-309",
-    )
-
-
-def invalid_slot_count(topic: str, slots: int) -> RecoveryError:
-    """Return HR-346: `slots` is less than 1."""
-    return RecoveryError(
-        f"The sink for topic '{topic}' cannot write in {slots} slots.",
-        why="A batch is written in at least one transaction.",
-        state="Nothing was started.",
-        remedy="Set `slots=` to 1 or more, or leave it out.",
-        code="HR-346",
     )
 
 
 def broker_rejected(batch: Batch, problem: KafkaError) -> DataError:
     """Return HR-505: Kafka rejects the rows or lacks a permission; a retry would fail too."""
     return DataError(
-        f"Kafka refuses batch {batch.id} of flow '{batch.flow}'.",
+        f"Kafka rejects batch {batch.id} of flow '{batch.flow}'.",
         why=f"The client says: {problem.str().rstrip('.')}.",
         state=NOT_COMMITTED,
-        remedy="Make the rows smaller or raise the limit for records; or grant the right that is missing.",
+        remedy="Make the rows smaller or raise the limit for records; or grant the missing permission.",
         code="HR-505",
-    )
-
-
-def topic_missing(batch: Batch, problem: KafkaError) -> TopicNotFound:
-    """Return HR-501: a topic does not exist."""
-    return TopicNotFound(
-        f"A topic that flow '{batch.flow}' writes to is not there.",
-        why=f"The client says: {problem.str().rstrip('.')}.",
-        state=NOT_COMMITTED,
-        remedy="Create it with `headrace topics create NAME`, or correct the name in the flow.",
     )
 
 
 def transaction_unfinished(batch: Batch, why: str, state: str, seconds: float) -> ServiceUnavailable:
     """Return HR-604: the transaction did not finish; a retry may succeed."""
     return ServiceUnavailable(
-        f"The transaction for batch {batch.id} of flow '{batch.flow}' did not come to its end.",
+        f"The transaction for batch {batch.id} of flow '{batch.flow}' did not finish.",
         why=f"The client says: {why.rstrip('.')}.",
         state=state,
         remedy=f"Nothing: the batch is run again. If that repeats, start the broker, or make batches smaller so that "
         f"one is sent within {seconds:.0f} seconds.",
         code="HR-604",
-    )
-
-
-def pieces_missing(batch: Batch, received: int, expected: int) -> ServiceUnavailable:
-    """Return HR-609: the task did not receive all of its rows."""
-    return ServiceUnavailable(
-        f"Batch {batch.id} of flow '{batch.flow}' did not completely reach the task that sends it.",
-        why=f"{received} of {expected} pieces came: the executor or the driver died, or a part was recomputed.",
-        state=NOT_COMMITTED,
-        remedy="Nothing: the batch is run again.",
-        code="HR-609",
     )

@@ -7,20 +7,25 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 from pyspark import RDD
+from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
+from headrace.clients.spark.jvm import java_dataset
 from headrace.clients.sql import column_named
 from headrace.clients.topic_watch import TopicWatch
-from headrace.errors import HeadraceError, Terminal
+from headrace.errors import HeadraceError, ProducerFenced, RecoveryError, ServiceUnavailable, Terminal
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
 from headrace.sinks.kafka import errors
-from headrace.sinks.kafka.arrow_records import arrow_pieces, decode_pieces, single_partition_pieces
 from headrace.sinks.kafka.ledger import committed_entries, create_ledger, last_complete_batches
 from headrace.sinks.kafka.outbox import Outbox
 from headrace.sinks.kafka.topic import KafkaTopicSink, as_records
 from headrace.sinks.kafka.transaction import TransactionSlot, fence_slots, is_due, publish, sink_identity
+
+# A record may be as large as a broker takes, 1 MB by default, and a piece has to stay below 2 GB.
+_RECORDS_PER_PIECE = 1_000
+_PIECE_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,13 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
     def preflight(self, target: Target) -> None:
         """Check the number of slots, and that the topic exists on the broker."""
         if self.slots < 1:
-            raise errors.invalid_slot_count(self.topic, self.slots)
+            raise RecoveryError(
+                f"The sink for topic '{self.topic}' cannot write in {self.slots} slots.",
+                why="A batch is written in at least one transaction.",
+                state="Nothing was started.",
+                remedy="Set `slots=` to 1 or more, or leave it out.",
+                code="HR-346",
+            )
         super().preflight(target)
 
     def prepare(self, spark: SparkSession, target: Target) -> None:
@@ -81,7 +92,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
             records = self._records(rows)
             if self.order:
                 records = records.repartition(1).sortWithinPartitions("key", "order")
-            pieces, number = single_partition_pieces(records)
+            pieces, number = _single_partition_pieces(records)
             _run_tasks([pieces.mapPartitions(partial(_send, slots[0], number, "pieces", _has_speculation(rows)))])
         else:
             self._write_slots(rows, slots)
@@ -107,7 +118,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
             if number == 0:
                 publish(slot, ())
             else:
-                pieces = arrow_pieces(outbox.rows(staged, slot.number))
+                pieces = _arrow_pieces(outbox.rows(staged, slot.number))
                 tasks.append(pieces.mapPartitions(partial(_send, slot, number, "rows", _has_speculation(rows))))
         _run_tasks(tasks)
 
@@ -133,7 +144,7 @@ def _send(
     try:
         yield publish(slot, _require_all_pieces(slot, number, counted, pieces))
     except HeadraceError as error:
-        if copies and error.code == "HR-309":
+        if copies and isinstance(error, ProducerFenced):
             raise
         yield error
 
@@ -147,11 +158,17 @@ def _require_all_pieces(
     would commit some of the rows and record the batch as complete.
     """
     received = 0
-    for chunk in decode_pieces(pieces):
+    for chunk in _decode_pieces(pieces):
         received += chunk.num_rows if counted == "rows" else 1
         yield chunk
     if received != expected:
-        raise errors.pieces_missing(slot.batch, received, expected)
+        raise ServiceUnavailable(
+            f"Batch {slot.batch.id} of flow '{slot.batch.flow}' did not completely reach the task that sends it.",
+            why=f"{received} of {expected} pieces arrived: the executor or the driver died, or a part was recomputed.",
+            state=errors.NOT_COMMITTED,
+            remedy="Nothing: the batch is run again.",
+            code="HR-609",
+        )
 
 
 def _run_tasks(tasks: Sequence[RDD[HeadraceError | int]]) -> None:
@@ -160,7 +177,7 @@ def _run_tasks(tasks: Sequence[RDD[HeadraceError | int]]) -> None:
         return
     outcomes = tasks[0].context.union(list(tasks)).collect()
     if len(outcomes) != len(tasks):
-        raise AssertionError(f"{len(outcomes)} of {len(tasks)} tasks have spoken")
+        raise AssertionError(f"{len(outcomes)} of {len(tasks)} tasks returned a result")
     failures = [outcome for outcome in outcomes if isinstance(outcome, HeadraceError)]
     for error in sorted(failures, key=lambda outcome: not isinstance(outcome, Terminal)):
         raise error
@@ -169,3 +186,28 @@ def _run_tasks(tasks: Sequence[RDD[HeadraceError | int]]) -> None:
 def _has_speculation(rows: DataFrame) -> bool:
     """Whether speculative execution is on: Spark may run two copies of one task."""
     return rows.sparkSession.sparkContext.getConf().get("spark.speculation", "false") == "true"
+
+
+def _single_partition_pieces(records: DataFrame) -> tuple[RDD[bytes], int]:
+    """Compute the records in parallel and return them as one partition of pieces, with the number of pieces.
+
+    The partition is read from shuffle files, so nothing is computed twice. Records of one partition of the DataFrame
+    keep their order.
+    """
+    pieces = _java_pieces(records).coalesce(1, True)
+    return RDD(pieces, records.sparkSession.sparkContext, NoOpSerializer()), int(pieces.count())
+
+
+def _arrow_pieces(records: DataFrame) -> RDD[bytes]:
+    """Return the records as pieces, in the partitions of the DataFrame. They are computed while a task reads them."""
+    return RDD(_java_pieces(records), records.sparkSession.sparkContext, NoOpSerializer())
+
+
+def _decode_pieces(pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """Decode pieces to record batches with the columns `key` and `value`. Called in the task that reads them."""
+    return (pa.ipc.read_record_batch(pa.py_buffer(piece), _PIECE_SCHEMA) for piece in pieces)
+
+
+def _java_pieces(records: DataFrame):  # type: ignore[no-untyped-def]  # an object of the JVM
+    both = records.selectExpr("cast(key as binary) as key", "cast(value as binary) as value")
+    return java_dataset(both).toArrowBatchRdd(_RECORDS_PER_PIECE, "UTC", True, False).toJavaRDD()

@@ -10,13 +10,13 @@ decides which rows are sent, and every later attempt sends those. Nothing is sen
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.jvm import hadoop_path
+from headrace.clients.spark.settings import session_settings
 from headrace.clients.storage import FileStore, file_store
 from headrace.flow.sink import Batch
 from headrace.sinks.kafka import errors
@@ -77,7 +77,7 @@ class Outbox:
         if "order" in records.columns:
             rows = rows.repartitionById(self._slots, "slot").sortWithinPartitions("key", "order")
         key_and_value = (F.col(name).cast("binary").alias(name) for name in ("key", "value"))
-        with _open_files(self._session, self._slots):
+        with session_settings(self._session, {_OPEN_FILES: str(self._slots)}):
             (
                 rows.select("slot", F.monotonically_increasing_id().alias("position"), *key_and_value)
                 .write.partitionBy("slot")
@@ -90,7 +90,7 @@ class Outbox:
         created = self._files.create(self._record, json.dumps({"attempt": attempt, "rows": counts}))
         staged = self._read_record()
         if staged is None or (created and staged.attempt != attempt):
-            raise errors.staged_rows_differ(self._batch, f"{self._record} was made and is not there")
+            raise errors.staged_rows_differ(self._batch, f"{self._record} was created and does not exist")
         return staged
 
     def _read_record(self) -> StagedBatch | None:
@@ -114,13 +114,3 @@ class Outbox:
 def _delete_folder(session: SparkSession, folder: str) -> None:
     path, filesystem = hadoop_path(session, folder)
     filesystem.delete(path, True)
-
-
-@contextmanager
-def _open_files(session: SparkSession, number: int) -> Iterator[None]:
-    before = session.conf.get(_OPEN_FILES)
-    session.conf.set(_OPEN_FILES, str(number))
-    try:
-        yield
-    finally:
-        session.conf.set(_OPEN_FILES, str(before))

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyspark.sql import Column, DataFrame, SparkSession, functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from headrace.clients.kafka import connector_options, require_topics
 from headrace.clients.sql import column_named
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
-from headrace.flow.sink import Batch, NativeWrite, SupportsNativeWrite, WritesTopic
+from headrace.flow.sink import BaseSink, Batch, NativeWrite, SupportsNativeWrite, WritesTopic
 from headrace.flow.target import Target
 
 # Timestamps as ISO-8601 in UTC with milliseconds, so that readers can compare them as strings.
@@ -17,7 +17,7 @@ _JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "ignoreNullFields": 
 
 
 @dataclass(frozen=True)
-class KafkaTopicSink(WritesTopic):
+class KafkaTopicSink(BaseSink, WritesTopic):
     """Base of the Kafka sinks: the topic, and the column whose values become the record keys."""
 
     topic: str
@@ -48,9 +48,6 @@ class KafkaSink(KafkaTopicSink, SupportsNativeWrite):
     """
 
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
-
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Do nothing: the topic exists."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows; returns when the brokers have acknowledged all records."""

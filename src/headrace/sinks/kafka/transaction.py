@@ -13,7 +13,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.clients.kafka_settings import librdkafka_settings
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, TopicNotFound
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
@@ -290,7 +290,12 @@ def _abort_error(producer: Producer, problem: KafkaError, batch: Batch, started:
     if problem.code() in errors.REFUSED:
         return errors.broker_rejected(batch, problem)
     if problem.code() in errors.NO_TOPIC:
-        return errors.topic_missing(batch, problem)
+        return TopicNotFound(
+            f"A topic that flow '{batch.flow}' writes to does not exist.",
+            why=f"The client says: {problem.str().rstrip('.')}.",
+            state=errors.NOT_COMMITTED,
+            remedy="Create it with `headrace topics create NAME`, or correct the name in the flow.",
+        )
     # The broker fences a producer whose transaction timed out, too.
     within_timeout = time.monotonic() - started < TRANSACTION_SECONDS
     fenced_error = next(
