@@ -98,7 +98,9 @@ def topic_retention(kafka: Settings, reads: Callable[[str], bool]) -> dict[str, 
         try:
             settings = {name: str(entry.value) for name, entry in answer.result().items()}
         except KafkaException:
-            descriptions[resource.name] = "Its retention is unknown: the broker did not return the settings of the topic."
+            descriptions[resource.name] = (
+                "Its retention is unknown: the broker did not return the settings of the topic."
+            )
             continue
         descriptions[resource.name] = describe_retention(
             settings.get("cleanup.policy", ""), int(settings.get("retention.ms", "-1"))

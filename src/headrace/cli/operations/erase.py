@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.output import (
+    ANSWER_IS_NO,
+    USAGE,
+    JsonOption,
+    YesOption,
+    confirm,
+    emit,
+    err,
+    out,
+    print_lines,
+    require_yes,
+)
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import start_session
 from headrace.operate.erase import report as erase_report
@@ -79,8 +90,7 @@ def _confirm(plan: ErasePlan, *, yes: bool, json: bool) -> None:
     """Print what an erasure does and ask for confirmation."""
     if json:
         return
-    for line in plan.lines():
-        err.print(line, markup=False)
+    print_lines(plan.lines(), err)
     if plan.due and not yes:
         confirm("Erase it? This cannot be undone.")
 

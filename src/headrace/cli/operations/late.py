@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, print_lines, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.clients.storage import file_store, is_local
@@ -58,8 +58,7 @@ def _confirm(plan: RepairPlan, *, yes: bool, json: bool) -> None:
     """Print what a repair does and ask for confirmation."""
     if json:
         return
-    for line in plan.lines():
-        err.print(line, markup=False)
+    print_lines(plan.lines(), err)
     for change in plan.examples:
         err.print(f"  before {change.before or 'nothing'}", markup=False)
         err.print(f"  after  {change.after or 'nothing'}", markup=False)

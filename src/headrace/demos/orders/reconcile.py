@@ -35,6 +35,7 @@ from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import timestamp_literal
 from headrace.clients.storage import file_store
 from headrace.demos.orders import errors
+from headrace.demos.reconciliation import Reconciliation
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
@@ -277,6 +278,9 @@ def _time_bound(flow: Flow) -> timedelta:
     if not isinstance(flow.transform, partial) or flow.transform.func is not joined:
         raise errors.not_a_join(flow)
     return timedelta(milliseconds=Duration.parse(str(flow.transform.keywords["bound"])).ms)
+
+
+RECONCILIATION = Reconciliation(is_join, open_reconciliation)
 
 
 def surplus_by_cause(in_table: int, expected: int, *, late: bool) -> dict[str, int]:
