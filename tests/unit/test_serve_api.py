@@ -17,13 +17,14 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
+from headrace.clients.topic_feed import FeedStatus
 from headrace.errors import ConfigError
-from headrace.serve.cities.app import create_app
-from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
-from headrace.serve.cities.feed import FeedStatus
-from headrace.serve.cities.live import LiveStreams, StreamIntervals
+from headrace.patterns.rides.board import CityBoard, RideMetrics, SurgeReading
+from headrace.patterns.rides.page import CityPage
+from headrace.serve.app import create_app
 from headrace.serve.guard import host_name
 from headrace.serve.listen import bind_port
+from headrace.serve.live import LiveStreams, StreamIntervals
 from served_page import serve_in_background
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -67,7 +68,7 @@ def board() -> CityBoard:
 @pytest.fixture
 def client(board: CityBoard) -> Iterator[httpx.Client]:
     with (
-        serve_in_background(create_app(board, pace=QUICK)) as url,
+        serve_in_background(create_app(CityPage(board), pace=QUICK)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as client,
     ):
         yield client
@@ -77,7 +78,7 @@ def client(board: CityBoard) -> Iterator[httpx.Client]:
 def idle() -> Iterator[httpx.Client]:
     """A server with an empty board, shared by the tests that only look at how it answers."""
     with (
-        serve_in_background(create_app(CityBoard(), pace=QUICK)) as url,
+        serve_in_background(create_app(CityPage(CityBoard()), pace=QUICK)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as client,
     ):
         yield client
@@ -225,7 +226,7 @@ def test_a_change_brings_only_the_cities_that_changed(board: CityBoard, client: 
 def test_a_client_that_reads_late_gets_the_last_state_and_not_every_step(board: CityBoard) -> None:
     pace = StreamIntervals(coalesce=0.3)
     with (
-        serve_in_background(create_app(board, pace=pace)) as url,
+        serve_in_background(create_app(CityPage(board), pace=pace)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as client,
         listening(client) as stream,
     ):
@@ -261,7 +262,7 @@ def test_streams_beyond_the_limit_are_refused(client: httpx.Client, monkeypatch:
 
 def test_a_server_that_stops_ends_its_streams(board: CityBoard) -> None:
     with httpx.Client(timeout=PATIENCE) as client:
-        server = serve_in_background(create_app(board))
+        server = serve_in_background(create_app(CityPage(board)))
         url = server.__enter__()
         with client.stream("GET", f"{url}api/v1/events") as response:
             stream = Stream(response.iter_lines())
@@ -286,7 +287,7 @@ def test_health_reports_whether_the_data_is_current(
 ) -> None:
     if rows:
         publish(board, "Lisbon")
-    with serve_in_background(create_app(board, feed_status=lambda: feed)) as url:
+    with serve_in_background(create_app(CityPage(board), feed_status=lambda: feed)) as url:
         answer = httpx.get(f"{url}api/v1/health").json()
     assert answer["status"] == status
     assert answer["feed"]["state"] == feed.state
@@ -377,7 +378,7 @@ def test_names_of_loopback_are_answered(idle: httpx.Client, host: str) -> None:
 
 
 def test_an_allowed_name_is_answered(board: CityBoard) -> None:
-    with serve_in_background(create_app(board, allowed_hosts=["page.internal"])) as url:
+    with serve_in_background(create_app(CityPage(board), allowed_hosts=["page.internal"])) as url:
         answer = httpx.get(f"{url}api/v1/health", headers={"host": "Page.Internal:443"})
     assert answer.status_code == 200
 

@@ -140,7 +140,8 @@ def run_demo(name: str, settings: DemoSettings, callbacks: DemoCallbacks, stop: 
         cleanup.callback(feed.stop)
         page = None
         if demo.has_page:
-            page = cleanup.enter_context(_serve_page(running.bootstrap, port=settings.port, log=folder / "page.log"))
+            server = _serve_page(name, running.bootstrap, port=settings.port, log=folder / "page.log")
+            page = cleanup.enter_context(server)
             callbacks.page(page)
         log = folder / "spark.log"
         application, spark = open_application(demo.flows(), context.target, log=log, on_step=callbacks.step)
@@ -178,10 +179,10 @@ def _target(folder: Path, running: RunningParts, stack: LocalStack, spark: Mappi
 
 
 @contextmanager
-def _serve_page(bootstrap: str, *, port: int, log: Path) -> Iterator[str]:
+def _serve_page(name: str, bootstrap: str, *, port: int, log: Path) -> Iterator[str]:
     """Serve the live page while the block runs, in a process of its own, and yield its address."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "headrace.serve", "--bootstrap", bootstrap, "--port", str(port)]
+    command = [sys.executable, "-m", "headrace.serve", "--page", name, "--bootstrap", bootstrap, "--port", str(port)]
     with log.open("ab") as errors:
         # A separate session: Ctrl-C in the terminal stops the flows first and the page last.
         server = subprocess.Popen(  # noqa: S603 - our own module, no external input
