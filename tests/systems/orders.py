@@ -71,8 +71,8 @@ def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -
 
 def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
     """Return, by input, the watermark of its newest good record."""
-    orders = [model.judge_order(record) for record in read_records(target, settings.orders_topic)]
-    payments = [model.judge_payment(record) for record in read_records(target, settings.payments_topic)]
+    orders = [model.parse_order(record) for record in read_records(target, settings.orders_topic)]
+    payments = [model.parse_payment(record) for record in read_records(target, settings.payments_topic)]
     return {
         "orders": max(order.order_time for order in orders if isinstance(order, model.Order)) - delay_ms,
         "payments": max(payment.pay_time for payment in payments if isinstance(payment, model.Payment)) - delay_ms,

@@ -95,7 +95,7 @@ def test_a_row_of_a_table_has_a_name(name: str, first: str):
     ],
 )
 def test_a_payload_contains_the_key_under_one_of_its_names(payload: str, own: bool, is_found: bool):
-    pattern = CUSTOMER.in_payloads(own=own)
+    pattern = CUSTOMER.payload_pattern(own=own)
 
     assert pattern is not None
     assert (re.search(pattern, payload) is not None) is is_found
@@ -142,7 +142,7 @@ def test_a_text_is_found_as_it_is_and_as_json_writes_it(content: bytes):
 def test_a_condition_in_a_log_contains_the_key_as_a_bound_or_as_a_member_of_a_list(predicate: str, is_blocked: bool):
     text = json.dumps({"commitInfo": {"operationParameters": {"predicate": predicate}, "metrics": {"numFiles": "42"}}})
 
-    assert (re.search(CUSTOMER.in_logs(["id"]), text) is not None) is is_blocked
+    assert (re.search(CUSTOMER.delta_log_pattern(["id"]), text) is not None) is is_blocked
 
 
 @pytest.mark.parametrize("kind", [T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.StringType()])
@@ -151,7 +151,9 @@ def test_the_replace_where_condition_of_a_mirror_matches_every_key_that_it_names
     keys = [(str(item),) if isinstance(kind, T.StringType) else (item,) for item in numbers]
     written = key_condition(T.StructType([T.StructField("id", kind)]), keys)
 
-    column_names = [n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).in_logs(["id"]), written)]
+    column_names = [
+        n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).delta_log_pattern(["id"]), written)
+    ]
 
     assert column_names == [*numbers]
 
@@ -173,7 +175,7 @@ def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Pa
     (tmp_path / "1.changelog").write_bytes(b"\x00")
     (tmp_path / "empty").touch()
     paths = sorted(LocalFileStore().sizes(str(tmp_path)))
-    signs = SearchTerms(({"id": "42"},), (), CUSTOMER.in_logs(["id"]), Texts((long,)))
+    signs = SearchTerms(({"id": "42"},), (), CUSTOMER.delta_log_pattern(["id"]), Texts((long,)))
 
     actual = find_traces(LocalFileStore(), str(tmp_path), paths, signs)
 
@@ -197,7 +199,7 @@ def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp
 def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
     rows = {"topic": ["shop.public.customers", "orders"], "value": [b'{"id":42}\xff', b'{"id":42}']}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    own = CUSTOMER.in_payloads(own=True)
+    own = CUSTOMER.payload_pattern(own=True)
     assert own is not None
 
     actual = find_traces(

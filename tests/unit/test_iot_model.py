@@ -17,7 +17,14 @@ from headrace.flow.duration import Duration
 from headrace.flow.levers import Every
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import MALFORMED, IotGenerator, IotTraffic
-from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceStatusRow, judge, recompute, silences
+from headrace.patterns.iot.model import (
+    DEVICE_METRICS,
+    DeviceMetrics,
+    DeviceStatusRow,
+    parse_reading,
+    recompute,
+    silences,
+)
 from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
@@ -137,7 +144,7 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
     ],
 )
 def test_a_record_that_is_no_reading_is_invalid_with_its_reason(changes: dict[str, object], reason: str) -> None:
-    verdict = judge(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
+    verdict = parse_reading(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
     assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == reason
 
 

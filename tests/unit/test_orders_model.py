@@ -23,9 +23,9 @@ from headrace.patterns.orders.model import (
     Order,
     Payment,
     daily_rows,
-    judge_order,
-    judge_payment,
     paid_by_minute,
+    parse_order,
+    parse_payment,
     replay,
 )
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
@@ -186,7 +186,7 @@ def test_generated_records_are_what_they_are_counted_as():
     kinds = Counter(record.kind for record in records)
     assert {"order", "payment", "late", "duplicate", "null_key", "truncated", "far_future"} <= set(kinds)
     verdicts = [
-        (record, (judge_order if record.topic == "orders" else judge_payment)(_consumed(record))) for record in records
+        (record, (parse_order if record.topic == "orders" else parse_payment)(_consumed(record))) for record in records
     ]
     good = {"order": Order, "payment": Payment}
     assert all(isinstance(verdict, good[record.kind]) for record, verdict in verdicts if record.kind in good)
@@ -201,7 +201,7 @@ def test_some_orders_come_long_after_their_payment_and_too_late():
         if record.kind == "payment":
             paid[json.loads(record.value)["order_id"]] = record.arrival_ms
         elif record.kind == "late" and record.topic == "orders":
-            order = judge_order(_consumed(record))
+            order = parse_order(_consumed(record))
             assert isinstance(order, Order)
             actual += order.order_id in paid
             assert record.arrival_ms - order.order_time >= 45 * 60_000

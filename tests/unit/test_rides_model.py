@@ -23,7 +23,7 @@ from headrace.patterns.rides.model import (
     DriverMetrics,
     Ride,
     Surge,
-    judge,
+    parse_ride,
     surge_multiplier,
 )
 from headrace.patterns.window_model import WindowFlow, replay
@@ -56,7 +56,7 @@ def consumed(value: bytes | None, *, key: bytes | None = b"Paris", sent: datetim
 
 
 def reason(value: bytes | None, **given: object) -> str:
-    verdict = judge(consumed(value, **given))  # type: ignore[arg-type]
+    verdict = parse_ride(consumed(value, **given))  # type: ignore[arg-type]
     return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
 
@@ -151,7 +151,9 @@ def test_size_is_validated_before_the_key_and_the_key_before_the_payload() -> No
 
 
 def test_a_fare_has_two_decimals_and_a_time_is_utc() -> None:
-    good = judge(consumed(json.dumps(event(fare_amount=12.345, event_time="2024-05-06T14:00:00.0019+02:00")).encode()))
+    good = parse_ride(
+        consumed(json.dumps(event(fare_amount=12.345, event_time="2024-05-06T14:00:00.0019+02:00")).encode())
+    )
     assert isinstance(good, Ride)
     assert good.fare_amount == Decimal("12.35")
     assert good.event_time_ms == ms("12:00:00.001")
@@ -161,7 +163,7 @@ def test_every_malformed_kind_of_the_generator_is_invalid_and_everything_else_is
     reasons: dict[str, set[str]] = {}
     stream = RideGenerator(RideTraffic(rate=100, malformed=0.2, oversized=True))
     for n, created in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
-        verdict = judge(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
+        verdict = parse_ride(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
         reasons.setdefault(created.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
     assert reasons == {
         "ride": {"good"},
@@ -410,7 +412,7 @@ def test_every_counted_row_is_either_late_or_in_exactly_one_group(seed: int, cut
     bounds = [0, *sorted(min(cut, len(created)) for cut in cuts), len(created)]
     batches = [{0: span} for span in pairwise(bounds)]
     outcome = replay(records, batches, DRIVER_METRICS)
-    completed = [r for r in map(judge, records) if isinstance(r, Ride) and r.status == "completed"]
+    completed = [r for r in map(parse_ride, records) if isinstance(r, Ride) and r.status == "completed"]
     grouped = [row for rows in [*outcome.batches, outcome.open] for row in rows]
     assert sum(row.completed_rides for row in grouped) + sum(outcome.late) == len(completed)
     assert len({(row.window_start, row.driver_id) for row in grouped}) == len(grouped)

@@ -88,7 +88,7 @@ def _compare_products(
     ]
     path = settings.dimension
     comparison.add(f"delta:{path}", expected, select_columns(table_rows(spark, "delta", target.table(path)), *names))
-    invalid = [row for row in map(model.PRODUCT.judge, records) if isinstance(row, InvalidRecord)]
+    invalid = [row for row in map(model.PRODUCT.parse, records) if isinstance(row, InvalidRecord)]
     compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(invalid, [0] * len(batches)))
 
 

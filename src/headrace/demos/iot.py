@@ -74,7 +74,7 @@ def _compare_metrics(
 
 def skew(records: Sequence[ConsumedRecord], batches: Mapping[str, Sequence[BatchOffsets]]) -> dict[str, object]:
     """Return how skewed the readings are, and the size of the largest batch of each flow."""
-    readings = [model.judge(record) for record in records]
+    readings = [model.parse_reading(record) for record in records]
     by_device = Counter(reading.device_id for reading in readings if not isinstance(reading, InvalidRecord))
     by_partition = Counter(record.partition for record in records)
     device, most_readings = next(iter(by_device.most_common(1)), ("", 0))

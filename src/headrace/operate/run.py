@@ -32,7 +32,7 @@ from headrace.sources.idle_ticks import idle_ticks
 from headrace.stack.jars import JarCache
 
 # The reason of invalid rows that were counted, but not recorded since their source cannot be read again.
-NOT_FILED = "not filed"
+NOT_RECORDED = "not recorded"
 # Earlier than every watermark.
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
@@ -113,10 +113,10 @@ def preflight(flows: Sequence[Flow], target: Target) -> None:
             input_.source.preflight(target)
         flow.sink.preflight(target)
     if is_local(target.checkpoints):
-        require_starts(flows, target, file_store(target.checkpoints))
+        require_valid_start_offsets(flows, target, file_store(target.checkpoints))
 
 
-def require_starts(flows: Sequence[Flow], target: Target, checkpoints: FileStore) -> None:
+def require_valid_start_offsets(flows: Sequence[Flow], target: Target, checkpoints: FileStore) -> None:
     """Raise for a new flow whose sources cannot start where declared; others continue from their checkpoint."""
     for flow in flows:
         if not Checkpoint.of(flow.name, target, checkpoints).planned_batches():
@@ -207,7 +207,7 @@ def open_application(
     spark = open_session(target, jars, log=log)
     if not is_local(target.checkpoints):
         # Remote checkpoints can be read only with Spark.
-        require_starts(flows, target, file_store(target.checkpoints, spark))
+        require_valid_start_offsets(flows, target, file_store(target.checkpoints, spark))
     return Application(spark, target, flows, backoff=backoff), spark
 
 
@@ -221,9 +221,9 @@ def _delays(flow: Flow) -> dict[str, timedelta]:
 
 
 def _add_audit(figures: FlowFigures, tally: AuditCounts, counted: int) -> None:
-    """Add what the audit recorded; invalid rows that were counted and not recorded get the reason NOT_FILED."""
+    """Add what the audit recorded; invalid rows that were counted and not recorded get the reason NOT_RECORDED."""
     missing = counted - sum(tally.bad.values())
-    figures.bad = tally.bad | ({NOT_FILED: missing} if missing > 0 else {})
+    figures.bad = tally.bad | ({NOT_RECORDED: missing} if missing > 0 else {})
     figures.late = tally.late
     figures.late_unexplained = tally.unexplained
     figures.lost.extend(tally.unaudited)

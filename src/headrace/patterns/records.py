@@ -147,7 +147,7 @@ class RecordSchema:
     key_required: bool = False
     ahead_ms: int = HOUR_MS
 
-    def judge(self, record: ConsumedRecord) -> Fields | InvalidRecord:
+    def parse(self, record: ConsumedRecord) -> Fields | InvalidRecord:
         """Return the values of a record's fields, or that it is bad for the first reason that holds."""
         values = _json_object(record.value)
         reason = self._reason(record, values)
@@ -159,9 +159,9 @@ class RecordSchema:
             for field in self.fields
         }
 
-    def read(self, record: ConsumedRecord, event: type[E]) -> E | InvalidRecord:
+    def parse_event(self, record: ConsumedRecord, event: type[E]) -> E | InvalidRecord:
         """Return a record as an event of this class, or that it is bad for the first reason that holds."""
-        values = self.judge(record)
+        values = self.parse(record)
         if isinstance(values, InvalidRecord):
             return values
         event_time_us = cast("int", values[str(self.time)])

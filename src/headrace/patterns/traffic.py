@@ -68,7 +68,7 @@ class Simulation(Protocol):
 
     @property
     def random(self) -> Callable[[], float]:
-        """Draw from the stream's own luck."""
+        """Draw from the generator of random numbers of the stream."""
 
     def event(self, now: int) -> GeneratedEvent:
         """Return the next event that arrives in time."""
@@ -76,7 +76,7 @@ class Simulation(Protocol):
     def late(self, now: int) -> GeneratedEvent:
         """Return an event that arrives far behind its time."""
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> GeneratedEvent:
         """Return an event that no other one refers to, of this moment: it is broken, or made too large."""
 
 
@@ -106,15 +106,17 @@ class Traffic:
     def __post_init__(self) -> None:
         """Refuse what no stream can be."""
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise self.refused(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
+            raise self.invalid_settings(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
         shares = {"late": self.late, "duplicates": self.duplicates, "malformed": self.malformed}
         for name, share in shares.items():
             if not 0 <= share <= 1:
-                raise self.refused(f"{name} is {share}", "A share lies between 0 and 1.")
+                raise self.invalid_settings(f"{name} is {share}", "A share is between 0 and 1.")
         if sum(shares.values()) > 1:
-            raise self.refused(f"{' + '.join(shares)} is {sum(shares.values()):g}", "Together they are a share too.")
+            raise self.invalid_settings(
+                f"{' + '.join(shares)} is {sum(shares.values()):g}", "Their sum must not exceed 1."
+            )
 
-    def refused(self, what: str, why: str) -> ConfigError:
+    def invalid_settings(self, what: str, why: str) -> ConfigError:
         """Return the error for settings that no stream can have."""
         return ConfigError(
             f"{self.pattern.capitalize()} cannot be generated: {what}.",
@@ -124,14 +126,16 @@ class Traffic:
             code="HR-121",
         )
 
-    def luck(self, start_ms: int) -> random.Random:
+    def random_generator(self, start_ms: int) -> random.Random:
         """Return where a stream draws from. Realistic, not secret."""
         return random.Random(f"{self.seed}/{start_ms}")  # noqa: S311
 
     def milliseconds(self, moment: datetime) -> int:
         """Return a moment as the simulation counts time."""
         if moment.tzinfo is None:
-            raise self.refused(f"{moment.isoformat()} has no time zone", "A moment without a zone is ambiguous.")
+            raise self.invalid_settings(
+                f"{moment.isoformat()} has no time zone", "A moment without a zone is ambiguous."
+            )
         return int(moment.timestamp() * 1000)
 
 
@@ -162,17 +166,17 @@ class TrafficGenerator:
         recent: deque[GeneratedRecord] = deque(maxlen=_REMEMBERED)
         for number in numbers:
             now = start + int(number * step_ms)
-            luck = draw()
+            chance = draw()
             if traffic.oversized and number == 0:
-                record = _oversized(simulation.alone(now), now)
-            elif luck >= special:
+                record = _oversized(simulation.standalone_event(now), now)
+            elif chance >= special:
                 event = simulation.event(now)
                 record = _record(event, now, event.kind or simulation.kind)
                 recent.append(record)
-            elif luck < traffic.malformed:
+            elif chance < traffic.malformed:
                 kind = next(kinds)
-                record = _broken(simulation.alone(now), now, kind, self.broken[kind])
-            elif luck < repeated and recent:
+                record = _broken(simulation.standalone_event(now), now, kind, self.broken[kind])
+            elif chance < repeated and recent:
                 record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
             else:
                 record = _record(simulation.late(now), now, "late")
@@ -206,7 +210,7 @@ class DelayedSimulation(ABC):
     """
 
     def __init__(self, settings: Traffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
+        rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
 
@@ -222,36 +226,36 @@ class DelayedSimulation(ABC):
         """Return an event that arrives 20 to 60 minutes behind its time."""
         return self.event_at(now - int((20 + 40 * self.random()) * MINUTE_MS))
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> GeneratedEvent:
         """Return an event of this moment."""
         return self.event_at(now)
 
 
 def network_delay_ms(rng: random.Random) -> int:
     """Draw how long a phone takes to deliver an event: seconds, now and then minutes."""
-    luck = rng.random()
-    if luck < 0.85:
+    chance = rng.random()
+    if chance < 0.85:
         return int(100 + 2_900 * rng.random())
-    return int(3_000 + (42_000 if luck < 0.98 else 237_000) * rng.random())
+    return int(3_000 + (42_000 if chance < 0.98 else 237_000) * rng.random())
 
 
 @lru_cache(maxsize=8192)  # an hour of lateness, and then some
-def _second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def iso(event_ms: int) -> str:
     """Return a time as the events write it: `2026-11-16T05:10:00.000Z`."""
     seconds, millis = divmod(event_ms, 1000)
-    return f"{_second(seconds)}.{millis:03d}Z"
+    return f"{_format_second(seconds)}.{millis:03d}Z"
 
 
-def with_(**changes: object) -> Corruption:
+def set_fields(**changes: object) -> Corruption:
     """Return what gives fields of an event other values."""
     return lambda event: _dumped({**json.loads(event), **changes})
 
 
-def without(field: str) -> Corruption:
+def remove_field(field: str) -> Corruption:
     """Return what takes a field from an event."""
     return lambda event: _dumped({name: value for name, value in json.loads(event).items() if name != field})
 
@@ -260,19 +264,19 @@ def _dumped(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def broken_anywhere(text_field: str, time_field: str) -> dict[str, Corruption]:
+def common_corruptions(text_field: str, time_field: str) -> dict[str, Corruption]:
     """Return the ways in which a record of any pattern goes wrong, by name."""
     opening = f'"{text_field}":"'.encode()
     return {
         "truncated": lambda event: event[: len(event) * 2 // 3].encode(),
-        "time_a_number": with_(**{time_field: 12345}),
-        "time_not_iso": with_(**{time_field: "yesterday"}),
-        f"no_{time_field}": without(time_field),
+        "time_a_number": set_fields(**{time_field: 12345}),
+        "time_not_iso": set_fields(**{time_field: "yesterday"}),
+        f"no_{time_field}": remove_field(time_field),
         "tombstone": lambda _: None,
         "empty": lambda _: b"",
         "array": lambda event: f"[{event}]".encode(),
         "json_null": lambda _: b"null",
         "number": lambda _: b"42",
-        "far_future": with_(**{time_field: "2099-12-31T23:59:59.000Z"}),
+        "far_future": set_fields(**{time_field: "2099-12-31T23:59:59.000Z"}),
         "not_utf8": lambda event: event.encode().replace(opening, opening + b"\xff\xfe", 1),
     }

@@ -3,7 +3,7 @@
 A model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. A replay
 takes these steps for batch N:
 
-1. Take the records between the batch's offsets, and judge each: an event, or an `InvalidRecord` with the first reason.
+1. Take the records between the batch's offsets, and parse each: an event, or an `InvalidRecord` with the first reason.
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. Keep the events that the flow counts, and put each into its windows, aligned to the epoch.
 4. An event is late for a window that ends at or before W[N-1]: counted, and dropped there. (Spark filters with the
@@ -36,7 +36,7 @@ class WindowFlow(Generic[E, Row]):
     |-----------|--------------------------------------------------------------------------------------------------|
     | window_ms | the length of a window                                                                           |
     | delay_ms  | the delay of the watermark                                                                       |
-    | judge     | says of a record what it is                                                                      |
+    | parse     | returns the event of a record, or the first reason why it is invalid                             |
     | counts    | whether an event is counted                                                                      |
     | key       | what a group has in common besides its window                                                    |
     | row       | makes the row of a group, of the window's start and end, the key and the events                  |
@@ -46,7 +46,7 @@ class WindowFlow(Generic[E, Row]):
 
     window_ms: int
     delay_ms: int
-    judge: Callable[[ConsumedRecord], E | InvalidRecord]
+    parse: Callable[[ConsumedRecord], E | InvalidRecord]
     counts: Callable[[E], bool]
     key: Callable[[E], str]
     row: Callable[[int, int, str, Sequence[E]], Row]
@@ -94,10 +94,10 @@ def replay(
         return [flow.row(start, start + flow.window_ms, key, groups[start, key]) for start, key in sorted(keys)]
 
     for batch in batches:
-        # 1. the records, judged
-        judged = [flow.judge(record) for record in batch_records(log, batch)]
-        events = [event for event in judged if not isinstance(event, InvalidRecord)]
-        outcome.bad.extend(bad for bad in judged if isinstance(bad, InvalidRecord))
+        # 1. the records, parsed
+        parsed = [flow.parse(record) for record in batch_records(log, batch)]
+        events = [event for event in parsed if not isinstance(event, InvalidRecord)]
+        outcome.bad.extend(bad for bad in parsed if isinstance(bad, InvalidRecord))
 
         # 2. the watermark in force
         outcome.watermarks.append(watermark)

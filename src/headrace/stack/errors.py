@@ -70,7 +70,7 @@ def fetch_failed(jars: Sequence[str], why: str) -> StackError:
     )
 
 
-def unknown(name: str, kind: str, known_names: Iterable[str]) -> StackError:
+def unknown_name(name: str, kind: str, known_names: Iterable[str]) -> StackError:
     """HR-404: a name that is not in the list of jar configurations or parts."""
     names = sorted(known_names)
     return StackError(
@@ -117,7 +117,7 @@ def no_free_port(part: str, first: int, last: int) -> StackError:
     )
 
 
-def died(part: str, log: Path, lines: Sequence[str]) -> StackError:
+def start_failed(part: str, log: Path, lines: Sequence[str]) -> StackError:
     """HR-408: the process ended before it answered. `lines` are the last of its log."""
     last_lines = "\n    ".join(lines) or "(nothing)"
     return StackError(
@@ -129,7 +129,7 @@ def died(part: str, log: Path, lines: Sequence[str]) -> StackError:
     )
 
 
-def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
+def start_timeout(part: str, address: str, seconds: float, log: Path) -> StackError:
     """HR-409: the process runs but does not answer in time."""
     return StackError(
         f"{part} at {address} did not answer within {seconds:.0f} s.",
@@ -140,7 +140,7 @@ def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
     )
 
 
-def will_not_stop(part: str, pid: int) -> StackError:
+def stop_failed(part: str, pid: int) -> StackError:
     """HR-410: not even SIGKILL ended it."""
     return StackError(
         f"{part} (pid {pid}) does not stop.",
@@ -206,7 +206,7 @@ def password_unusable(path: Path, why: str) -> StackError:
     )
 
 
-def other_release(data: Path, found_release: str, our_release: str) -> StackError:
+def version_mismatch(data: Path, found_release: str, our_release: str) -> StackError:
     """HR-415: files that these binaries cannot read."""
     return StackError(
         f"The database in {data} belongs to PostgreSQL {found_release}.",

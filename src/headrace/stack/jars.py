@@ -110,7 +110,7 @@ class JarCache:
         """Return the lock's lines of one configuration; raises HR-404 for one it does not know."""
         jars = tuple(jar for jar in self.lock if jar.conf == conf)
         if not jars:
-            raise errors.unknown(conf, "jar configuration", self.confs)
+            raise errors.unknown_name(conf, "jar configuration", self.confs)
         return jars
 
     def path(self, jar: LockedJar) -> Path:

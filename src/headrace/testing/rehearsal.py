@@ -127,7 +127,7 @@ def rehearse(
     stand_in = replace(
         flow,
         inputs={name: _scripted_input(spec, sources[name]) for name, spec in flow.named_inputs.items()},
-        transform=_without_end(flow),
+        transform=_drop_end_of_input(flow),
         sink=breaking,
         trigger=AvailableNow(),
     )
@@ -228,7 +228,7 @@ class CrashingSink:
         raise _DriverDied(point.value)
 
 
-def _without_end(flow: Flow) -> Callable[..., DataFrame]:
+def _drop_end_of_input(flow: Flow) -> Callable[..., DataFrame]:
     """Return the transform without the row that ends the input.
 
     The row must pass the watermark to move it. Spark pushes filters below a watermark, unless they read its column.

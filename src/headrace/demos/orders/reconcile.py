@@ -41,7 +41,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.operate.late.replayable_rows import ReplayableRows
-from headrace.patterns.orders.flows import joined
+from headrace.patterns.orders.flows import join_payments
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
 from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
@@ -147,7 +147,7 @@ class JoinReconciliation:
         location = sink.folder(self._target)
         table = self._session.read.format("delta").load(location).where(inside)
         added, removed, examples = self._differences(table)
-        counts, alone = self._never_came(inputs, inside)
+        counts, alone = self._count_unmatched(inputs, inside)
         return JoinPlan(
             self._flow.name,
             location,
@@ -230,12 +230,12 @@ class JoinReconciliation:
         ids = F.coalesce(*(F.get_json_object("row", f"$.{name}") for name in ("order_id", "paid_order_id")))
         return ledger.select(ids.alias("order_id")).distinct()
 
-    def _never_came(
+    def _count_unmatched(
         self, inputs: Mapping[str, DataFrame], inside: Column
     ) -> tuple[dict[str, int], list[dict[str, object]]]:
         """Return how many orders have no payment and payments no order, with examples."""
         bound = f"{self._bound.total_seconds():f} seconds"
-        unmatched = joined(inputs["orders"], inputs["payments"], "full", bound).where(inside)
+        unmatched = join_payments(inputs["orders"], inputs["payments"], "full", bound).where(inside)
         unmatched = unmatched.where(F.col("order_time").isNull() | F.col("pay_time").isNull())
         unmatched = unmatched.persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -271,11 +271,15 @@ def open_reconciliation(spark: SparkSession, target: Target, flow: Flow) -> Iter
 
 def is_join(flow: Flow) -> bool:
     """Return whether a flow is a join of orders and payments, by the pattern's own transform."""
-    return isinstance(flow.transform, partial) and flow.transform.func is joined and isinstance(flow.sink, DeltaAppend)
+    return (
+        isinstance(flow.transform, partial)
+        and flow.transform.func is join_payments
+        and isinstance(flow.sink, DeltaAppend)
+    )
 
 
 def _time_bound(flow: Flow) -> timedelta:
-    if not isinstance(flow.transform, partial) or flow.transform.func is not joined:
+    if not isinstance(flow.transform, partial) or flow.transform.func is not join_payments:
         raise errors.not_a_join(flow)
     return timedelta(milliseconds=Duration.parse(str(flow.transform.keywords["bound"])).ms)
 

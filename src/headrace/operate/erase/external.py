@@ -151,7 +151,7 @@ def _entry_contents(rows: DataFrame) -> str:
 
 
 def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:
-    pattern = subject.in_payloads(own=False)
+    pattern = subject.payload_pattern(own=False)
     matches = F.lit(False) if pattern is None else F.col("text").rlike(pattern)
     for needle in texts.needles:
         matches = matches | F.contains(F.col("text").cast("binary"), F.lit(bytearray(needle)))

@@ -8,7 +8,7 @@ from headrace.flow.flow import Flow
 _UNCHANGED = "Nothing was changed. The late rows are in the ledger."
 
 
-def other_sink(flow: Flow) -> RecoveryError:
+def unsupported_sink(flow: Flow) -> RecoveryError:
     """Return the error for a sink whose rows cannot be replaced."""
     return RecoveryError(
         f"The late rows of flow '{flow.name}' cannot be repaired in {flow.sink.name}.",
@@ -53,7 +53,7 @@ def no_window_column(flow: Flow) -> RecoveryError:
     )
 
 
-def no_beginning(flow: Flow, source: str) -> RecoveryError:
+def unknown_start_offset(flow: Flow, source: str) -> RecoveryError:
     """Return the error for a source without a recorded start."""
     return RecoveryError(
         f"The windows of flow '{flow.name}' cannot be recomputed.",

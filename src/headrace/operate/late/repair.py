@@ -71,12 +71,14 @@ class Repair:
         sink = self._table
         up_to, query_id = self._checkpoint.committed_batches()[-1:], self._checkpoint.query_id()
         table = f"the Delta table {sink.folder(self._target)}"
-        due, left = self._due(query_id)
+        due, left = self._windows_to_repair(query_id)
         if not up_to or not due:
             return RepairPlan(self._flow.name, table, up_to[-1] if up_to else -1, {}, tuple(left))
         self._replayable.read_up_to(up_to[-1])
         closed = datetime.fromtimestamp(self._checkpoint.offset_entry(up_to[-1]).watermark_ms / 1000, UTC)
-        for window, why in [(window, why) for window in due if (why := self._obstacle(window, closed)) is not None]:
+        for window, why in [
+            (window, why) for window in due if (why := self._unrepairable_reason(window, closed)) is not None
+        ]:
             left.append(UnrepairedWindow(window, due.pop(window), why))
         if not due:
             return RepairPlan(self._flow.name, table, up_to[-1], {}, tuple(left))
@@ -121,10 +123,10 @@ class Repair:
         sinks: Sequence[Sink] = self._flow.sink.sinks if isinstance(self._flow.sink, FanOut) else (self._flow.sink,)
         tables = [sink for sink in sinks if isinstance(sink, DeltaAppend | DeltaUpsert)]
         if len(tables) != 1:
-            raise errors.other_sink(self._flow)
+            raise errors.unsupported_sink(self._flow)
         return tables[0]
 
-    def _due(self, query_id: str | None) -> tuple[dict[Window, int], list[UnrepairedWindow]]:
+    def _windows_to_repair(self, query_id: str | None) -> tuple[dict[Window, int], list[UnrepairedWindow]]:
         """Return the windows to repair with their late rows, and the parts of the ledger that cannot be repaired."""
         columns = ("query_id", "batch_id", "operator", "window_start", "window_end")
         entries = read_ledger(late_table(self._target, self._flow.name), columns, lambda: self._session)
@@ -143,7 +145,7 @@ class Repair:
                 due[window[0], window[1]] = due.get((window[0], window[1]), 0) + 1
         return dict(sorted(due.items())), [UnrepairedWindow(None, rows, why) for why, rows in unrepairable.items()]
 
-    def _obstacle(self, window: Window, closed: datetime) -> str | None:
+    def _unrepairable_reason(self, window: Window, closed: datetime) -> str | None:
         """Return why a window cannot be repaired: it is open, or rows are missing. None if it can."""
         # The ledger has closed windows. Restoring a checkpoint may have opened them again.
         if window[1] > closed:

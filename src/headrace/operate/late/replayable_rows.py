@@ -52,7 +52,7 @@ class ReplayableRows:
             if first is None and isinstance(source, HasStartOffset):
                 first = source.start_offset(last)
             if first is None:
-                raise errors.no_beginning(self._flow, source.name)
+                raise errors.unknown_start_offset(self._flow, source.name)
             self._deleted[name] = (
                 source.watch(self._target).missing_offsets(first, last) if isinstance(source, CanLoseRows) else ()
             )

@@ -87,7 +87,7 @@ class EnrichmentSettings:
         return self.topic, self.products_topic
 
 
-def as_they_are(rows: DataFrame) -> DataFrame:
+def pass_through(rows: DataFrame) -> DataFrame:
     """Return the rows: what makes this pattern is done by its sinks, batch by batch."""
     return rows
 
@@ -104,7 +104,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
             # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
             watermark=Watermark("ts", "0 seconds", idle_timeout=settings.idle_timeout),
         ),
-        transform=as_they_are,
+        transform=pass_through,
         sink=DeltaEnriched(
             settings.table,
             key="product_id",
@@ -129,7 +129,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
         inputs=Input(
             KafkaSource(settings.products_topic, max_offsets_per_trigger=settings.max_offsets), schema=PRODUCT
         ),
-        transform=as_they_are,
+        transform=pass_through,
         sink=DeltaUpsert(settings.dimension, key=("product_id",), sequence="updated_at", policy=settings.policy),
         output_mode=OutputMode.UPDATE,
         trigger=settings.products_trigger,

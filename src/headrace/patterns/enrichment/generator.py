@@ -33,10 +33,10 @@ from headrace.patterns.traffic import (
     GeneratedRecord,
     Traffic,
     TrafficGenerator,
-    broken_anywhere,
+    common_corruptions,
     iso,
-    with_,
-    without,
+    remove_field,
+    set_fields,
 )
 
 _BORN_EVERY_MS = 20_000
@@ -64,12 +64,12 @@ class CatalogueEntry:
 def entry(seed: int, number: int) -> CatalogueEntry:
     """Return a product of the catalogue, by its number since the epoch."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - realistic, not secret
-    luck, born = rng.random(), number * _BORN_EVERY_MS
+    chance, born = rng.random(), number * _BORN_EVERY_MS
     category, kind = rng.choice(_CATEGORIES), rng.choice(_KINDS)
     announced: int | None = born - _AHEAD_MS
-    if luck < _NEVER:
+    if chance < _NEVER:
         announced = None
-    elif luck < _NEVER + _LATE:
+    elif chance < _NEVER + _LATE:
         announced = born + int(3 * MINUTE_MS * rng.random())
     return CatalogueEntry(number, f"p-{number:x}", f"{kind} {category} {number % 1000}", category, born, announced)
 
@@ -172,10 +172,10 @@ class _Simulation(DelayedSimulation):
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
 MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("user_id", "ts"),
-    "quantity_not_a_number": with_(quantity="two"),
-    "no_quantity": without("quantity"),
-    "no_product_id": without("product_id"),
+    **common_corruptions("user_id", "ts"),
+    "quantity_not_a_number": set_fields(quantity="two"),
+    "no_quantity": remove_field("quantity"),
+    "no_product_id": remove_field("product_id"),
 }
 
 

@@ -120,9 +120,9 @@ def replay(
     outcome = EnrichmentOutcome([], [], 0)
     later, version = 0, -1
     for batch, version in zip(batches, versions_seen, strict=True):
-        judged = [judge(record) for record in batch_records(log, batch)]
-        outcome.bad.extend(verdict for verdict in judged if isinstance(verdict, InvalidRecord))
-        arrived = [verdict for verdict in judged if not isinstance(verdict, InvalidRecord)]
+        parsed = [parse_purchase(record) for record in batch_records(log, batch)]
+        outcome.bad.extend(verdict for verdict in parsed if isinstance(verdict, InvalidRecord))
+        arrived = [verdict for verdict in parsed if not isinstance(verdict, InvalidRecord)]
         still: list[Purchase] = []
         for number, purchase in enumerate([*waiting, *arrived]):
             match = _find(by_id.get(version, {}).get(purchase.product_id, ()), purchase)
@@ -136,16 +136,16 @@ def replay(
     return EnrichmentOutcome(outcome.rows, outcome.bad, later)
 
 
-def judge(record: ConsumedRecord) -> Purchase | InvalidRecord:
+def parse_purchase(record: ConsumedRecord) -> Purchase | InvalidRecord:
     """Say what a record is: a purchase, or bad for the first reason that holds."""
-    return PURCHASE.read(record, Purchase)
+    return PURCHASE.parse_event(record, Purchase)
 
 
 def newest_products(records: Iterable[ConsumedRecord]) -> dict[str, Product]:
     """Return what the dimension must hold after these records: of each product what was said last, by its own time."""
     newest: dict[str, tuple[int, Product]] = {}
     for record in records:
-        values = PRODUCT.judge(record)
+        values = PRODUCT.parse(record)
         if isinstance(values, InvalidRecord):
             continue
         product = Product(

@@ -24,11 +24,11 @@ from headrace.patterns.traffic import (
     GeneratedEvent,
     Traffic,
     TrafficGenerator,
-    broken_anywhere,
+    common_corruptions,
     iso,
     network_delay_ms,
-    with_,
-    without,
+    remove_field,
+    set_fields,
 )
 
 DAY_MS = 24 * 60 * MINUTE_MS
@@ -53,11 +53,13 @@ class IotTraffic(Traffic):
         """Refuse what no stream can be."""
         super().__post_init__()
         if self.devices < 2:
-            raise self.refused(
+            raise self.invalid_settings(
                 f"devices is {self.devices}", "One of them is the busiest, so there are two at the least."
             )
         if not 0 < self.busiest < 1:
-            raise self.refused(f"busiest is {self.busiest}", "It is a share of all readings, and not all of them.")
+            raise self.invalid_settings(
+                f"busiest is {self.busiest}", "It is a share of all readings, and not all of them."
+            )
 
 
 class _Simulation:
@@ -66,7 +68,7 @@ class _Simulation:
     kind = "reading"
 
     def __init__(self, settings: IotTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
+        rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._names = [f"dev-{number:04d}" for number in range(settings.devices)]
         self._keys = [name.encode() for name in self._names]
@@ -83,7 +85,7 @@ class _Simulation:
         offline = _SHORTEST_OFFLINE_MS + int(self.random() * (_LONGEST_OFFLINE_MS - _SHORTEST_OFFLINE_MS))
         return self._event(self._choose(now), now - offline)
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> GeneratedEvent:
         return self._event(self._choose(now), now)
 
     def _event(self, device: int, ts: int) -> GeneratedEvent:
@@ -123,19 +125,19 @@ class _Simulation:
         return any(start <= now < end for period in (this - 1, this) for start, end in self._silence(device, period))
 
     def _silence(self, device: int, turn: int) -> Iterator[tuple[int, int]]:
-        luck = random.Random(f"{self._seed}/silence/{device}/{turn}")  # noqa: S311
-        if luck.random() < _SILENT_SHARE:
-            start = turn * _ROUND_MS + int(luck.random() * (_ROUND_MS - _LONGEST_SILENCE_MS))
-            yield start, start + luck.randint(_SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS)
+        chance = random.Random(f"{self._seed}/silence/{device}/{turn}")  # noqa: S311
+        if chance.random() < _SILENT_SHARE:
+            start = turn * _ROUND_MS + int(chance.random() * (_ROUND_MS - _LONGEST_SILENCE_MS))
+            yield start, start + chance.randint(_SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS)
 
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
 MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("device_id", "ts"),
-    "temperature_not_a_number": with_(temperature="hot"),
-    "sensor_broken": with_(temperature=99999),
-    "no_device_id": without("device_id"),
-    "no_humidity": without("humidity"),
+    **common_corruptions("device_id", "ts"),
+    "temperature_not_a_number": set_fields(temperature="hot"),
+    "sensor_broken": set_fields(temperature=99999),
+    "no_device_id": remove_field("device_id"),
+    "no_humidity": remove_field("humidity"),
     "null_key": str.encode,
 }
 

@@ -48,9 +48,9 @@ class Reading(Event):
     humidity: Decimal
 
 
-def judge(record: ConsumedRecord) -> Reading | InvalidRecord:
+def parse_reading(record: ConsumedRecord) -> Reading | InvalidRecord:
     """Say what a record is: a reading, or bad for the first reason that holds."""
-    return READING.read(record, Reading)
+    return READING.parse_event(record, Reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def device_metrics(
             alert(hottest, damp, high_temp, high_humidity),
         )
 
-    return WindowFlow(5 * MINUTE_MS, 2 * MINUTE_MS, judge, _is_counted, _device, row, append=False)
+    return WindowFlow(5 * MINUTE_MS, 2 * MINUTE_MS, parse_reading, _is_counted, _device, row, append=False)
 
 
 def _is_counted(_reading: Reading) -> bool:
@@ -124,7 +124,7 @@ def recompute(records: Iterable[ConsumedRecord], flow: WindowFlow[Reading, Devic
     """Return the gold table as a batch makes it of all records: nothing is late. What a repair has to come to."""
     groups: dict[tuple[int, str], list[Reading]] = {}
     for record in records:
-        reading = flow.judge(record)
+        reading = flow.parse(record)
         if not isinstance(reading, InvalidRecord):
             for start in flow.starts(reading):
                 groups.setdefault((start, reading.device_id), []).append(reading)
@@ -161,12 +161,12 @@ def silences(
     watermark_before, watermark, upcoming = 0, 0, 0
     for batch in batches:
         watermark_before, watermark = watermark, upcoming
-        judged = [judge(record) for record in batch_records(log, batch)]
-        result.bad.extend(reading for reading in judged if isinstance(reading, InvalidRecord))
-        readings = [reading for reading in judged if not isinstance(reading, InvalidRecord)]
-        in_time = [reading for reading in readings if reading.event_time_us > watermark_before * 1000]
-        result.late.append(len(readings) - len(in_time))
-        for reading in in_time:
+        parsed = [parse_reading(record) for record in batch_records(log, batch)]
+        result.bad.extend(reading for reading in parsed if isinstance(reading, InvalidRecord))
+        readings = [reading for reading in parsed if not isinstance(reading, InvalidRecord)]
+        on_time = [reading for reading in readings if reading.event_time_us > watermark_before * 1000]
+        result.late.append(len(readings) - len(on_time))
+        for reading in on_time:
             readings_of.setdefault(reading.device_id, []).append(reading.event_time_ms)
         upcoming = max([watermark, *(reading.event_time_ms - delay_ms for reading in readings)])
     for device, times in sorted(readings_of.items()):

@@ -19,7 +19,7 @@ SILENT, BACK = "SILENT", "BACK"
 
 
 @dataclass
-class Stretch:
+class ActivePeriod:
     """Readings without a silence between them."""
 
     first: datetime
@@ -30,7 +30,7 @@ class Stretch:
 class DeviceHistory:
     """The state of a device: its stretches in order, and the last reading before a silence that was reported."""
 
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[ActivePeriod] = field(default_factory=list)
     silent_since: datetime | None = None
 
 
@@ -62,7 +62,7 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
     ) -> Iterator[DeviceStatus]:
         """Add readings to the stretches, and set the timer of the next status. Emits nothing."""
         history = state.value or DeviceHistory()
-        history.stretches = self._joined([*history.stretches, *(Stretch(row.ts, row.ts) for row in rows)])
+        history.stretches = self._merge_periods([*history.stretches, *(ActivePeriod(row.ts, row.ts) for row in rows)])
         state.value = history
         timers.register_only(self._next(history))
         return iter(())
@@ -94,8 +94,8 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
         stretch = history.stretches[0]
         return stretch.last + self.silence if history.silent_since is None else stretch.first
 
-    def _joined(self, stretches: list[Stretch]) -> list[Stretch]:
-        joined: list[Stretch] = []
+    def _merge_periods(self, stretches: list[ActivePeriod]) -> list[ActivePeriod]:
+        joined: list[ActivePeriod] = []
         for stretch in sorted(stretches, key=lambda stretch: stretch.first):
             if joined and stretch.first - joined[-1].last <= self.silence:
                 joined[-1].last = max(joined[-1].last, stretch.last)

@@ -18,10 +18,10 @@ from headrace.patterns.traffic import (
     GeneratedEvent,
     Traffic,
     TrafficGenerator,
-    broken_anywhere,
+    common_corruptions,
     iso,
-    with_,
-    without,
+    remove_field,
+    set_fields,
 )
 
 _COUNTRIES = ("DE", "FR", "NL", "AT", "ES", "IT", "PL", "SE")
@@ -47,12 +47,12 @@ class _Simulation(DelayedSimulation):
         draw = self.random
         customer, items = f"c-{self._bits(16):05d}", 1 + int(8 * draw() * draw())
         amount = round(items * (2 + 40 * draw() ** 3), 2)
-        luck = draw()
-        if luck < 0.01:
-            amount = 0.0 if luck < 0.005 else -amount
-        elif luck < 0.02:
+        chance = draw()
+        if chance < 0.01:
+            amount = 0.0 if chance < 0.005 else -amount
+        elif chance < 0.02:
             customer = f"test-{self._bits(8)}"
-        elif luck < 0.03:
+        elif chance < 0.03:
             items = 100 + self._bits(9)
         country = _COUNTRIES[int(len(_COUNTRIES) * draw() * draw())]
         text = (
@@ -64,11 +64,11 @@ class _Simulation(DelayedSimulation):
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
 MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("order_id", "ordered_at"),
-    "amount_not_a_number": with_(amount="much"),
-    "items_not_whole": with_(items=1.5),
-    "no_order_id": without("order_id"),
-    "no_country": without("country"),
+    **common_corruptions("order_id", "ordered_at"),
+    "amount_not_a_number": set_fields(amount="much"),
+    "items_not_whole": set_fields(items=1.5),
+    "no_order_id": remove_field("order_id"),
+    "no_country": remove_field("country"),
 }
 
 

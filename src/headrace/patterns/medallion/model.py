@@ -89,7 +89,7 @@ def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules
     result = Silver(broken=Counter(dict.fromkeys(rules, 0)))
     first_arrivals: dict[str, int] = {}
     for record in sorted(records, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
-        order = judge(record)
+        order = parse_web_order(record)
         if isinstance(order, InvalidRecord):
             result.bad.append(order)
             continue
@@ -106,9 +106,9 @@ def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules
     return result
 
 
-def judge(record: ConsumedRecord) -> WebOrder | InvalidRecord:
+def parse_web_order(record: ConsumedRecord) -> WebOrder | InvalidRecord:
     """Say what a record is by the schema alone."""
-    values = ORDER.judge(record)
+    values = ORDER.parse(record)
     if isinstance(values, InvalidRecord):
         return values
     ordered_us = cast("int", values["ordered_at"])

@@ -121,7 +121,7 @@ class OrderSettings:
         return Input(source, schema=schema, watermark=watermark, key_required=True)
 
 
-def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
+def join_payments(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
     """Return orders joined with their payments. If a side has no partner, its columns are null.
 
     The bound is what lets a stream forget: an order that the watermark has passed by more than it has no payment to
@@ -161,7 +161,7 @@ def flows(settings: OrderSettings | None = None) -> list[Flow]:
             name=NAMES[how],
             description=f"Orders with their payments, {how} join",
             inputs={"orders": settings.reads(how, "orders"), "payments": settings.reads(how, "payments")},
-            transform=partial(joined, how=how, bound=settings.bound),
+            transform=partial(join_payments, how=how, bound=settings.bound),
             sink=DeltaAppend(settings.table(how)),
             trigger=settings.trigger,
         )

@@ -22,11 +22,11 @@ from headrace.patterns.traffic import (
     GeneratedEvent,
     Traffic,
     TrafficGenerator,
-    broken_anywhere,
+    common_corruptions,
     iso,
     network_delay_ms,
-    with_,
-    without,
+    remove_field,
+    set_fields,
 )
 
 _USERS = 5_000
@@ -50,7 +50,7 @@ class OrderTraffic(Traffic):
     payments_topic: str = "payments"
 
 
-class _Due(NamedTuple):
+class _PendingPayment(NamedTuple):
     """A payment to come. The first fields order a heap by when it is made. Of an unpaid order: when it was ordered."""
 
     pay_ms: int
@@ -58,7 +58,7 @@ class _Due(NamedTuple):
     order_id: str
 
 
-class _Unordered(NamedTuple):
+class _PendingOrder(NamedTuple):
     """An order to come, long after its payment. The first field orders a heap by when it arrives, or later."""
 
     due_ms: int
@@ -72,13 +72,13 @@ class _Simulation:
     kind = "order"
 
     def __init__(self, settings: OrderTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
+        rng = settings.random_generator(start_ms)
         self.random, self._bits = rng.random, rng.getrandbits
         self._topics = settings.orders_topic, settings.payments_topic
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
-        self._due: list[_Due] = []
-        self._unpaid: deque[_Due] = deque(maxlen=_MOST_UNPAID)
-        self._unordered: list[_Unordered] = []
+        self._due: list[_PendingPayment] = []
+        self._unpaid: deque[_PendingPayment] = deque(maxlen=_MOST_UNPAID)
+        self._unordered: list[_PendingOrder] = []
         self._number = 0
 
     def event(self, now: int) -> GeneratedEvent:
@@ -89,15 +89,15 @@ class _Simulation:
             order_id = self._new_id()
             if self.random() < _ORDERED_LATE and len(self._unordered) < _MOST_UNPAID:
                 behind = int((60 + 120 * self.random()) * MINUTE_MS)
-                heappush(self._unordered, _Unordered(now + behind, now, order_id))
+                heappush(self._unordered, _PendingOrder(now + behind, now, order_id))
             return self._payment(order_id, now)
         order_ms = now - self._delays[self._bits(12)]
         order_id = self._new_id()
         wait_ms = self._wait_ms()
         if wait_ms is None or len(self._due) >= _MOST_UNPAID:
-            self._unpaid.append(_Due(order_ms, self._number, order_id))
+            self._unpaid.append(_PendingPayment(order_ms, self._number, order_id))
         else:
-            heappush(self._due, _Due(order_ms + wait_ms, self._number, order_id))
+            heappush(self._due, _PendingPayment(order_ms + wait_ms, self._number, order_id))
         return self._order(order_id, order_ms)
 
     def late(self, now: int) -> GeneratedEvent:
@@ -115,7 +115,7 @@ class _Simulation:
         paid = heappop(self._unordered)
         return self._order(paid.order_id, paid.pay_ms - int(5 * MINUTE_MS * self.random()))
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> GeneratedEvent:
         order_id = self._new_id()
         return self._order(order_id, now) if self.random() < 0.5 else self._payment(order_id, now)
 
@@ -124,9 +124,9 @@ class _Simulation:
         return f"o-{self._bits(48):012x}"
 
     def _wait_ms(self) -> int | None:
-        luck = self.random()
+        chance = self.random()
         for share, least, most in _WAITS:
-            if luck < share:
+            if chance < share:
                 return int((least + (most - least) * self.random()) * MINUTE_MS)
         return None
 
@@ -147,7 +147,7 @@ def _other_times(how: Corruption, order: Corruption) -> Corruption:
 
 
 def _malformed() -> dict[str, Corruption]:
-    payments, orders = broken_anywhere("order_id", "pay_time"), broken_anywhere("order_id", "order_time")
+    payments, orders = common_corruptions("order_id", "pay_time"), common_corruptions("order_id", "order_time")
     pairs = zip(payments.items(), orders.values(), strict=True)
     both = {
         name.replace("no_pay_time", "no_time"): _other_times(order_kind, payment_kind)
@@ -155,9 +155,9 @@ def _malformed() -> dict[str, Corruption]:
     }
     return {
         **both,
-        "no_order_id": without("order_id"),
-        "half": _other_times(with_(amount="free"), without("user_id")),
-        "too_dear": _other_times(with_(amount=10**11), with_(user_id=None)),
+        "no_order_id": remove_field("order_id"),
+        "half": _other_times(set_fields(amount="free"), remove_field("user_id")),
+        "too_dear": _other_times(set_fields(amount=10**11), set_fields(user_id=None)),
         "null_key": str.encode,
     }
 

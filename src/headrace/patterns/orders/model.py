@@ -3,7 +3,7 @@
 The model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. All
 times are whole milliseconds since the epoch, UTC. A replay takes these steps for batch N:
 
-1. Take the records between the batch's offsets, of both topics, and judge each: an event, or `InvalidRecord`.
+1. Take the records between the batch's offsets, of both topics, and parse each: an event, or `InvalidRecord`.
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. A row at or before W[N-1] is late: counted, and dropped.
 4. Each new order meets the payments that are kept, then is kept itself; each new payment meets the orders that are
@@ -81,17 +81,17 @@ class Joined(NamedTuple):
     pay_time: int | None
 
 
-def judge_order(record: ConsumedRecord) -> Order | InvalidRecord:
+def parse_order(record: ConsumedRecord) -> Order | InvalidRecord:
     """Say what a record of the topic of orders is."""
-    values = ORDER.judge(record)
+    values = ORDER.parse(record)
     if isinstance(values, InvalidRecord):
         return values
     return Order(str(values["order_id"]), str(values["user_id"]), cast("int", values["order_time"]) // 1000)
 
 
-def judge_payment(record: ConsumedRecord) -> Payment | InvalidRecord:
+def parse_payment(record: ConsumedRecord) -> Payment | InvalidRecord:
     """Say what a record of the topic of payments is."""
-    values = PAYMENT.judge(record)
+    values = PAYMENT.parse(record)
     if isinstance(values, InvalidRecord):
         return values
     return Payment(str(values["order_id"]), cast("Decimal", values["amount"]), cast("int", values["pay_time"]) // 1000)
@@ -105,17 +105,17 @@ class JoinFlow:
     delay_ms: int
     bound_ms: int = HOUR_MS
 
-    def meets(self, order: Order, payment: Payment) -> bool:
+    def matches(self, order: Order, payment: Payment) -> bool:
         """Whether a payment belongs to an order."""
         return 0 <= payment.pay_time - order.order_time <= self.bound_ms and order.order_id == payment.order_id
 
     @property
-    def keeps_orders(self) -> bool:
+    def emits_unmatched_orders(self) -> bool:
         """Whether an order without payment is put out."""
         return self.how in ("left", "full")
 
     @property
-    def keeps_payments(self) -> bool:
+    def emits_unmatched_payments(self) -> bool:
         """Whether a payment without order is put out."""
         return self.how in ("right", "full")
 
@@ -186,12 +186,12 @@ def replay(
     explains is an error.
     """
     logs = [{(record.partition, record.offset): record for record in log} for log in (orders, payments)]
-    outcome, state, starts = JoinOutcome(), _JoinState(), _Starts(flow.delay_ms)
+    outcome, state, starts = JoinOutcome(), _JoinState(), _PossibleWatermarks(flow.delay_ms)
     before = 0
     for number, batch in enumerate(batches):
-        # 1. the records, judged
-        new_orders = [(record, judge_order(record)) for record in batch_records(logs[0], batch["orders"])]
-        new_payments = [(record, judge_payment(record)) for record in batch_records(logs[1], batch["payments"])]
+        # 1. the records, parsed
+        new_orders = [(record, parse_order(record)) for record in batch_records(logs[0], batch["orders"])]
+        new_payments = [(record, parse_payment(record)) for record in batch_records(logs[1], batch["payments"])]
         outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
         outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
         valid_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
@@ -206,17 +206,17 @@ def replay(
         late_payments = [record for record, payment in valid_payments if payment.pay_time <= before]
         for name, late in zip(INPUTS, (late_orders, late_payments), strict=True):
             outcome.late += [LateRecord(number, name, record.partition, record.offset) for record in late]
-        in_time = [order for _, order in valid_orders if order.order_time > before]
-        paid_in_time = [payment for _, payment in valid_payments if payment.pay_time > before]
+        on_time = [order for _, order in valid_orders if order.order_time > before]
+        paid_on_time = [payment for _, payment in valid_payments if payment.pay_time > before]
 
         # 4.-6. pairs, then what is forgotten
         forgotten_before = state.forgotten
-        outcome.batches.append(sorted(_batch(flow, state, in_time, paid_in_time, now), key=str))
+        outcome.batches.append(sorted(_batch(flow, state, on_time, paid_on_time, now), key=str))
         outcome.state.append(state.rows)
         outcome.forgotten.append(state.forgotten - forgotten_before)
 
         # 7. the next watermark
-        starts.saw(
+        starts.add_batch(
             max((order.order_time for _, order in valid_orders), default=0),
             max((payment.pay_time for _, payment in valid_payments), default=0),
         )
@@ -226,7 +226,7 @@ def replay(
 
 
 @dataclass
-class _Starts:
+class _PossibleWatermarks:
     """The watermarks of a flow, by the batch that its driver may have started with.
 
     `newest` holds the highest event time of each topic since each batch. `first` and `last` are the batches between
@@ -261,7 +261,7 @@ class _Starts:
         self.now = recorded
         return self.now
 
-    def saw(self, order_time: int, pay_time: int) -> None:
+    def add_batch(self, order_time: int, pay_time: int) -> None:
         """Take in the highest event times of a batch; 0 is none."""
         self.newest = [
             (max(newest_order, order_time), max(newest_payment, pay_time))
@@ -294,17 +294,17 @@ def daily_rows(
     orders: Iterable[ConsumedRecord], payments: Iterable[ConsumedRecord], flow: JoinFlow, start: int, end: int
 ) -> list[Joined]:
     """Return what a join of a span of time should hold: every record counts once, whenever it came."""
-    all_orders = {row for record in orders if isinstance(row := judge_order(record), Order)}
-    all_payments = {paid for record in payments if isinstance(paid := judge_payment(record), Payment)}
+    all_orders = {row for record in orders if isinstance(row := parse_order(record), Order)}
+    all_payments = {paid for record in payments if isinstance(paid := parse_payment(record), Payment)}
     by_id: dict[str, list[Order]] = {}
     for order in all_orders:
         by_id.setdefault(order.order_id, []).append(order)
-    pairs = [(o, p) for p in all_payments for o in by_id.get(p.order_id, ()) if flow.meets(o, p)]
+    pairs = [(o, p) for p in all_payments for o in by_id.get(p.order_id, ()) if flow.matches(o, p)]
     rows = [_pair(order, payment) for order, payment in pairs]
-    if flow.keeps_orders:
+    if flow.emits_unmatched_orders:
         alone = all_orders - {order for order, _ in pairs}
         rows += [Joined(row.order_id, row.user_id, row.order_time, None, None) for row in alone]
-    if flow.keeps_payments:
+    if flow.emits_unmatched_payments:
         lone = all_payments - {payment for _, payment in pairs}
         rows += [Joined(row.order_id, None, None, row.amount, row.pay_time) for row in lone]
     return [row for row in rows if start <= _moment(row) < end]
@@ -319,35 +319,35 @@ def _batch(
 ) -> Iterable[Joined]:
     """Run steps 4 to 6. The rows that are put out, in no order."""
     for order in orders:
-        partners = [partner for partner in state.payments.get(order.order_id, ()) if flow.meets(order, partner)]
+        partners = [partner for partner in state.payments.get(order.order_id, ()) if flow.matches(order, partner)]
         yield from (_pair(order, partner) for partner in partners)
         state.met.update(id(partner) for partner in partners)
         if order.order_time >= watermark - flow.bound_ms:
             state.orders.setdefault(order.order_id, []).append(order)
             state.met.update({id(order)} if partners else ())
-        elif flow.keeps_orders and not partners:
+        elif flow.emits_unmatched_orders and not partners:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
     for payment in payments:
-        paid = [partner for partner in state.orders.get(payment.order_id, ()) if flow.meets(partner, payment)]
+        paid = [partner for partner in state.orders.get(payment.order_id, ()) if flow.matches(partner, payment)]
         yield from (_pair(partner, payment) for partner in paid)
         state.met.update(id(partner) for partner in paid)
         if payment.pay_time >= watermark:
             state.payments.setdefault(payment.order_id, []).append(payment)
             state.met.update({id(payment)} if paid else ())
-        elif flow.keeps_payments and not paid:
+        elif flow.emits_unmatched_payments and not paid:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
-    yield from _forgotten(flow, state, watermark)
+    yield from _evict_expired(flow, state, watermark)
 
 
-def _forgotten(flow: JoinFlow, state: _JoinState, watermark: int) -> Iterable[Joined]:
+def _evict_expired(flow: JoinFlow, state: _JoinState, watermark: int) -> Iterable[Joined]:
     for order in [o for waiting in state.orders.values() for o in waiting if o.order_time < watermark - flow.bound_ms]:
-        if flow.keeps_orders and id(order) not in state.met:
+        if flow.emits_unmatched_orders and id(order) not in state.met:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
         _drop(state.orders, order.order_id, order)
         state.forgotten += 1
         state.met.discard(id(order))
     for payment in [p for waiting in state.payments.values() for p in waiting if p.pay_time < watermark]:
-        if flow.keeps_payments and id(payment) not in state.met:
+        if flow.emits_unmatched_payments and id(payment) not in state.met:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
         _drop(state.payments, payment.order_id, payment)
         state.forgotten += 1

@@ -28,11 +28,11 @@ from headrace.patterns.traffic import (
     GeneratedEvent,
     Traffic,
     TrafficGenerator,
-    broken_anywhere,
+    common_corruptions,
     iso,
     network_delay_ms,
-    with_,
-    without,
+    remove_field,
+    set_fields,
 )
 
 
@@ -99,7 +99,7 @@ class RideTraffic(Traffic):
         """Refuse what no stream can be."""
         super().__post_init__()
         if not self.cities:
-            raise self.refused("cities is empty", "Somebody has to ride somewhere.")
+            raise self.invalid_settings("cities is empty", "Somebody has to ride somewhere.")
 
 
 class _Ride(NamedTuple):
@@ -154,10 +154,10 @@ class _Town:
         """Give one event of a ride that sends no other: a phone that lost its network for the rest."""
         ride = self._new_ride(event_ms, event_ms)
         self._free.append(ride.driver)
-        luck = self._random()
-        if luck < 0.6:
+        chance = self._random()
+        if chance < 0.6:
             return _event(ride.head + ride.dropoff, "completed", event_ms)
-        return _event(ride.head, "in_progress" if luck < 0.9 else "cancelled", event_ms)
+        return _event(ride.head, "in_progress" if chance < 0.9 else "cancelled", event_ms)
 
     def _due(self, rides: list[_Ride], now: int, unseen_before: int) -> _Ride | None:
         if rides and (rides[0].due_ms <= now or len(rides) >= _MOST_OPEN_RIDES):
@@ -199,7 +199,7 @@ class _Simulation:
     kind = "ride"
 
     def __init__(self, settings: RideTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
+        rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._towns = [_Town(city, rng, start_ms) for city in settings.cities]
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
@@ -214,7 +214,7 @@ class _Simulation:
         event_ms = now - int((20 + 40 * self.random()) * MINUTE_MS)
         return GeneratedEvent(town.key, town.lone_event(event_ms), event_ms)
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> GeneratedEvent:
         town, _ = self._choose(now)
         return GeneratedEvent(town.key, town.lone_event(now), now)
 
@@ -251,11 +251,11 @@ def _event(fields: str, status: str, event_ms: int) -> str:
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
 MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("city", "event_time"),
-    "fare_not_a_number": with_(fare_amount="abc"),
-    "lat_not_a_number": with_(pickup_lat="north"),
-    "no_ride_id": without("ride_id"),
-    "no_city": without("city"),
+    **common_corruptions("city", "event_time"),
+    "fare_not_a_number": set_fields(fare_amount="abc"),
+    "lat_not_a_number": set_fields(pickup_lat="north"),
+    "no_ride_id": remove_field("ride_id"),
+    "no_city": remove_field("city"),
     "null_key": str.encode,
 }
 

@@ -54,9 +54,9 @@ class Ride(Event):
     status: str
 
 
-def judge(record: ConsumedRecord) -> Ride | InvalidRecord:
+def parse_ride(record: ConsumedRecord) -> Ride | InvalidRecord:
     """Say what a record is: a ride, or bad for the first reason that holds."""
-    return RIDE.read(record, Ride)
+    return RIDE.parse_event(record, Ride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def city_rides(statuses: Iterable[str] = STATUSES) -> WindowFlow[Ride, CityRides
     def is_counted(ride: Ride) -> bool:
         return ride.status in counted
 
-    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, is_counted, _city, _city_rides, append=False)
+    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, parse_ride, is_counted, _city, _city_rides, append=False)
 
 
 def surge(
@@ -178,9 +178,11 @@ def surge(
         available = len({ride.driver_id for ride in rides if ride.status != "in_progress"})
         return Surge(start, end, city, len(rides), active, available, multiplier(active, available))
 
-    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, is_counted, _city, row, append=False)
+    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, parse_ride, is_counted, _city, row, append=False)
 
 
 CITY_RIDES = city_rides()
 SURGE = surge()
-DRIVER_METRICS = WindowFlow(15 * MINUTE_MS, 30 * MINUTE_MS, judge, _is_completed, _driver, _driver_metrics, append=True)
+DRIVER_METRICS = WindowFlow(
+    15 * MINUTE_MS, 30 * MINUTE_MS, parse_ride, _is_completed, _driver, _driver_metrics, append=True
+)

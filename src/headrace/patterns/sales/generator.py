@@ -21,10 +21,10 @@ from headrace.patterns.traffic import (
     GeneratedEvent,
     Traffic,
     TrafficGenerator,
-    broken_anywhere,
+    common_corruptions,
     iso,
-    with_,
-    without,
+    remove_field,
+    set_fields,
 )
 
 
@@ -89,12 +89,12 @@ class _Simulation(DelayedSimulation):
 
 # Every way a record goes wrong in practice: its name, and what it makes of a good event.
 MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("category", "ts"),
-    "amount_not_a_number": with_(amount="abc"),
-    "amount_too_large": with_(amount=123456789012.5),
-    "no_amount": without("amount"),
-    "no_category": without("category"),
-    "no_user_id": without("user_id"),
+    **common_corruptions("category", "ts"),
+    "amount_not_a_number": set_fields(amount="abc"),
+    "amount_too_large": set_fields(amount=123456789012.5),
+    "no_amount": remove_field("amount"),
+    "no_category": remove_field("category"),
+    "no_user_id": remove_field("user_id"),
 }
 
 

@@ -42,9 +42,9 @@ class Sale(Event):
     user_id: str
 
 
-def judge(record: ConsumedRecord) -> Sale | InvalidRecord:
+def parse_sale(record: ConsumedRecord) -> Sale | InvalidRecord:
     """Say what a record is: a sale, or bad for the first reason that holds."""
-    return SALE.read(record, Sale)
+    return SALE.parse_event(record, Sale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _category(sale: Sale) -> str:
     return sale.category
 
 
-CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, judge, _always, _category, _category_sales, append=False)
+CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, parse_sale, _always, _category, _category_sales, append=False)
 ROLLING_REVENUE = WindowFlow(
-    10 * MINUTE_MS, 2 * MINUTE_MS, judge, _always, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
+    10 * MINUTE_MS, 2 * MINUTE_MS, parse_sale, _always, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
 )
