@@ -92,7 +92,7 @@ def test_every_row_of_every_layer_equals_the_model_and_bronze_makes_silver_and_g
     assert not set(refused) & {row["order_id"] for row in rows_of(spark, target, settings.silver_table)}
     with open_redrive(spark, target, flows(loose)[1]) as again:
         plan = again.plan("rule:positive_amount")
-        assert plan.still_bad == {"rule:no_test_orders": 1}
+        assert plan.still_invalid == {"rule:no_test_orders": 1}
         assert again.apply(plan) == len(driven)
     run_layers(spark, target, flows(loose))
     before = {path: rows_of(spark, target, path) for path in (settings.silver_table, settings.gold_table)}

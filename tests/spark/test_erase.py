@@ -296,7 +296,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     # A change that waits for the rest of its transaction is still needed.
     waits = lake.erase("--table", "customers", "--key", "40", "--yes")
     assert isinstance(waits.exception, DataError)
-    assert (waits.exception.code, "waits in" in waits.exception.what) == ("HR-531", True)
+    assert (waits.exception.code, "is pending in" in waits.exception.what) == ("HR-531", True)
 
     # While a flow runs that touches the tables, nothing is done.
     with acquire_lease(Checkpoint.of("totals", lake.target, LocalFileStore())):

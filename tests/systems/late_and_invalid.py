@@ -225,7 +225,7 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
     words = ("quarantine", "totals", "--redrive", "--project", str(place.fixed))
     plan = place.run_json(*words, "--dry-run")
     assert (plan["rows"], plan["sent"]) == (2, 0)
-    assert plan["still_bad"] == {"malformed_json": 1, "wrong_type:price": 1}
+    assert plan["still_invalid"] == {"malformed_json": 1, "wrong_type:price": 1}
     # 12:03 is behind the watermark of 12:31; 12:41 is not.
     assert plan["late"] == 1
     assert place.run_json(*words, code=2)["ok"] is False

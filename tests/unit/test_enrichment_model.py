@@ -59,7 +59,7 @@ def test_a_purchase_is_enriched_once_by_the_first_version_that_has_its_product()
         ("3", "NUT", Decimal("2.00"), True, 5),
     ]
     assert actual.enriched_later == 1
-    assert actual.bad == [InvalidRecord(0, 4, "malformed_json")]
+    assert actual.invalid == [InvalidRecord(0, 4, "malformed_json")]
 
 
 def test_by_event_time_the_valid_row_is_taken_up_to_its_end():

@@ -38,7 +38,7 @@ def test_rules_are_counted_and_each_has_its_effect() -> None:
         ]
     )
     assert [order.order_id for order in actual.orders] == ["o0", "o3", "o5"]
-    assert sorted(actual.bad, key=lambda bad: bad.offset) == [
+    assert sorted(actual.invalid, key=lambda bad: bad.offset) == [
         InvalidRecord(0, 1, "rule:positive_amount"),
         InvalidRecord(0, 2, "rule:not_from_the_future"),
         InvalidRecord(0, 6, "rule:positive_amount"),

@@ -215,7 +215,7 @@ def test_city_rides_counts_by_window_and_city() -> None:
         ]
     ]
     assert outcome.late == [0]
-    assert outcome.bad == []
+    assert outcome.invalid == []
 
 
 def test_update_mode_writes_only_the_groups_that_a_batch_changed_with_their_full_history() -> None:
@@ -286,7 +286,7 @@ def test_invalid_records_never_move_the_watermark() -> None:
     topic.batch()
     outcome = replay(topic.records, topic.batches, CITY_RIDES)
     assert outcome.watermarks == [0, ms("08:10"), ms("08:10")]
-    assert outcome.bad == [InvalidRecord(0, 1, "wrong_type:fare_amount"), InvalidRecord(0, 2, "malformed_json")]
+    assert outcome.invalid == [InvalidRecord(0, 1, "wrong_type:fare_amount"), InvalidRecord(0, 2, "malformed_json")]
 
 
 def test_driver_metrics_appear_once_when_the_watermark_passes_their_window() -> None:

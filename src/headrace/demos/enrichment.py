@@ -60,7 +60,7 @@ def compare(
     outcome = model.replay(read_records(target, settings.topic), batches, batch_versions[: len(batches)], versions)
     expected = [asdict(row) for row in outcome.rows]
     comparison.add(f"delta:{settings.table}", expected, table_rows(spark, "delta", target.table(settings.table)))
-    compare_ledgers(comparison, spark, target, purchases.name, ExpectedLedgers(outcome.bad, [0] * len(batches)))
+    compare_ledgers(comparison, spark, target, purchases.name, ExpectedLedgers(outcome.invalid, [0] * len(batches)))
     return EnrichmentComparison(comparison, outcome, len(versions))
 
 

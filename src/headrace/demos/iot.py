@@ -42,14 +42,14 @@ def compare(
             outcome = replay(records, batches, metrics_model(settings))
             rows = [asdict(row) for batch in outcome.batches for row in batch]
             _compare_metrics(comparison, spark, target, settings, rows)
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
         else:
             lengths = settings.silence, settings.forget, settings.watermark
             silence, forget, delay = (Duration.parse(length).ms for length in lengths)
             silences = model.silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
             topic = settings.status_topic
             comparison.add(f"kafka:{topic}", [asdict(row) for row in silences.statuses], topic_rows(target, topic))
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(silences.bad, silences.late))
+            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(silences.invalid, silences.late))
     return comparison, skew(records, batches_by_flow)
 
 

@@ -65,7 +65,7 @@ def compare(
     silver = model.silver(records, within_ms=Duration.parse(settings.dedup_within).ms, rules=rules)
     rows = table_rows(spark, "delta", target.table(settings.silver_table))
     comparison.add(f"delta:{settings.silver_table}", [asdict(order) for order in silver.orders], rows)
-    compare_ledgers(comparison, spark, target, "silver", ExpectedLedgers(silver.bad, []))
+    compare_ledgers(comparison, spark, target, "silver", ExpectedLedgers(silver.invalid, []))
 
     orders = {order.order_id: order for order in silver.orders}
     gold_orders = [

@@ -49,7 +49,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
         outcome = replay(records, batches, models[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
         _compare_sinks(comparison, _Run(spark, target, settings), flow.name, rows)
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
     return comparison
 
 

@@ -198,7 +198,7 @@ def _serve_page(name: str, bootstrap: str, *, port: int, log: Path) -> Iterator[
         if not line:
             raise StackError(
                 "The live page does not start.",
-                why=f"Its server ended with code {server.wait()}; {log} has its last words.",
+                why=f"Its server ended with code {server.wait()}; {log} contains its last output.",
                 state="The data is not touched.",
                 remedy="Run `headrace doctor`. The extra `serve` has to be installed: pip install 'headrace[serve]'.",
                 code="HR-420",

@@ -49,7 +49,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
             rolling = [asdict(row) for row in model.newest_rolling(outcome.batches)]
             path = settings.rolling_table
             comparison.add(f"delta:{path}", rolling, table_rows(spark, "delta", target.table(path)))
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
     return comparison
 
 

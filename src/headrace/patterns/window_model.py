@@ -1,6 +1,6 @@
-"""The right answer of a flow that groups events by windows and a key, in plain Python, batch by batch.
+"""The expected output of a flow that groups events by windows and a key, in plain Python, batch by batch.
 
-A model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. A replay
+A model gets the records of Kafka and the offsets of the batches, and nothing else from the system under test. A replay
 takes these steps for batch N:
 
 1. Take the records between the batch's offsets, and parse each: an event, or an `InvalidRecord` with the first reason.
@@ -9,10 +9,10 @@ takes these steps for batch N:
 4. An event is late for a window that ends at or before W[N-1]: counted, and dropped there. (Spark filters with the
    watermark of the batch before, and evicts with the one of this batch. W[-1] is 0.)
 5. Add it to the groups of its other windows and its key.
-6. Update mode puts out every group that step 5 touched. Append mode puts out every group whose window ends at or
-   before W[N]. Both then forget the groups whose window ends at or before W[N].
-7. W[N+1] is the highest event time of the batch's events, also of those that step 3 left out, less the delay, or W[N]
-   if that is higher. Bad records never count.
+6. Update mode emits every group that step 5 changed. Append mode emits every group whose window ends at or before
+   W[N]. Both then evict the groups whose window ends at or before W[N].
+7. W[N+1] is the highest event time of the batch's events, including those that step 3 removed, less the delay, or W[N]
+   if that is higher. Invalid records never count.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class WindowFlow(Generic[E, Row]):
     | counts    | whether an event is counted                                                                      |
     | key       | what a group has in common besides its window                                                    |
     | row       | makes the row of a group, of the window's start and end, the key and the events                  |
-    | append    | whether a window is put out once, when it closes; otherwise whenever it changes                  |
+    | append    | whether a window is emitted once, when it closes; otherwise whenever it changes                  |
     | slide_ms  | the distance of two windows; None is their length                                                |
     """
 
@@ -62,7 +62,7 @@ class WindowFlow(Generic[E, Row]):
 
 @dataclass(frozen=True)
 class WindowOutcome(Generic[Row]):
-    """What a flow must have done; every list but `bad` and `open` has one entry per batch."""
+    """What a flow must have done; every list but `invalid` and `open` has one entry per batch."""
 
     batches: list[list[Row]]
     """The rows put out, by window and key."""
@@ -70,8 +70,8 @@ class WindowOutcome(Generic[Row]):
     """Where the late rows lie, as (partition, offset), once for each window that they missed."""
     watermarks: list[int]
     """W[N], the `batchWatermarkMs` of Spark's offset log."""
-    bad: list[InvalidRecord]
-    """Every bad record, in the order of the batches."""
+    invalid: list[InvalidRecord]
+    """Every invalid record, in the order of the batches."""
     open: list[Row]
     """The groups that are still in the state after the last batch."""
 
@@ -97,7 +97,7 @@ def replay(
         # 1. the records, parsed
         parsed = [flow.parse(record) for record in batch_records(log, batch)]
         events = [event for event in parsed if not isinstance(event, InvalidRecord)]
-        outcome.bad.extend(bad for bad in parsed if isinstance(bad, InvalidRecord))
+        outcome.invalid.extend(event for event in parsed if isinstance(event, InvalidRecord))
 
         # 2. the watermark in force
         outcome.watermarks.append(watermark)

@@ -70,7 +70,7 @@ class ConnectSettings(_Strict):
     passwords: dict[str, Annotated[str, Field(pattern=r"^\$\{.+\}$")]] = Field(
         default_factory=dict,
         description="By database: a reference that its workers resolve with their own provider, such as "
-        "${vault:shop:password}. It is handed on as it is.",
+        "${vault:shop:password}. Passed unchanged.",
     )
 
 

@@ -63,7 +63,7 @@ def fetch_failed(jars: Sequence[str], why: str) -> StackError:
     return StackError(
         f"{len(jars)} jar(s) could not be fetched: {_first(jars)}.",
         why=why,
-        state="Jars that were fetched before are kept; nothing half-made was put in place.",
+        state="Jars that were fetched before stay; no partial file was installed.",
         remedy="Check the network and run `headrace jars sync` again. Behind a mirror, name your Ivy "
         "settings: `export HEADRACE_IVY_SETTINGS=/path/to/ivysettings.xml`.",
         code="HR-403",

@@ -1,7 +1,7 @@
 """The jars that Headrace adds to PySpark: download them, and verify them against jars.lock.
 
 `ivy.xml` declares the dependencies, `jars.lock` the resolved jars: one line per jar with size and sha256.
-Only jars of the lock are ever loaded. Versions are resolved in one place, `write_lock`, which a
+Only jars of the lock are ever loaded. Versions are resolved in one place, `resolve_lock`, which a
 developer runs after editing ivy.xml; a user's `sync` asks for locked coordinates and nothing else.
 
     <root>/jars/<conf>/<file>.jar   verified, in use

@@ -56,7 +56,7 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
         path = settings.table(how)
         comparison.add(f"delta:{path}", expected, table_rows(spark, "delta", target.table(path)))
         late = [row._asdict() for row in outcome.late]
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgersByInput(outcome.bad, late))
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgersByInput(outcome.invalid, late))
         if how == hit_rate_join(settings):
             actual_rates = select_columns(hit_rates(spark, target, settings), "minute", "orders", "paid")
             expected_rates = [

@@ -66,14 +66,14 @@ class RedrivePlan:
     | field      | meaning                                                                              |
     |------------|--------------------------------------------------------------------------------------|
     | topics     | rows that are valid now, by the topic that they are sent to                          |
-    | still_bad  | rows that stay, by their present reason                                              |
+    | still_invalid | rows that stay, by their present reason                                              |
     | late       | rows to be sent whose event time is behind the present watermark of the flow         |
     | unfinished | rows of an unfinished portion of an earlier run; they go first                       |
     """
 
     flow: str
     topics: dict[str, int]
-    still_bad: dict[str, int]
+    still_invalid: dict[str, int]
     late: int
     unfinished: int
     to: str | None
@@ -98,7 +98,7 @@ class RedrivePlan:
             yield "All consumers of that topic get them again; --to TOPIC sends them elsewhere."
         if self.late:
             yield f"{self.late} of them are behind the flow's present watermark: stateful operators drop them as late."
-        for reason, rows in self.still_bad.items():
+        for reason, rows in self.still_invalid.items():
             yield f"{rows} row(s) stay: {reason}."
         if not self.rows and not self.unfinished:
             yield "There is nothing to send."
@@ -116,18 +116,18 @@ class Redrive:
         """Validate the quarantined rows. Changes nothing."""
         quarantined = self._quarantined(reason)
         topics: Counter[str] = Counter()
-        still_bad: Counter[str] = Counter()
+        still_invalid: Counter[str] = Counter()
         late = 0
         for name in self._inputs(quarantined):
             rows = quarantined.where(F.col("input") == name)
             input_ = self._flow.named_inputs.get(name)
             if input_ is None or input_.schema is None:
-                still_bad[_NO_INPUT] += rows.count()
+                still_invalid[_NO_INPUT] += rows.count()
                 continue
             validated = validate(rows, input_)
             for rejected in (invalid_rows(validated, input_), _rejected_by_rule(validated, input_)):
                 for row in rejected.groupBy("reason").count().collect():
-                    still_bad[row["reason"]] += row["count"]
+                    still_invalid[row["reason"]] += row["count"]
             redrivable = _redrivable(validated, input_)
             for row in redrivable.groupBy("topic").count().collect():
                 topics[to or row["topic"]] += row["count"]
@@ -137,7 +137,7 @@ class Redrive:
         if topics:
             require_topics(self._target, sorted(topics))
         return RedrivePlan(
-            self._flow.name, dict(topics), dict(still_bad), late, self._unfinished_rows(), to=to, reason=reason
+            self._flow.name, dict(topics), dict(still_invalid), late, self._unfinished_rows(), to=to, reason=reason
         )
 
     def apply(self, plan: RedrivePlan) -> int:

@@ -59,7 +59,7 @@ class EnrichmentSettings:
     |                  |                  | the columns that `AsOf` names, and somebody else writes it          |
     | broadcast_limit  | 100 MB           | the most that the dimension may take in memory                      |
     | trigger          | every 30 seconds | freshness of the purchases                                          |
-    | idle             | 1 minute         | after how long without purchases those that wait are looked up when |
+    | idle_timeout     | 1 minute         | after how long without purchases those that wait are looked up when |
     |                  |                  | the dimension has changed; None waits for the next purchase         |
     | products_topic   | products         | where changes of products are read                                  |
     | products_trigger | every 10 seconds | how soon a product is known                                         |
@@ -101,7 +101,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
         inputs=Input(
             KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets),
             schema=PURCHASE,
-            # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
+            # Nothing is ever late here, without state. A time of the year 2099 is invalid all the same.
             watermark=Watermark("ts", "0 seconds", idle_timeout=settings.idle_timeout),
         ),
         transform=pass_through,

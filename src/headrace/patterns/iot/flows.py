@@ -54,7 +54,7 @@ class IotSettings:
     | high_humidity | 90                  | HIGH_HUMIDITY above it, by the average of a window                 |
     | silence       | 15 minutes          | how long a device may say nothing                                  |
     | forget        | 30 days             | how long a silent device is remembered; later it is a new one      |
-    | idle          | 5 minutes           | after how long without any reading the clock moves the watermark   |
+    | idle_timeout  | 5 minutes           | after how long without a reading the clock advances the watermark  |
     | trigger       | every 30 seconds    | freshness of the table and of the alerts                           |
     | gold_table    | gold/device_metrics | where the figures go                                               |
     | alerts_topic  | iot-alerts          | where windows with an alert go                                     |

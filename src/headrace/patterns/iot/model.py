@@ -49,7 +49,7 @@ class Reading(Event):
 
 
 def parse_reading(record: ConsumedRecord) -> Reading | InvalidRecord:
-    """Say what a record is: a reading, or bad for the first reason that holds."""
+    """Parse a record; return an InvalidRecord with the first reason that applies."""
     return READING.parse_event(record, Reading)
 
 
@@ -121,7 +121,7 @@ DEVICE_METRICS = device_metrics()
 
 
 def recompute(records: Iterable[ConsumedRecord], flow: WindowFlow[Reading, DeviceMetrics]) -> list[DeviceMetrics]:
-    """Return the gold table as a batch makes it of all records: nothing is late. What a repair has to come to."""
+    """Return the gold table as a batch makes it of all records: nothing is late. A repair has to produce it."""
     groups: dict[tuple[int, str], list[Reading]] = {}
     for record in records:
         reading = flow.parse(record)
@@ -137,7 +137,7 @@ class Silences:
 
     statuses: list[DeviceStatusRow]
     late: list[int]
-    bad: list[InvalidRecord]
+    invalid: list[InvalidRecord]
 
 
 def silences(
@@ -162,7 +162,7 @@ def silences(
     for batch in batches:
         watermark_before, watermark = watermark, upcoming
         parsed = [parse_reading(record) for record in batch_records(log, batch)]
-        result.bad.extend(reading for reading in parsed if isinstance(reading, InvalidRecord))
+        result.invalid.extend(reading for reading in parsed if isinstance(reading, InvalidRecord))
         readings = [reading for reading in parsed if not isinstance(reading, InvalidRecord)]
         on_time = [reading for reading in readings if reading.event_time_us > watermark_before * 1000]
         result.late.append(len(readings) - len(on_time))

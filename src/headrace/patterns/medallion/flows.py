@@ -82,9 +82,9 @@ class MedallionSettings:
     | bronze_table   | bronze/web_orders | everything as it came                                                   |
     | silver_table   | silver/web_orders | each order once                                                         |
     | gold_table     | gold/daily_sales | figures per day and country                                              |
-    | bronze_policy  | keep everything  | properties and upkeep of bronze                                          |
-    | silver_policy  | keep everything  | properties and upkeep of silver                                          |
-    | gold_policy    | a week           | properties and upkeep of gold                                            |
+    | bronze_policy  | keep everything  | properties and maintenance of bronze                                     |
+    | silver_policy  | keep everything  | properties and maintenance of silver                                     |
+    | gold_policy    | a week           | properties and maintenance of gold                                       |
     """
 
     topic: str = "web-orders"
@@ -109,7 +109,7 @@ class MedallionSettings:
 
 
 def to_bronze(records: DataFrame) -> DataFrame:
-    """Keep a record whole: its bytes, its headers and where it lay. The time of the batch is that of its offset log."""
+    """Keep the unchanged record: key, value, headers and Kafka position. The offset log has the time of the batch."""
     return records.select(
         F.col("value").alias("payload"),
         "key",

@@ -80,7 +80,7 @@ class Silver:
     """The expected rows of silver, its quarantined records, and how many rows violated each rule."""
 
     orders: list[WebOrder] = field(default_factory=list)
-    bad: list[InvalidRecord] = field(default_factory=list)
+    invalid: list[InvalidRecord] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
 
 
@@ -91,13 +91,13 @@ def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules
     for record in sorted(records, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
         order = parse_web_order(record)
         if isinstance(order, InvalidRecord):
-            result.bad.append(order)
+            result.invalid.append(order)
             continue
         broken = [name for name, (_, keeps) in rules.items() if not keeps(order, record)]
         result.broken.update(broken)
         rule = next((name for name in broken if rules[name][0] == "quarantine"), None)
         if rule is not None:
-            result.bad.append(InvalidRecord(record.partition, record.offset, f"rule:{rule}"))
+            result.invalid.append(InvalidRecord(record.partition, record.offset, f"rule:{rule}"))
         elif not any(rules[name][0] == "drop" for name in broken):
             before = first_arrivals.get(order.order_id)
             if before is None or record.timestamp_ms > before + within_ms:

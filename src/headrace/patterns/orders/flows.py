@@ -59,7 +59,7 @@ class OrderSettings:
     | bound           | 1 hour           | how long after its order a payment may be made                     |
     | inner_watermark | 10 minutes       | how late a row may be for the inner join                           |
     | outer_watermark | 30 minutes       | how late a row may be for the outer joins                          |
-    | idle            | None             | how long a quiet topic is waited for before time moves on alone    |
+    | idle_timeout    | None             | after how long an idle topic no longer holds the watermark back    |
     | trigger         | every 30 seconds | freshness of the tables                                            |
     | max_offsets     | fits the machine | the most records of one batch, of each topic                       |
     | folder          | silver           | where the tables are, each named as its flow                       |
@@ -141,7 +141,7 @@ def join_payments(orders: DataFrame, payments: DataFrame, how: Join, bound: str)
 def hit_rate(rows: DataFrame) -> DataFrame:
     """Return the share of orders that found their payment, by the minute of the order.
 
-    Of the rows of a left or full join. The last minutes of a stream are not judged yet: an order counts as unpaid when
+    Of the rows of a left or full join. The last minutes of a stream are not final yet: an order counts as unpaid when
     the watermark has passed its bound, and as paid immediately.
     """
     orders = rows.where(F.col("order_time").isNotNull())

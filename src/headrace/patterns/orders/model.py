@@ -1,24 +1,23 @@
-"""The right answer of orders and payments, in plain Python: what Spark must give, worked out without Spark.
+"""The expected output of orders and payments, computed in plain Python without Spark.
 
-The model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. All
+The model gets the records of Kafka and the offsets of the batches, and nothing else from the system under test. All
 times are whole milliseconds since the epoch, UTC. A replay takes these steps for batch N:
 
 1. Take the records between the batch's offsets, of both topics, and parse each: an event, or `InvalidRecord`.
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. A row at or before W[N-1] is late: counted, and dropped.
-4. Each new order meets the payments that are kept, then is kept itself; each new payment meets the orders that are
-   kept, new ones among them. A row that step 5 would forget immediately is not stored: later rows of the same batch do
-   not meet it.
-5. Forget the orders that are older than W[N] by more than the bound, and the payments older than W[N]: no partner of
-   theirs can come that is not late.
-6. Pairs are put out where they meet. A row that goes unmatched is put out with nulls in the batch that forgets it,
-   where the join keeps its side.
+4. Match each new order with the payments in the state, then store the order. Match each new payment with the orders
+   in the state, new ones included. A row that step 5 would evict immediately is not stored: later rows of the same
+   batch do not match it.
+5. Evict the orders that are older than W[N] by more than the bound, and the payments older than W[N]: every later
+   partner would be late.
+6. A pair is emitted when it matches. An unmatched row is emitted with nulls in the batch that evicts it, if the join
+   preserves its side.
 7. The watermark of a topic is its highest event time so far less the delay, and 0 before its first row. W[N+1] is the
-   lower one of the two, or W[N] if that is higher. Bad records never count.
+   lower one of the two, or W[N] if that is higher. Invalid records never count.
 
-A restarted driver does not know how far each topic was, and knows only W: step 7 then looks at the batches since
-that start. Where it is not known when that was, the watermarks that were recorded are taken, as long as there are
-starts that give each of them.
+A restarted driver does not know the progress of each topic, only W: step 7 then uses the batches since that start.
+If the batch of the start is unknown, the recorded watermarks are used, provided that some start explains each of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,12 +110,12 @@ class JoinFlow:
 
     @property
     def emits_unmatched_orders(self) -> bool:
-        """Whether an order without payment is put out."""
+        """Whether an order without payment is emitted."""
         return self.how in ("left", "full")
 
     @property
     def emits_unmatched_payments(self) -> bool:
-        """Whether a payment without order is put out."""
+        """Whether a payment without order is emitted."""
         return self.how in ("right", "full")
 
 
@@ -144,7 +143,7 @@ class JoinOutcome:
     batches: list[list[Joined]] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
     watermarks: list[int] = field(default_factory=list)
-    bad: dict[str, list[InvalidRecord]] = field(default_factory=lambda: {name: [] for name in INPUTS})
+    invalid: dict[str, list[InvalidRecord]] = field(default_factory=lambda: {name: [] for name in INPUTS})
     """By input."""
     state: list[int] = field(default_factory=list)
     """The rows that both sides keep after the batch."""
@@ -192,8 +191,8 @@ def replay(
         # 1. the records, parsed
         new_orders = [(record, parse_order(record)) for record in batch_records(logs[0], batch["orders"])]
         new_payments = [(record, parse_payment(record)) for record in batch_records(logs[1], batch["payments"])]
-        outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
-        outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
+        outcome.invalid["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
+        outcome.invalid["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
         valid_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
         valid_payments = [(record, payment) for record, payment in new_payments if isinstance(payment, Payment)]
 

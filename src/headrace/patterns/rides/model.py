@@ -55,7 +55,7 @@ class Ride(Event):
 
 
 def parse_ride(record: ConsumedRecord) -> Ride | InvalidRecord:
-    """Say what a record is: a ride, or bad for the first reason that holds."""
+    """Parse a record; return an InvalidRecord with the first reason that applies."""
     return RIDE.parse_event(record, Ride)
 
 

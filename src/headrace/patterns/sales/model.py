@@ -43,7 +43,7 @@ class Sale(Event):
 
 
 def parse_sale(record: ConsumedRecord) -> Sale | InvalidRecord:
-    """Say what a record is: a sale, or bad for the first reason that holds."""
+    """Parse a record; return an InvalidRecord with the first reason that applies."""
     return SALE.parse_event(record, Sale)
 
 
