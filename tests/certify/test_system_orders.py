@@ -51,7 +51,7 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
         assert sum(row.rows for row in figure.state) == outcome.state[-1]
         # All rows that were removed from the state. Some are past their end when they come: in and out in one batch.
         good = sent - sum(map(len, outcome.invalid.values())) - len(outcome.late)
-        assert 0 < sum(outcome.forgotten) <= figure.evicted <= good - outcome.state[-1]
+        assert 0 < sum(outcome.evicted) <= figure.evicted <= good - outcome.state[-1]
         # Invalid and late records are not stored, and the first hour had fewer payments than the others.
         assert reported[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
         assert reported[NAMES[how]]["forecast_bytes"] > 0

@@ -326,7 +326,7 @@ def test_state_that_contains_the_row_is_listed_with_its_content_and_its_expiry(s
 
     place, holds, why, removes = state(SUBJECT)
     assert (place, holds) == ("state of flow 'totals', operator 0", "yes")
-    assert why == "1 entries hold it: by customer_id with count."
+    assert why == "1 entries contain it: by customer_id with count."
     assert "when the watermark has passed it" in removes
     assert "`headrace checkpoint show totals`" in removes
     assert "with a new checkpoint" in removes
@@ -404,5 +404,5 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     versions = {path: version(lake.spark, str(lake.root / path)) for path in (mirror, graves, "gold/orders")}
     again = lake.erase("--table", "customers", "--key", "42")
     assert again.exit_code == 0, (again.output, again.exception)
-    assert "No table holds anything of it." in again.output
+    assert "No table contains anything of it." in again.output
     assert {path: version(lake.spark, str(lake.root / path)) for path in versions} == versions

@@ -161,7 +161,7 @@ def test_the_hit_rate_covers_the_minutes_whose_unpaid_orders_are_written():
     outcome = replay(topics.orders, topics.payments, topics.batches, JOINS["left"])
     assert paid_by_minute(outcome, JOINS["left"].bound_ms) == [(ms("10:00:00"), 2, 1)]
     # a and b, and their payments of 10:05 and 10:02, are out of the state.
-    assert (outcome.state, outcome.forgotten) == ([5, 7, 3], [0, 0, 4])
+    assert (outcome.state, outcome.evicted) == ([5, 7, 3], [0, 0, 4])
 
 
 def test_a_day_counts_every_record_once_whenever_it_came():

@@ -92,7 +92,7 @@ def replay_model(
 
 
 def expected_gold(outcome: WindowOutcome[model.CategorySales], settings: pattern.SalesSettings) -> list[model.GoldRow]:
-    """Return the rows that the gold table must hold after a run."""
+    """Return the expected rows of the gold table after a run."""
     grains = {grain: Duration.parse(grain).ms for grain in settings.grains}
     return model.gold(model.newest(outcome.batches), grains)
 
@@ -132,7 +132,7 @@ def sum_mismatches(rows: Iterable[Row], grains: Sequence[str]) -> list[str]:
             total, sum_of_parts = (_sum(amounts[key]) if key in amounts else None for amounts in (sums[long], parts))
             if total != sum_of_parts:
                 mismatches.append(
-                    f"{long} of {key[1]} at {key[0]} holds {total}, and its windows of {short} {sum_of_parts}"
+                    f"{long} of {key[1]} at {key[0]} has {total}, but its windows of {short} have {sum_of_parts}"
                 )
     return mismatches
 

@@ -143,12 +143,12 @@ class Page(ABC):
 
 
 def int_in_range(low: int, high: int) -> Callable[[str], int]:
-    """Return the type of an option: a whole number between two bounds."""
+    """Return the type of an option: a integer between two bounds."""
 
     def number(text: str) -> int:
         value = int(text)
         if not low <= value <= high:
-            msg = f"{value} does not lie between {low} and {high}"
+            msg = f"{value} is not between {low} and {high}"
             raise argparse.ArgumentTypeError(msg)
         return value
 

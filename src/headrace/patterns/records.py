@@ -132,7 +132,7 @@ class Field:
 
 @dataclass(frozen=True)
 class RecordSchema:
-    """What records of a topic hold.
+    """The fields of the records of a topic.
 
     | field        | default | meaning                                                                               |
     |--------------|---------|---------------------------------------------------------------------------------------|

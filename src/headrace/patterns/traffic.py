@@ -1,11 +1,11 @@
-"""Records as producers send them: mostly in order, sometimes late, twice or broken. What every generator shares.
+"""Generate records as producers send them: mostly in order, sometimes late, duplicate or malformed.
 
-A stream is a simulation, and a pure function of its settings and its first moment: the same two give the same
-records, byte for byte. Nothing here reads a clock or a network; `headrace.demos.feeder` paces and sends.
+A stream is a pure function of its settings and its start time: equal settings and times give the same records, byte
+for byte. No generator reads a clock or a network; `headrace.demos.feeder` paces and sends.
 
-- Records arrive at a steady `rate`. What each says is the pattern's own matter: its `Simulation`.
-- A `late` record lies far behind the others. A `duplicate` is a recent record again. `malformed` records go through all
-  kinds of the pattern in turn.
+- Records arrive at a steady `rate`. The `Simulation` of a pattern decides what they contain.
+- A `late` record is far behind the others. A `duplicate` repeats a recent record. `malformed` records cycle through all
+  kinds of the pattern.
 """
 
 import json
@@ -26,12 +26,12 @@ from headrace.patterns.records import MINUTE_MS
 _REMEMBERED = 512  # records that a duplicate is drawn from
 _OVERSIZED_BYTES = 5 * 1024 * 1024
 
-# What is made of a good event, as JSON, to break it.
+# Makes an invalid value of the JSON of a valid event.
 Corruption = Callable[[str], bytes | None]
 
 
 class GeneratedRecord(NamedTuple):
-    """What goes to Kafka, and what the generator knows about it."""
+    """A record for Kafka, with its kind and its times."""
 
     key: bytes | None
     value: bytes | None
@@ -40,44 +40,44 @@ class GeneratedRecord(NamedTuple):
     arrival_ms: int
     """When the record reaches the topic: the time to send it at, and its message timestamp."""
     kind: str
-    """The pattern's own name of a good record, `late`, `duplicate`, `oversized` or the way that it is broken."""
+    """The pattern's name of a valid record, or `late`, `duplicate`, `oversized`, or the kind of corruption."""
     topic: str | None = None
-    """Where it goes; None is the generator's topic."""
+    """Its topic; None is the generator's topic."""
 
 
 class GeneratedEvent(NamedTuple):
-    """One good event: the key of its record, its JSON and its event time."""
+    """One valid event: the key of its record, its JSON and its event time."""
 
     key: bytes
     text: str
     event_ms: int
     kind: str | None = None
-    """What its record is counted as; None is the simulation's kind."""
+    """The kind of its record; None is the simulation's kind."""
     topic: str | None = None
-    """Where its record goes; None is the generator's topic."""
+    """The topic of its record; None is the generator's topic."""
 
 
 class Simulation(Protocol):
-    """One stream of a pattern, from its first moment on: makes one event at a time, never goes back."""
+    """One stream of a pattern, from its start time on: makes one event at a time, in order."""
 
     kind: str
-    """What a good record is counted as."""
+    """The kind of a valid record."""
 
     def __init__(self, settings: Any, start_ms: int) -> None:
-        """Begin a stream at its first moment. The settings are the pattern's own."""
+        """Start a stream. The settings are those of the pattern."""
 
     @property
     def random(self) -> Callable[[], float]:
         """Draw from the generator of random numbers of the stream."""
 
     def event(self, now: int) -> GeneratedEvent:
-        """Return the next event that arrives in time."""
+        """Return the next event that arrives on time."""
 
     def late(self, now: int) -> GeneratedEvent:
-        """Return an event that arrives far behind its time."""
+        """Return an event that arrives late."""
 
     def standalone_event(self, now: int) -> GeneratedEvent:
-        """Return an event that no other one refers to, of this moment: it is broken, or made too large."""
+        """Return an event of this moment to which no other event refers: it is corrupted, or made too large."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Traffic:
     | setting    | means                                                                  |
     |------------|------------------------------------------------------------------------|
     | rate       | records per second, all kinds together                                 |
-    | late       | share of records that lie far behind, from 0 to 1                      |
+    | late       | share of late records, from 0 to 1                                     |
     | duplicates | share of records that repeat a recent one                              |
-    | malformed  | share of records that no flow may count                                |
+    | malformed  | share of invalid records                                               |
     | seed       | another seed, another stream                                           |
     | oversized  | make the first record one of 5 MB (it compresses well: topics take it) |
     """
@@ -104,7 +104,7 @@ class Traffic:
     oversized: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no stream can be."""
+        """Raise HR-121 for an impossible rate or share."""
         if not (math.isfinite(self.rate) and self.rate > 0):
             raise self.invalid_settings(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
         shares = {"late": self.late, "duplicates": self.duplicates, "malformed": self.malformed}
@@ -204,7 +204,7 @@ def _oversized(event: GeneratedEvent, now: int) -> GeneratedRecord:
 
 
 class DelayedSimulation(ABC):
-    """A stream whose events lie seconds behind their arrival, now and then minutes; late ones up to an hour.
+    """A stream whose events arrive seconds late, sometimes minutes; late ones up to an hour.
 
     It goes from its first moment on, makes one event at a time, and never goes back.
     """
@@ -219,7 +219,7 @@ class DelayedSimulation(ABC):
         """Return an event of this time."""
 
     def event(self, now: int) -> GeneratedEvent:
-        """Return the next event that arrives in time."""
+        """Return the next event that arrives on time."""
         return self.event_at(now - self._delays[self._bits(12)])
 
     def late(self, now: int) -> GeneratedEvent:

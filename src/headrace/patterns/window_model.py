@@ -38,7 +38,7 @@ class WindowFlow(Generic[E, Row]):
     | delay_ms  | the delay of the watermark                                                                       |
     | parse     | returns the event of a record, or the first reason why it is invalid                             |
     | counts    | whether an event is counted                                                                      |
-    | key       | what a group has in common besides its window                                                    |
+    | key       | the key of an event's group                                                                      |
     | row       | makes the row of a group, of the window's start and end, the key and the events                  |
     | append    | whether a window is emitted once, when it closes; otherwise whenever it changes                  |
     | slide_ms  | the distance of two windows; None is their length                                                |
@@ -62,12 +62,12 @@ class WindowFlow(Generic[E, Row]):
 
 @dataclass(frozen=True)
 class WindowOutcome(Generic[Row]):
-    """What a flow must have done; every list but `invalid` and `open` has one entry per batch."""
+    """The expected result of a flow; every list but `invalid` and `open` has one entry per batch."""
 
     batches: list[list[Row]]
-    """The rows put out, by window and key."""
+    """The emitted rows, by window and key."""
     late_at: list[list[tuple[int, int]]]
-    """Where the late rows lie, as (partition, offset), once for each window that they missed."""
+    """The (partition, offset) of the late rows, once for each window that they missed."""
     watermarks: list[int]
     """W[N], the `batchWatermarkMs` of Spark's offset log."""
     invalid: list[InvalidRecord]
@@ -102,7 +102,7 @@ def replay(
         # 2. the watermark in force
         outcome.watermarks.append(watermark)
 
-        # 3.-5. into windows, late ones apart
+        # 3.-5. windows and late rows
         late: list[tuple[int, int]] = []
         touched: set[tuple[int, str]] = set()
         for event in filter(flow.counts, events):
@@ -115,7 +115,7 @@ def replay(
                 touched.add(group)
         outcome.late_at.append(late)
 
-        # 6. put out, then forget
+        # 6. emit, then evict
         closed = {group for group in groups if group[0] + flow.window_ms <= watermark}
         outcome.batches.append(rows(closed if flow.append else touched))
         for group in closed:
@@ -130,6 +130,6 @@ def replay(
 
 
 def batch_records(log: Mapping[tuple[int, int], ConsumedRecord], batch: BatchOffsets) -> list[ConsumedRecord]:
-    """Return the records of a batch, by partition and offset. Offsets that hold none are passed over."""
+    """Return the records of a batch, by partition and offset. Offsets without a record are skipped."""
     offsets = ((partition, n) for partition, span in sorted(batch.items()) for n in range(*span))
     return [log[at] for at in offsets if at in log]

@@ -1,4 +1,4 @@
-"""The static files of the page, kept in memory.
+"""The static files of the page, served from memory.
 
 They are few and small, so they are read and compressed once. Only files that exist at the start are
 served: a path from a request never reaches the file system. URLs contain a digest of all files, so

@@ -83,7 +83,7 @@ def unknown_name(name: str, kind: str, known_names: Iterable[str]) -> StackError
 
 
 def not_writable(path: Path, error: OSError) -> StackError:
-    """HR-405: a folder that should hold state cannot."""
+    """HR-405: the folder for the state is not writable."""
     return StackError(
         f"{path} cannot be written.",
         why=f"The system says: {error.strerror or error}.",
@@ -123,7 +123,7 @@ def start_failed(part: str, log: Path, lines: Sequence[str]) -> StackError:
     return StackError(
         f"{part} died while it was starting.",
         why=f"Its last output, in {log}:\n    {last_lines}\n",
-        state="Its data is kept as it was; no process is left behind.",
+        state="Its data is unchanged; no process is left.",
         remedy=f"Read {log} and run `headrace up` again. `headrace doctor` checks the machine.",
         code="HR-408",
     )

@@ -74,7 +74,7 @@ class LockedJar:
 
 
 def cache_root() -> Path:
-    """Return where this user's jars lie: HEADRACE_CACHE, else XDG_CACHE_HOME/headrace, else ~/.cache/headrace."""
+    """Return the folder of this user's jars: HEADRACE_CACHE, else XDG_CACHE_HOME/headrace, else ~/.cache/headrace."""
     named = os.environ.get("HEADRACE_CACHE")
     if named:
         return Path(named).expanduser().absolute()

@@ -1,7 +1,7 @@
 """A MariaDB server for one machine, with a row-based binlog: for tests of databases with a binlog.
 
 The server is the system's own package: there is no wheel with it. What the package set up on the machine is left alone:
-no file of its settings is read, and everything lies in the part's own folder. On the loopback only, with a password.
+no file of its settings is read, and everything is in the part's own folder. On the loopback only, with a password.
 """
 
 import os

@@ -101,7 +101,7 @@ def _print_summary(summary: LateSummary) -> None:
         out.print(_windows_table(summary))
     for name, delays in summary.delays.items():
         sufficient_delays = ", ".join(f"{share}: {delay}" for share, delay in delays.items())
-        out.print(f"A delay that would have kept them, for input '{name}': {sufficient_delays}.", markup=False)
+        out.print(f"A delay that would have included them, for input '{name}': {sufficient_delays}.", markup=False)
     for gap in summary.unexplained:
         number = "an unknown number of" if gap["dropped"] is None else gap["dropped"]
         out.print(f"Not in the ledger: batch {gap['batch_id']}, {number} dropped. {gap['why']}", markup=False)

@@ -3,7 +3,7 @@
 1. The reconciliation takes the lease of the flow and locks its table, so the flow cannot run. It audits committed
    batches that are not audited yet, so that the ledger of late rows is complete.
 2. The same transform joins the rows of the day as a batch, from all records that the flow has read: on time or late,
-   each of them once. Quarantined records stay out.
+   each of them once, without quarantined records.
 3. The result is compared with the table. Differing rows are reported by cause.
 4. The rows of the day are replaced in one recorded commit.
 
@@ -11,12 +11,12 @@ Only closed rows are compared, those whose bound the watermark has passed: the s
 
 | cause       | the table                                                                                     |
 |-------------|-----------------------------------------------------------------------------------------------|
-| `late`      | lacks a pair, or shows a side alone: a record came behind the watermark                        |
-| `duplicate` | holds a row more than once: an order or a payment was sent twice. Where it should not be there |
-|             | at all, one of them is `late` or `other`, and the rest are these                               |
+| `late`      | lacks a pair, or has an unmatched row: a record arrived behind the watermark                   |
+| `duplicate` | has a row more than once: an order or a payment was sent twice. If the row is unexpected, one  |
+|             | copy counts as `late` or `other`, and the others as `duplicate`                                |
 | `other`     | differs for another reason: both came in one batch, behind the watermark by more than the bound |
 
-An order or payment that never came is not a difference, since the batch lacks it too. It is reported separately.
+An order or payment without a match is not a difference: the batch does not have one either. It is reported separately.
 """
 
 from collections import Counter
@@ -99,7 +99,7 @@ class JoinPlan:
         part = "" if self.is_full_day else " The rest of the day is not closed yet."
         yield f"{self.flow}: {self.start:%Y-%m-%d %H:%M:%S} to {self.end:%Y-%m-%d %H:%M:%S} UTC.{part}"
         if not self.changes:
-            yield f"  {self.place} holds what a batch gives: {self.rows:,} row(s)."
+            yield f"  {self.place} equals the batch result: {self.rows:,} row(s)."
         for cause in sorted({*self.added, *self.removed}):
             added, removed = self.added.get(cause, 0), self.removed.get(cause, 0)
             yield f"  {cause}: {added:,} row(s) are missing, {removed:,} too many."

@@ -133,9 +133,9 @@ def _state_places(
             yield ExternalPlace(place, "may", "Spark cannot read this state as rows.", removes)
             continue
         why = (
-            f"{count} entries hold it: {_entry_contents(rows)}."
+            f"{count} entries contain it: {_entry_contents(rows)}."
             if count
-            else "The entries of the last batch do not hold it."
+            else "The entries of the last batch do not contain it."
         )
         yield ExternalPlace(place, "yes" if count else "no", why, removes if count else "Nothing to do.")
 

@@ -55,7 +55,7 @@ class LakeTable:
 
     | field    | meaning                                                                                         |
     |----------|-------------------------------------------------------------------------------------------------|
-    | path     | below the lake; a full location for one that lies elsewhere                                     |
+    | path     | below the lake; a full location for a table elsewhere                                           |
     | files    | its files, by their paths from its location                                                     |
     | key_columns | the alternative columns and values that identify rows of the subject; may be empty           |
     | payloads | the same for the payloads of quarantined or pending rows                                        |

@@ -119,7 +119,7 @@ class ErasePlan:
             if answer == "unknown":
                 yield f"Database '{database}' was not asked. {why} If the row is still there, it comes back."
         if not self.tables_to_erase:
-            yield "No table holds anything of it."
+            yield "No table contains anything of it."
         else:
             yield f"{len(self.texts.values)} text(s) of the row are searched for, in addition to its key."
         for place in self.tables_to_erase:
@@ -137,5 +137,5 @@ class ErasePlan:
         for place in (place for place in self.places if place.outcome != "clean" and place not in self.tables_to_erase):
             yield f"{place.path} is not changed. {place.remedy}"
         for external in (external for external in self.beyond if external.holds != "no"):
-            certainty = "holds it" if external.holds == "yes" else "may hold it"
+            certainty = "contains it" if external.holds == "yes" else "may contain it"
             yield f"{external.place} {certainty}. {external.why} {external.removes}"

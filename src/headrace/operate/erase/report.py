@@ -150,7 +150,7 @@ def to_markdown(figures: Mapping[str, object]) -> str:
             f"- Database {place['database']}: the row is {place['row']}. {place['why']}".rstrip() for place in source
         ]
     if beyond:
-        lines += ["", "## Not changed here", "", "| place | holds it | why | what removes it |", "|---|---|---|---|"]
+        lines += ["", "## Not changed here", "", "| place | contains it | why | what removes it |", "|---|---|---|---|"]
         lines += [f"| {place['place']} | {place['holds']} | {place['why']} | {place['removes']} |" for place in beyond]
     return "\n".join([*lines, ""])
 

@@ -68,7 +68,7 @@ class ReplayableRows:
             return None
         ranges_ = ", ".join(str(range_) for range_ in missing_ranges)
         so_far = "" if newest is None else f" They may reach up to {newest:%Y-%m-%d %H:%M:%S}Z."
-        return f"Records that may belong to it are gone from the source: {ranges_}.{so_far}"
+        return f"The source no longer has records that may belong to it: {ranges_}.{so_far}"
 
     def frames(self, first: datetime, end: datetime) -> dict[str, DataFrame]:
         """Return a DataFrame per input for the transform, with the rows in this range of event time."""

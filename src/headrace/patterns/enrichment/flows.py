@@ -65,7 +65,7 @@ class EnrichmentSettings:
     | products_trigger | every 10 seconds | how soon a product is known                                         |
     | max_offsets      | fits the machine | the most records of one batch                                       |
     | table            | silver/purchases | where purchases go, enriched and waiting ones                       |
-    | policy           | `TablePolicy()`  | how both tables are kept: small files joined, old ones removed      |
+    | policy           | `TablePolicy()`  | maintenance of both tables: compaction, retention      |
     """
 
     topic: str = "purchases"

@@ -12,7 +12,7 @@ minutes, most in its first ones.
 Both come in one stream, in the order of their arrival, each record with its topic. A stream begins with all products
 that are known at its first moment.
 
-Late, duplicate and malformed purchases are as everywhere: `headrace.patterns.traffic`.
+Late, duplicate and malformed purchases: see `headrace.patterns.traffic`.
 """
 
 import json
@@ -117,7 +117,7 @@ class ProductGenerator:
         # Late purchases reach back an hour, to products that were born 40 minutes before.
         for number in count(start // _BORN_EVERY_MS - 3 * _SOLD_FOR):
             product = entry(self.seed, number)
-            # Nothing of this product, or of a later one, is said before this.
+            # This product and later ones are not announced before this time.
             while due and due[0][0] <= product.born_ms - _AHEAD_MS:
                 if end is not None and due[0][0] >= end:
                     return
@@ -128,7 +128,7 @@ class ProductGenerator:
                 heappush(due, event)
 
     def _changes(self, product: CatalogueEntry, start: int) -> Iterator[tuple[int, int, int]]:
-        """Yield when what is said of a product: its number, and how often its price has changed."""
+        """Yield the announcements of a product: the time, its number, and how often its price has changed."""
         if product.announced_ms is None:
             return
         last = _SOLD_FOR * _BORN_EVERY_MS // _PRICE_LASTS_MS
@@ -170,7 +170,7 @@ class _Simulation(DelayedSimulation):
         return GeneratedEvent(product.product_id.encode(), text, event_ms)
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+# The corruptions of a valid event, by name.
 MALFORMED: dict[str, Corruption] = {
     **common_corruptions("user_id", "ts"),
     "quantity_not_a_number": set_fields(quantity="two"),

@@ -1,4 +1,4 @@
-"""The right answer of enrichment, in plain Python: each purchase once, with its product or waiting for it.
+"""The expected output of enrichment, in plain Python: each purchase once, with its product or waiting for it.
 
 A replay gets the records of Kafka, the offsets of the batches, the version of the dimension that each batch read, and
 the rows of these versions. For each batch, in order:

@@ -59,7 +59,7 @@ class IotSettings:
     | gold_table    | gold/device_metrics | where the figures go                                               |
     | alerts_topic  | iot-alerts          | where windows with an alert go                                     |
     | status_topic  | iot-device-status   | where silent devices, and their return, are reported               |
-    | policy        | `TablePolicy()`     | how the gold table is kept: small files joined, old ones removed   |
+    | policy        | `TablePolicy()`     | maintenance of the gold table: compaction, retention   |
     """
 
     topic: str = "iot-telemetry"

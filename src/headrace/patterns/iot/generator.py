@@ -4,10 +4,10 @@
 - The first device is the busiest: it sends a fixed share of all readings, whatever the others do.
 - Every ten minutes another device overheats, and another one is damp: the alerts.
 - Now and then a device says nothing for 20 to 50 minutes: the silences.
-- A `late` record is one that a device kept while it was offline, from ten minutes up to six hours ago.
-- Other readings lie seconds behind their arrival, now and then minutes.
+- A `late` record is one that a device stored while it was offline, for ten minutes up to six hours.
+- Other readings arrive seconds late, sometimes minutes.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 import math
@@ -34,7 +34,7 @@ from headrace.patterns.traffic import (
 DAY_MS = 24 * 60 * MINUTE_MS
 
 _TROUBLE_LASTS_MS = 10 * MINUTE_MS  # two windows of five minutes
-_ROUND_MS = 90 * MINUTE_MS  # of which a device is silent at most once
+_ROUND_MS = 90 * MINUTE_MS  # a device is silent at most once in it
 _SILENT_SHARE = 0.15
 _SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS = 20 * MINUTE_MS, 50 * MINUTE_MS
 _SHORTEST_OFFLINE_MS, _LONGEST_OFFLINE_MS = 10 * MINUTE_MS, 6 * 60 * MINUTE_MS
@@ -42,7 +42,7 @@ _SHORTEST_OFFLINE_MS, _LONGEST_OFFLINE_MS = 10 * MINUTE_MS, 6 * 60 * MINUTE_MS
 
 @dataclass(frozen=True)
 class IotTraffic(Traffic):
-    """How a stream of readings looks: as any traffic, of so many devices, the first of which sends a share of it."""
+    """How a stream of readings looks: like any traffic, of so many devices, the first of which sends a share of it."""
 
     pattern: ClassVar[str] = "iot"
 
@@ -108,7 +108,7 @@ class _Simulation:
             self._weights = list(accumulate(self._plan(now)))
             self._planned_until = now - now % MINUTE_MS + MINUTE_MS
         weights = self._weights
-        # The bound keeps a draw that rounds up to the sum within the list.
+        # The bound excludes an index after the list: a draw may round up to the sum.
         return bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
 
     def _plan(self, now: int) -> Iterator[float]:
@@ -131,7 +131,7 @@ class _Simulation:
             yield start, start + chance.randint(_SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS)
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+# The corruptions of a valid event, by name.
 MALFORMED: dict[str, Corruption] = {
     **common_corruptions("device_id", "ts"),
     "temperature_not_a_number": set_fields(temperature="hot"),

@@ -1,4 +1,4 @@
-"""The right answer of the IoT pattern, in plain Python: what Spark must give, worked out without Spark.
+"""The expected output of the IoT pattern, computed in plain Python without Spark.
 
 What a reading is, what is made of the readings of a device and a window, and which devices were silent. The course of
 the batches, the watermark and what is late for a window are those of every flow with windows:
@@ -150,9 +150,9 @@ def silences(
 ) -> Silences:
     """Run the flow over its batches. W[N] is the watermark in force, as in `window_model`.
 
-    1. A reading is late that is not after W[N-1].
-    2. The statuses after the last batch N are those that are certain at W[N]: a device was silent when more than
-       `silence_ms` lie between two of its readings, or behind the last; it is back with the next reading, unless that
+    1. A reading is late if it is not after W[N-1].
+    2. The statuses after the last batch N are those that are final at W[N]: a device was silent if it sent nothing for
+       more than `silence_ms` between two readings or after the last one. It is back with the next reading, unless that
        comes more than `forget_ms` later.
     """
     log = {(record.partition, record.offset): record for record in records}

@@ -45,7 +45,7 @@ RULES = (
     Rule("not_from_the_future", "ordered_at <= timestamp + INTERVAL 1 HOUR", "quarantine"),
     Rule("no_test_orders", "NOT startswith(customer_id, 'test-')", "drop"),
     Rule("few_items", "items <= 50", "warn"),
-    # A unit that changed at the producer, cents for euros say: better to stop than to file a whole shop.
+    # The producer changed the unit, for example to cents: stop, instead of quarantining all orders of a shop.
     Rule("sane_amount", "amount < 1000000", "fail"),
 )
 

@@ -3,9 +3,9 @@
 - Customers of eight countries order for a few euros to a few hundred, most of them little.
 - Of a hundred orders one is free or negative, one is a test, one has hundreds of items: the rules.
 - A `late` record is an order of one to three days ago, from a till that was offline. It reaches gold all the same.
-- Other orders lie seconds behind their arrival, now and then minutes.
+- Other orders arrive seconds late, sometimes minutes.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`. Of these, one from the year 2099 can be
+Duplicates and malformed records: see `headrace.patterns.traffic`. Of these, one from the year 2099 can be
 read, and is against a rule.
 """
 
@@ -30,7 +30,7 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True)
 class WebOrderTraffic(Traffic):
-    """How a stream of orders looks: as any traffic."""
+    """How a stream of orders looks: like any traffic."""
 
     pattern: ClassVar[str] = "medallion"
 
@@ -62,7 +62,7 @@ class _Simulation(DelayedSimulation):
         return GeneratedEvent(customer.encode(), text, ordered_at)
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+# The corruptions of a valid event, by name.
 MALFORMED: dict[str, Corruption] = {
     **common_corruptions("order_id", "ordered_at"),
     "amount_not_a_number": set_fields(amount="much"),

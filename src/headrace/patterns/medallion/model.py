@@ -1,8 +1,8 @@
-"""The right answer of the medallion, in plain Python: what each layer must hold, worked out without Spark.
+"""The expected rows of each layer of the medallion, computed in plain Python without Spark.
 
-Bronze is the records themselves. Silver is what is left of them by the schema and the rules, each order once within the
-time of arrival in bronze. Gold is figures over silver. No layer depends on how its own batches were cut: one function
-of all records says what it holds.
+Bronze has all records. Silver has the records that meet the schema and the rules, each order once within a time of
+arrival in bronze. Gold has figures over silver. No layer depends on the boundaries of its batches: one function of all
+records computes its rows.
 """
 
 from collections import Counter
@@ -107,7 +107,7 @@ def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules
 
 
 def parse_web_order(record: ConsumedRecord) -> WebOrder | InvalidRecord:
-    """Say what a record is by the schema alone."""
+    """Parse a record by the schema alone; return an InvalidRecord with the first reason that applies."""
     values = ORDER.parse(record)
     if isinstance(values, InvalidRecord):
         return values

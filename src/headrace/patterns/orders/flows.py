@@ -91,10 +91,10 @@ class OrderSettings:
         return f"{self.folder}/{NAMES[how]}"
 
     def expected_rows(self, how: Join, orders_per_second: float, payments_per_second: float) -> int:
-        """Return how many rows the state of a join comes to: each side's rate, times how long its rows are kept.
+        """Return the number of rows in the state of a join: the rate of each side, times how long its rows stay.
 
-        An order waits until the watermark has passed the bound, which lies the delay behind the newest row. A payment
-        waits for an order of before it, so only for the delay.
+        An order stays until the watermark, which is the delay behind the newest row, has passed its bound. A payment
+        can only match an earlier order, so it stays for the delay.
         """
         return round(sum(self._expected(how, orders_per_second, payments_per_second)))
 
@@ -111,7 +111,7 @@ class OrderSettings:
         return orders_per_second * (delay + bound), payments_per_second * delay
 
     def reads(self, how: Join, side: Literal["orders", "payments"]) -> Input:
-        """Return what a join reads of a side."""
+        """Return the input of a join for one side."""
         topic, schema, column = {
             "orders": (self.orders_topic, ORDER, "order_time"),
             "payments": (self.payments_topic, PAYMENT, "pay_time"),
@@ -124,8 +124,8 @@ class OrderSettings:
 def join_payments(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
     """Return orders joined with their payments. If a side has no partner, its columns are null.
 
-    The bound is what lets a stream forget: an order that the watermark has passed by more than it has no payment to
-    come. Without it the state would grow forever, and a row without partner could never be emitted.
+    The bound limits the state: no payment can match an order that the watermark has passed by more than the bound.
+    Without it the state would grow forever, and a row without partner could never be emitted.
     """
     seconds = Duration.parse(bound).ms / 1000
     paid = payments.withColumnRenamed("order_id", "paid_order_id")

@@ -3,12 +3,12 @@
 - Seven payments in ten are made within five minutes of their order, and nearly all within the hour. Two in a hundred
   orders are paid after more than the hour, which is no payment of theirs any more, and five never.
 - One payment in a hundred is of an order that nobody has seen.
-- Event times lie seconds behind the arrival, now and then minutes.
+- Event times are seconds before the arrival, sometimes minutes.
 - A `late` record is the payment of an order that seemed unpaid, or every fifth time an order. It arrives 45 minutes or
   more behind its time: too late for a watermark of 30. Of two payments in three of an order that nobody has seen, it is
   the order: it was paid in time, and its payment had no order yet.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 from collections import deque
@@ -162,7 +162,7 @@ def _malformed() -> dict[str, Corruption]:
     }
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+# The corruptions of a valid event, by name.
 MALFORMED = _malformed()
 
 

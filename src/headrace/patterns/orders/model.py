@@ -81,7 +81,7 @@ class Joined(NamedTuple):
 
 
 def parse_order(record: ConsumedRecord) -> Order | InvalidRecord:
-    """Say what a record of the topic of orders is."""
+    """Parse a record of the topic of orders."""
     values = ORDER.parse(record)
     if isinstance(values, InvalidRecord):
         return values
@@ -89,7 +89,7 @@ def parse_order(record: ConsumedRecord) -> Order | InvalidRecord:
 
 
 def parse_payment(record: ConsumedRecord) -> Payment | InvalidRecord:
-    """Say what a record of the topic of payments is."""
+    """Parse a record of the topic of payments."""
     values = PAYMENT.parse(record)
     if isinstance(values, InvalidRecord):
         return values
@@ -138,7 +138,7 @@ class LateRecord(NamedTuple):
 
 @dataclass
 class JoinOutcome:
-    """What a flow must have done. `batches`, `watermarks`, `state` and `forgotten` have one entry per batch."""
+    """The expected result of a flow. `batches`, `watermarks`, `state` and `evicted` have one entry per batch."""
 
     batches: list[list[Joined]] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
@@ -146,27 +146,27 @@ class JoinOutcome:
     invalid: dict[str, list[InvalidRecord]] = field(default_factory=lambda: {name: [] for name in INPUTS})
     """By input."""
     state: list[int] = field(default_factory=list)
-    """The rows that both sides keep after the batch."""
-    forgotten: list[int] = field(default_factory=list)
-    """The rows that the batch took out of what was kept."""
+    """The rows in the state of both sides after the batch."""
+    evicted: list[int] = field(default_factory=list)
+    """The rows that the batch removed from the state."""
     restarts: int = 0
     """How many new starts it takes, at least, to explain the watermarks that were recorded."""
 
 
 @dataclass
 class _JoinState:
-    """Rows of both sides that wait for a partner, by the id of their order, and which have met one."""
+    """The rows of both sides by order id, and which of them have matched."""
 
     orders: dict[str, list[Order]] = field(default_factory=dict)
     payments: dict[str, list[Payment]] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
-    """By identity: the same order may be there twice."""
-    forgotten: int = 0
-    """How many rows were taken out so far."""
+    """By identity: the state may contain the same order twice."""
+    evicted: int = 0
+    """How many rows were removed so far."""
 
     @property
     def rows(self) -> int:
-        """How many rows wait on both sides."""
+        """The number of rows of both sides."""
         return sum(len(waiting) for waiting in self.orders.values()) + sum(
             len(waiting) for waiting in self.payments.values()
         )
@@ -200,7 +200,7 @@ def replay(
         now = starts.watermark(None if recorded is None else recorded[number])
         outcome.watermarks.append(now)
 
-        # 3. late rows apart
+        # 3. late rows
         late_orders = [record for record, order in valid_orders if order.order_time <= before]
         late_payments = [record for record, payment in valid_payments if payment.pay_time <= before]
         for name, late in zip(INPUTS, (late_orders, late_payments), strict=True):
@@ -208,11 +208,11 @@ def replay(
         on_time = [order for _, order in valid_orders if order.order_time > before]
         paid_on_time = [payment for _, payment in valid_payments if payment.pay_time > before]
 
-        # 4.-6. pairs, then what is forgotten
-        forgotten_before = state.forgotten
+        # 4.-6. pairs, then evicted rows
+        evicted_before = state.evicted
         outcome.batches.append(sorted(_batch(flow, state, on_time, paid_on_time, now), key=str))
         outcome.state.append(state.rows)
-        outcome.forgotten.append(state.forgotten - forgotten_before)
+        outcome.evicted.append(state.evicted - evicted_before)
 
         # 7. the next watermark
         starts.add_batch(
@@ -228,8 +228,8 @@ def replay(
 class _PossibleWatermarks:
     """The watermarks of a flow, by the batch that its driver may have started with.
 
-    `newest` holds the highest event time of each topic since each batch. `first` and `last` are the batches between
-    which the driver of now began: the first driver with batch 0, a later one not before the one that it followed.
+    `newest` has the highest event time of each topic since each batch. `first` and `last` are the earliest and the
+    latest batch that the current driver may have started with; the first driver started with batch 0.
     """
 
     delay_ms: int
@@ -261,7 +261,7 @@ class _PossibleWatermarks:
         return self.now
 
     def add_batch(self, order_time: int, pay_time: int) -> None:
-        """Take in the highest event times of a batch; 0 is none."""
+        """Add the highest event times of a batch; 0 is none."""
         self.newest = [
             (max(newest_order, order_time), max(newest_payment, pay_time))
             for newest_order, newest_payment in self.newest
@@ -272,8 +272,8 @@ class _PossibleWatermarks:
 def paid_by_minute(outcome: JoinOutcome, bound_ms: int) -> list[tuple[int, int, int]]:
     """Return when a minute begins, how many orders it has, and how many of them are paid.
 
-    Of a join that keeps orders, and of the minutes whose every order the last batch's watermark has passed by more than
-    the bound: an unpaid one is emitted then.
+    For a join that emits unmatched orders, and for minutes that the last watermark has passed by more than the bound:
+    then an unpaid order has been emitted.
     """
     closed = (outcome.watermarks[-1] if outcome.watermarks else 0) - bound_ms
     orders, paid = dict[int, set[str]](), dict[int, set[str]]()
@@ -292,7 +292,7 @@ def paid_by_minute(outcome: JoinOutcome, bound_ms: int) -> list[tuple[int, int, 
 def daily_rows(
     orders: Iterable[ConsumedRecord], payments: Iterable[ConsumedRecord], flow: JoinFlow, start: int, end: int
 ) -> list[Joined]:
-    """Return what a join of a span of time should hold: every record counts once, whenever it came."""
+    """Return the expected rows of a join for a time range: every record counts once, even if it was late."""
     all_orders = {row for record in orders if isinstance(row := parse_order(record), Order)}
     all_payments = {paid for record in payments if isinstance(paid := parse_payment(record), Payment)}
     by_id: dict[str, list[Order]] = {}
@@ -316,7 +316,7 @@ def _moment(row: Joined) -> int:
 def _batch(
     flow: JoinFlow, state: _JoinState, orders: Sequence[Order], payments: Sequence[Payment], watermark: int
 ) -> Iterable[Joined]:
-    """Run steps 4 to 6. The rows that are put out, in no order."""
+    """Run steps 4 to 6, and return the emitted rows in no order."""
     for order in orders:
         partners = [partner for partner in state.payments.get(order.order_id, ()) if flow.matches(order, partner)]
         yield from (_pair(order, partner) for partner in partners)
@@ -343,13 +343,13 @@ def _evict_expired(flow: JoinFlow, state: _JoinState, watermark: int) -> Iterabl
         if flow.emits_unmatched_orders and id(order) not in state.met:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
         _drop(state.orders, order.order_id, order)
-        state.forgotten += 1
+        state.evicted += 1
         state.met.discard(id(order))
     for payment in [p for waiting in state.payments.values() for p in waiting if p.pay_time < watermark]:
         if flow.emits_unmatched_payments and id(payment) not in state.met:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
         _drop(state.payments, payment.order_id, payment)
-        state.forgotten += 1
+        state.evicted += 1
         state.met.discard(id(payment))
 
 

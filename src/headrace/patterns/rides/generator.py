@@ -1,4 +1,4 @@
-"""Ride events of a dozen cities, as a phone fleet would send them: mostly in order, sometimes late, twice or broken.
+"""Ride events of a dozen cities, as a phone fleet sends them: mostly in order, some late, duplicate or malformed.
 
 - Which city sends one follows the size of the city and its hour of the day, with
   peaks in the morning and in the evening.
@@ -6,10 +6,10 @@
   share their ids. Rides that were under way when the stream began appear with their later events only.
 - Every ten minutes new cities surge: many rides start, few finish, so that active rides per available driver pass
   2 in one city and 3 in another.
-- Event times lie seconds behind the arrival, now and then minutes: out of order, but within ten minutes.
-- A `late` record lies 20 to 60 minutes behind: too late for windows of 5 minutes and a watermark of 10.
+- Event times are seconds before the arrival, sometimes minutes: out of order, but within ten minutes.
+- A `late` record arrives 20 to 60 minutes after its event time: late for windows of 5 minutes and a watermark of 10.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 import json
@@ -38,7 +38,7 @@ from headrace.patterns.traffic import (
 
 @dataclass(frozen=True, slots=True)
 class City:
-    """A city: where it lies, how much it rides, and what a ride costs there (in one currency)."""
+    """A city: its position, how much it rides, and what a ride costs there (in one currency)."""
 
     name: str
     code: str
@@ -73,7 +73,7 @@ _DAY = (
 )
 
 # Steps of a ride, and their weights by the state of the city. A step that no ride is ready for gives way to the one
-# before it, so a calm city comes to rest at a third each although its weights lean to the later steps.
+# before it, so a calm city converges to a third each although its weights lean to the later steps.
 _REQUEST, _START, _COMPLETE, _CANCEL = range(4)
 _CALM = (0.30, 0.34, 0.31, 0.05)
 _BUSY = (0.42, 0.42, 0.13, 0.03)  # 0.42 / 0.16: above 2 active rides per available driver
@@ -89,7 +89,7 @@ _NO_DROPOFF = ',"dropoff_lat":null,"dropoff_lon":null,"fare_amount":null'
 
 @dataclass(frozen=True)
 class RideTraffic(Traffic):
-    """How a stream of rides looks: as any traffic, in these cities."""
+    """How a stream of rides looks: like any traffic, in these cities."""
 
     pattern: ClassVar[str] = "rides"
 
@@ -224,7 +224,7 @@ class _Simulation:
             self._weights = list(accumulate(self._plan(now)))
             self._planned_until = now - now % MINUTE_MS + MINUTE_MS
         weights = self._weights
-        # The bound keeps a draw that rounds up to the sum within the list.
+        # The bound excludes an index after the list: a draw may round up to the sum.
         choice = bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
         return self._towns[choice >> 2], choice & 3
 
@@ -249,7 +249,7 @@ def _event(fields: str, status: str, event_ms: int) -> str:
     return f'{fields},"status":"{status}","event_time":"{iso(event_ms)}"}}'
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+# The corruptions of a valid event, by name.
 MALFORMED: dict[str, Corruption] = {
     **common_corruptions("city", "event_time"),
     "fare_not_a_number": set_fields(fare_amount="abc"),

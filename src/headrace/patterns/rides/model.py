@@ -1,7 +1,7 @@
-"""The right answer of ride analytics, in plain Python: what Spark must give, worked out without Spark.
+"""The expected output of ride analytics, computed in plain Python without Spark.
 
-What a ride is, and what each flow makes of the rides of a group. The course of the batches, the watermark and what is
-late are those of every flow with windows: `headrace.patterns.window_model`.
+This module parses rides and computes the row of each group. `headrace.patterns.window_model` runs the batches, the
+watermark and the late rows, as for every flow with windows.
 """
 
 from collections.abc import Callable, Iterable, Sequence

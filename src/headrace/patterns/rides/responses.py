@@ -21,7 +21,7 @@ class WindowResponse(Response):
 
     window_start: datetime = Field(description="When the window begins, inclusive.")
     window_end: datetime = Field(description="When the window ends, exclusive.")
-    ride_count: int = Field(description="Rides of every kept status.")
+    ride_count: int = Field(description="Rides of every counted status.")
     completed_rides: int = Field(description="Rides that reached their destination.")
     completion_rate: float = Field(description="Completed rides as a part of all rides, 0 to 1.")
     avg_fare: float | None = Field(description="Mean fare, null while no fare is known.")

@@ -36,7 +36,7 @@ SALE = StructType(
 # Spark's own type of a sum of decimal(10,2). Sums of sums would get ever more digits.
 _REVENUE = "decimal(20,2)"
 _KEY = ("grain", "window_start", "category")
-# Rows of one category lie together, and in them those of one time: a batch reads the days that it touches.
+# Rows are clustered by category, then by time: a batch reads only the days that it changes.
 _CLUSTERED = ("category", "window_start")
 
 
@@ -58,7 +58,7 @@ class SalesSettings:
     | max_offsets       | fits the machine     | the most records of one batch                                |
     | gold_table        | gold/sales           | where windows and roll-ups go                                |
     | rolling_table     | gold/rolling_revenue | where rolling windows go                                     |
-    | policy            | `TablePolicy()`      | how the tables are kept: small files joined, old ones removed |
+    | policy            | `TablePolicy()`      | maintenance of the tables: compaction, retention |
     """
 
     topic: str = "sales"

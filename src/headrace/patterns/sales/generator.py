@@ -1,12 +1,12 @@
-"""Sales of a shop with eight categories: mostly in order, sometimes late, twice or broken.
+"""Sales of a shop with eight categories: mostly in order, sometimes late, duplicate or malformed.
 
-- Which category sells follows its size. What a sale costs lies around the usual price of its category; one in fifty is
+- Which category sells follows its size. A sale costs about the usual price of its category; one in fifty is
   a refund, with an amount below zero.
 - Some users buy often, most of them seldom: the users of an hour are fewer than those of its five minutes added up.
-- Event times lie seconds behind the arrival, now and then minutes.
-- A `late` record lies 20 to 60 minutes behind: too late for every window.
+- Event times are seconds before the arrival, sometimes minutes.
+- A `late` record arrives 20 to 60 minutes after its event time: too late for every window.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 import math
@@ -56,7 +56,7 @@ _REFUNDS = 0.02
 
 @dataclass(frozen=True)
 class SalesTraffic(Traffic):
-    """How a stream of sales looks: as any traffic, in these categories."""
+    """How a stream of sales looks: like any traffic, in these categories."""
 
     pattern: ClassVar[str] = "sales"
 
@@ -72,7 +72,7 @@ class _Simulation(DelayedSimulation):
 
     def event_at(self, event_ms: int) -> GeneratedEvent:
         draw, weights = self.random, self._weights
-        # The bound keeps a draw that rounds up to the sum within the list.
+        # The bound excludes an index after the list: a draw may round up to the sum.
         category = CATEGORIES[bisect(weights, draw() * weights[-1], 0, len(weights) - 1)]
         product = f"{category.code}-{int(draw() * category.products):04d}"
         # The square crowds the draws at the front: a tenth of the users makes a third of the sales.
@@ -87,7 +87,7 @@ class _Simulation(DelayedSimulation):
         return GeneratedEvent(product.encode(), text, event_ms)
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
+# The corruptions of a valid event, by name.
 MALFORMED: dict[str, Corruption] = {
     **common_corruptions("category", "ts"),
     "amount_not_a_number": set_fields(amount="abc"),

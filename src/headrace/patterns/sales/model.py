@@ -1,7 +1,7 @@
-"""The right answer of real-time aggregates, in plain Python: sums as they are, users counted one by one.
+"""The expected output of real-time aggregates, in plain Python: exact sums, and users counted one by one.
 
-The course of the batches, the watermark and what is late are those of every flow with windows:
-`headrace.patterns.window_model`. What is here is a sale, the row of a group, and what longer windows consist of.
+This module parses sales and computes the row of each group, and the longer windows. `headrace.patterns.window_model`
+runs the batches, the watermark and the late rows, as for every flow with windows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ def parse_sale(record: ConsumedRecord) -> Sale | InvalidRecord:
 
 @dataclass(frozen=True, slots=True)
 class CategorySales:
-    """A window of a category, of any length, with the users themselves: whoever merges windows needs to know them."""
+    """A window of a category, of any length, with its users, which are needed to merge windows."""
 
     window_start: int
     window_end: int
@@ -89,7 +89,7 @@ def newest(batches: Iterable[Sequence[CategorySales]]) -> list[CategorySales]:
 
 
 def newest_rolling(batches: Iterable[Sequence[RollingRevenue]]) -> list[RollingRevenue]:
-    """Return the rolling windows as the table holds them."""
+    """Return the rolling windows in the table."""
     return list({(row.window_start, row.category): row for batch in batches for row in batch}.values())
 
 
