@@ -25,19 +25,8 @@ from heapq import heappop, heappush, merge
 from itertools import count
 from typing import ClassVar
 
+from headrace.patterns import traffic
 from headrace.patterns.records import MINUTE_MS
-from headrace.patterns.traffic import (
-    Corruption,
-    DelayedSimulation,
-    GeneratedEvent,
-    GeneratedRecord,
-    Traffic,
-    TrafficGenerator,
-    common_corruptions,
-    iso,
-    remove_field,
-    set_fields,
-)
 
 _BORN_EVERY_MS = 20_000
 _SOLD_FOR = 120  # products: 40 minutes of births
@@ -81,7 +70,7 @@ def price(seed: int, product: CatalogueEntry, change: int) -> str:
 
 
 @dataclass(frozen=True)
-class PurchaseTraffic(Traffic):
+class PurchaseTraffic(traffic.Traffic):
     """How a stream of purchases looks: as any traffic. Records of products come on top of `rate`.
 
     The topics are where the flows read.
@@ -109,7 +98,7 @@ class ProductGenerator:
         """That of the catalogue, which purchases are made from too."""
         return self.settings.seed
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         start = self.settings.milliseconds(from_)
         end = None if until is None else self.settings.milliseconds(until)
@@ -143,44 +132,46 @@ class ProductGenerator:
         ]:
             yield moment, product.number, change
 
-    def _event(self, moment: int, number: int, change: int, start: int) -> GeneratedRecord:
+    def _event(self, moment: int, number: int, change: int, start: int) -> traffic.GeneratedRecord:
         product = entry(self.seed, number)
         text = (
             f'{{"product_id":"{product.product_id}","name":{json.dumps(product.name)},'
             f'"category":"{product.category}","price":{price(self.seed, product, change)},'
-            f'"updated_at":"{iso(moment)}"}}'
+            f'"updated_at":"{traffic.iso(moment)}"}}'
         )
         kind = "price" if change else "product"
-        return GeneratedRecord(product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic)
+        return traffic.GeneratedRecord(
+            product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic
+        )
 
 
-class _Simulation(DelayedSimulation):
+class _Simulation(traffic.DelayedSimulation):
     """One stream of purchases."""
 
     kind = "purchase"
 
-    def event_at(self, event_ms: int) -> GeneratedEvent:
+    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
         draw = self.random
         # The square crowds the draws at the newest products.
         product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
         text = (
             f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
-            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},"ts":"{iso(event_ms)}"}}'
+            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},"ts":"{traffic.iso(event_ms)}"}}'
         )
-        return GeneratedEvent(product.product_id.encode(), text, event_ms)
+        return traffic.GeneratedEvent(product.product_id.encode(), text, event_ms)
 
 
 # The corruptions of a valid event, by name.
-MALFORMED: dict[str, Corruption] = {
-    **common_corruptions("user_id", "ts"),
-    "quantity_not_a_number": set_fields(quantity="two"),
-    "no_quantity": remove_field("quantity"),
-    "no_product_id": remove_field("product_id"),
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("user_id", "ts"),
+    "quantity_not_a_number": traffic.set_fields(quantity="two"),
+    "no_quantity": traffic.remove_field("quantity"),
+    "no_product_id": traffic.remove_field("product_id"),
 }
 
 
 @dataclass(frozen=True)
-class PurchaseGenerator(TrafficGenerator):
+class PurchaseGenerator(traffic.TrafficGenerator):
     """Streams of purchases."""
 
     settings: PurchaseTraffic = PurchaseTraffic()
@@ -196,7 +187,7 @@ class PurchaseGenerator(TrafficGenerator):
 class EnrichmentGenerator(PurchaseGenerator):
     """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         both = ProductGenerator(self.settings).events(from_, until), super().events(from_, until)
         return merge(*both, key=lambda record: record.arrival_ms)

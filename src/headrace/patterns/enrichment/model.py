@@ -13,36 +13,27 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import (
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    decimal,
-    instant,
-    integer,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import ConsumedRecord, Event, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, batch_records
 
-PURCHASE = RecordSchema(
+PURCHASE = records.RecordSchema(
     (
-        Field("purchase_id", text),
-        Field("product_id", text),
-        Field("user_id", text),
-        Field("quantity", integer),
-        Field("ts", instant),
+        records.Field("purchase_id", records.text),
+        records.Field("product_id", records.text),
+        records.Field("user_id", records.text),
+        records.Field("quantity", records.integer),
+        records.Field("ts", records.instant),
     ),
     time="ts",
 )
-PRODUCT = RecordSchema(
+PRODUCT = records.RecordSchema(
     (
-        Field("product_id", text),
-        Field("name", text),
-        Field("category", text),
-        Field("price", decimal(10, 2)),
-        Field("updated_at", instant),
+        records.Field("product_id", records.text),
+        records.Field("name", records.text),
+        records.Field("category", records.text),
+        records.Field("price", records.decimal(10, 2)),
+        records.Field("updated_at", records.instant),
     ),
     time=None,
 )

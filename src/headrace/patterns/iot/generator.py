@@ -18,18 +18,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+from headrace.patterns import traffic
 from headrace.patterns.records import MINUTE_MS
-from headrace.patterns.traffic import (
-    Corruption,
-    GeneratedEvent,
-    Traffic,
-    TrafficGenerator,
-    common_corruptions,
-    iso,
-    network_delay_ms,
-    remove_field,
-    set_fields,
-)
 
 DAY_MS = 24 * 60 * MINUTE_MS
 
@@ -41,7 +31,7 @@ _SHORTEST_OFFLINE_MS, _LONGEST_OFFLINE_MS = 10 * MINUTE_MS, 6 * 60 * MINUTE_MS
 
 
 @dataclass(frozen=True)
-class IotTraffic(Traffic):
+class IotTraffic(traffic.Traffic):
     """How a stream of readings looks: like any traffic, of so many devices, the first of which sends a share of it."""
 
     pattern: ClassVar[str] = "iot"
@@ -73,22 +63,22 @@ class _Simulation:
         self._names = [f"dev-{number:04d}" for number in range(settings.devices)]
         self._keys = [name.encode() for name in self._names]
         self._busiest = settings.busiest
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._delays = [traffic.network_delay_ms(rng) for _ in range(4096)]
         self._planned_until, self._weights = start_ms, [0.0]
         self._overheated, self._damp = -1, -1
 
-    def event(self, now: int) -> GeneratedEvent:
+    def event(self, now: int) -> traffic.GeneratedEvent:
         device = self._choose(now)
         return self._event(device, now - self._delays[self._bits(12)])
 
-    def late(self, now: int) -> GeneratedEvent:
+    def late(self, now: int) -> traffic.GeneratedEvent:
         offline = _SHORTEST_OFFLINE_MS + int(self.random() * (_LONGEST_OFFLINE_MS - _SHORTEST_OFFLINE_MS))
         return self._event(self._choose(now), now - offline)
 
-    def standalone_event(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> traffic.GeneratedEvent:
         return self._event(self._choose(now), now)
 
-    def _event(self, device: int, ts: int) -> GeneratedEvent:
+    def _event(self, device: int, ts: int) -> traffic.GeneratedEvent:
         of_day = math.sin(ts % DAY_MS / DAY_MS * math.tau)
         temperature = 45 + device % 20 + 8 * of_day + 4 * (self.random() - 0.5)
         humidity = 55 - device % 10 - 15 * of_day + 6 * (self.random() - 0.5)
@@ -98,9 +88,9 @@ class _Simulation:
             humidity = 91 + 8 * self.random()
         text = (
             f'{{"device_id":"{self._names[device]}","temperature":{temperature:.2f},"humidity":{humidity:.2f},'
-            f'"ts":"{iso(ts)}"}}'
+            f'"ts":"{traffic.iso(ts)}"}}'
         )
-        return GeneratedEvent(self._keys[device], text, ts)
+        return traffic.GeneratedEvent(self._keys[device], text, ts)
 
     def _choose(self, now: int) -> int:
         """Draw who sends next."""
@@ -132,18 +122,18 @@ class _Simulation:
 
 
 # The corruptions of a valid event, by name.
-MALFORMED: dict[str, Corruption] = {
-    **common_corruptions("device_id", "ts"),
-    "temperature_not_a_number": set_fields(temperature="hot"),
-    "sensor_broken": set_fields(temperature=99999),
-    "no_device_id": remove_field("device_id"),
-    "no_humidity": remove_field("humidity"),
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("device_id", "ts"),
+    "temperature_not_a_number": traffic.set_fields(temperature="hot"),
+    "sensor_broken": traffic.set_fields(temperature=99999),
+    "no_device_id": traffic.remove_field("device_id"),
+    "no_humidity": traffic.remove_field("humidity"),
     "null_key": str.encode,
 }
 
 
 @dataclass(frozen=True)
-class IotGenerator(TrafficGenerator):
+class IotGenerator(traffic.TrafficGenerator):
     """Streams of readings."""
 
     topic: ClassVar[str] = "iot-telemetry"

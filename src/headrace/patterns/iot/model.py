@@ -10,29 +10,18 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 
-from headrace.patterns.records import (
-    HOUR_MS,
-    MINUTE_MS,
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    average,
-    decimal,
-    instant,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import HOUR_MS, MINUTE_MS, ConsumedRecord, Event, InvalidRecord, average
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, batch_records
 
 DAY_MS = 24 * HOUR_MS
 
-READING = RecordSchema(
+READING = records.RecordSchema(
     (
-        Field("device_id", text),
-        Field("temperature", decimal(6, 2)),
-        Field("humidity", decimal(5, 2)),
-        Field("ts", instant),
+        records.Field("device_id", records.text),
+        records.Field("temperature", records.decimal(6, 2)),
+        records.Field("humidity", records.decimal(5, 2)),
+        records.Field("ts", records.instant),
     ),
     time="ts",
     key_required=True,

@@ -12,38 +12,28 @@ read, and is against a rule.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headrace.patterns.traffic import (
-    Corruption,
-    DelayedSimulation,
-    GeneratedEvent,
-    Traffic,
-    TrafficGenerator,
-    common_corruptions,
-    iso,
-    remove_field,
-    set_fields,
-)
+from headrace.patterns import traffic
 
 _COUNTRIES = ("DE", "FR", "NL", "AT", "ES", "IT", "PL", "SE")
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True)
-class WebOrderTraffic(Traffic):
+class WebOrderTraffic(traffic.Traffic):
     """How a stream of orders looks: like any traffic."""
 
     pattern: ClassVar[str] = "medallion"
 
 
-class _Simulation(DelayedSimulation):
+class _Simulation(traffic.DelayedSimulation):
     """One stream of orders."""
 
     kind = "order"
 
-    def late(self, now: int) -> GeneratedEvent:
+    def late(self, now: int) -> traffic.GeneratedEvent:
         return self.event_at(now - int((1 + 2 * self.random()) * _DAY_MS))
 
-    def event_at(self, ordered_at: int) -> GeneratedEvent:
+    def event_at(self, ordered_at: int) -> traffic.GeneratedEvent:
         draw = self.random
         customer, items = f"c-{self._bits(16):05d}", 1 + int(8 * draw() * draw())
         amount = round(items * (2 + 40 * draw() ** 3), 2)
@@ -57,23 +47,23 @@ class _Simulation(DelayedSimulation):
         country = _COUNTRIES[int(len(_COUNTRIES) * draw() * draw())]
         text = (
             f'{{"order_id":"{self._bits(64):016x}","customer_id":"{customer}","country":"{country}",'
-            f'"amount":{amount:.2f},"items":{items},"ordered_at":"{iso(ordered_at)}"}}'
+            f'"amount":{amount:.2f},"items":{items},"ordered_at":"{traffic.iso(ordered_at)}"}}'
         )
-        return GeneratedEvent(customer.encode(), text, ordered_at)
+        return traffic.GeneratedEvent(customer.encode(), text, ordered_at)
 
 
 # The corruptions of a valid event, by name.
-MALFORMED: dict[str, Corruption] = {
-    **common_corruptions("order_id", "ordered_at"),
-    "amount_not_a_number": set_fields(amount="much"),
-    "items_not_whole": set_fields(items=1.5),
-    "no_order_id": remove_field("order_id"),
-    "no_country": remove_field("country"),
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("order_id", "ordered_at"),
+    "amount_not_a_number": traffic.set_fields(amount="much"),
+    "items_not_whole": traffic.set_fields(items=1.5),
+    "no_order_id": traffic.remove_field("order_id"),
+    "no_country": traffic.remove_field("country"),
 }
 
 
 @dataclass(frozen=True)
-class WebOrderGenerator(TrafficGenerator):
+class WebOrderGenerator(traffic.TrafficGenerator):
     """Streams of orders."""
 
     topic: ClassVar[str] = "web-orders"

@@ -12,27 +12,17 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import (
-    HOUR_MS,
-    ConsumedRecord,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    average,
-    decimal,
-    instant,
-    integer,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import HOUR_MS, ConsumedRecord, InvalidRecord, average
 
-ORDER = RecordSchema(
+ORDER = records.RecordSchema(
     (
-        Field("order_id", text),
-        Field("customer_id", text),
-        Field("country", text),
-        Field("amount", decimal(10, 2)),
-        Field("items", integer),
-        Field("ordered_at", instant),
+        records.Field("order_id", records.text),
+        records.Field("customer_id", records.text),
+        records.Field("country", records.text),
+        records.Field("amount", records.decimal(10, 2)),
+        records.Field("items", records.integer),
+        records.Field("ordered_at", records.instant),
     ),
     time=None,
 )

@@ -25,28 +25,27 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple, cast
 
-from headrace.patterns.records import (
-    HOUR_MS,
-    MINUTE_MS,
-    ConsumedRecord,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    decimal,
-    instant,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import HOUR_MS, MINUTE_MS, ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, batch_records
 
 INPUTS = ("orders", "payments")
 
-ORDER = RecordSchema(
-    (Field("order_id", text), Field("user_id", text), Field("order_time", instant)),
+ORDER = records.RecordSchema(
+    (
+        records.Field("order_id", records.text),
+        records.Field("user_id", records.text),
+        records.Field("order_time", records.instant),
+    ),
     time="order_time",
     key_required=True,
 )
-PAYMENT = RecordSchema(
-    (Field("order_id", text), Field("amount", decimal(12, 2)), Field("pay_time", instant)),
+PAYMENT = records.RecordSchema(
+    (
+        records.Field("order_id", records.text),
+        records.Field("amount", records.decimal(12, 2)),
+        records.Field("pay_time", records.instant),
+    ),
     time="pay_time",
     key_required=True,
 )

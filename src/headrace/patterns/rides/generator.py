@@ -22,18 +22,8 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
+from headrace.patterns import traffic
 from headrace.patterns.records import MINUTE_MS
-from headrace.patterns.traffic import (
-    Corruption,
-    GeneratedEvent,
-    Traffic,
-    TrafficGenerator,
-    common_corruptions,
-    iso,
-    network_delay_ms,
-    remove_field,
-    set_fields,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +78,7 @@ _NO_DROPOFF = ',"dropoff_lat":null,"dropoff_lon":null,"fare_amount":null'
 
 
 @dataclass(frozen=True)
-class RideTraffic(Traffic):
+class RideTraffic(traffic.Traffic):
     """How a stream of rides looks: like any traffic, in these cities."""
 
     pattern: ClassVar[str] = "rides"
@@ -202,21 +192,21 @@ class _Simulation:
         rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._towns = [_Town(city, rng, start_ms) for city in settings.cities]
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._delays = [traffic.network_delay_ms(rng) for _ in range(4096)]
         self._planned_until, self._weights = start_ms, [0.0]
 
-    def event(self, now: int) -> GeneratedEvent:
+    def event(self, now: int) -> traffic.GeneratedEvent:
         town, step = self._choose(now)
-        return GeneratedEvent(town.key, *town.step(step, now, self._delays[self._bits(12)]))
+        return traffic.GeneratedEvent(town.key, *town.step(step, now, self._delays[self._bits(12)]))
 
-    def late(self, now: int) -> GeneratedEvent:
+    def late(self, now: int) -> traffic.GeneratedEvent:
         town, _ = self._choose(now)
         event_ms = now - int((20 + 40 * self.random()) * MINUTE_MS)
-        return GeneratedEvent(town.key, town.lone_event(event_ms), event_ms)
+        return traffic.GeneratedEvent(town.key, town.lone_event(event_ms), event_ms)
 
-    def standalone_event(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> traffic.GeneratedEvent:
         town, _ = self._choose(now)
-        return GeneratedEvent(town.key, town.lone_event(now), now)
+        return traffic.GeneratedEvent(town.key, town.lone_event(now), now)
 
     def _choose(self, now: int) -> tuple[_Town, int]:
         """Draw who sends next, and which step of a ride."""
@@ -246,22 +236,22 @@ def _of_the_day(now_ms: int, utc_offset: float) -> float:
 
 
 def _event(fields: str, status: str, event_ms: int) -> str:
-    return f'{fields},"status":"{status}","event_time":"{iso(event_ms)}"}}'
+    return f'{fields},"status":"{status}","event_time":"{traffic.iso(event_ms)}"}}'
 
 
 # The corruptions of a valid event, by name.
-MALFORMED: dict[str, Corruption] = {
-    **common_corruptions("city", "event_time"),
-    "fare_not_a_number": set_fields(fare_amount="abc"),
-    "lat_not_a_number": set_fields(pickup_lat="north"),
-    "no_ride_id": remove_field("ride_id"),
-    "no_city": remove_field("city"),
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("city", "event_time"),
+    "fare_not_a_number": traffic.set_fields(fare_amount="abc"),
+    "lat_not_a_number": traffic.set_fields(pickup_lat="north"),
+    "no_ride_id": traffic.remove_field("ride_id"),
+    "no_city": traffic.remove_field("city"),
     "null_key": str.encode,
 }
 
 
 @dataclass(frozen=True)
-class RideGenerator(TrafficGenerator):
+class RideGenerator(traffic.TrafficGenerator):
     """Streams of ride events."""
 
     topic: ClassVar[str] = "ride-events"

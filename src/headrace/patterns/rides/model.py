@@ -8,34 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
-from headrace.patterns.records import (
-    MINUTE_MS,
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    average,
-    decimal,
-    instant,
-    number,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import MINUTE_MS, ConsumedRecord, Event, InvalidRecord, average
 from headrace.patterns.window_model import WindowFlow
 
-RIDE = RecordSchema(
+RIDE = records.RecordSchema(
     (
-        Field("ride_id", text),
-        Field("driver_id", text),
-        Field("rider_id", text),
-        Field("city", text),
-        Field("pickup_lat", number),
-        Field("pickup_lon", number),
-        Field("dropoff_lat", number, required=False),
-        Field("dropoff_lon", number, required=False),
-        Field("fare_amount", decimal(10, 2), required=False),
-        Field("status", text),
-        Field("event_time", instant),
+        records.Field("ride_id", records.text),
+        records.Field("driver_id", records.text),
+        records.Field("rider_id", records.text),
+        records.Field("city", records.text),
+        records.Field("pickup_lat", records.number),
+        records.Field("pickup_lon", records.number),
+        records.Field("dropoff_lat", records.number, required=False),
+        records.Field("dropoff_lon", records.number, required=False),
+        records.Field("fare_amount", records.decimal(10, 2), required=False),
+        records.Field("status", records.text),
+        records.Field("event_time", records.instant),
     ),
     time="event_time",
     key_required=True,

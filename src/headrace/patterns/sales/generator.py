@@ -15,17 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from headrace.patterns.traffic import (
-    Corruption,
-    DelayedSimulation,
-    GeneratedEvent,
-    Traffic,
-    TrafficGenerator,
-    common_corruptions,
-    iso,
-    remove_field,
-    set_fields,
-)
+from headrace.patterns import traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +45,13 @@ _REFUNDS = 0.02
 
 
 @dataclass(frozen=True)
-class SalesTraffic(Traffic):
+class SalesTraffic(traffic.Traffic):
     """How a stream of sales looks: like any traffic, in these categories."""
 
     pattern: ClassVar[str] = "sales"
 
 
-class _Simulation(DelayedSimulation):
+class _Simulation(traffic.DelayedSimulation):
     """One stream of sales."""
 
     kind = "sale"
@@ -70,7 +60,7 @@ class _Simulation(DelayedSimulation):
         super().__init__(settings, start_ms)
         self._weights = list(accumulate(category.size for category in CATEGORIES))
 
-    def event_at(self, event_ms: int) -> GeneratedEvent:
+    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
         draw, weights = self.random, self._weights
         # The bound excludes an index after the list: a draw may round up to the sum.
         category = CATEGORIES[bisect(weights, draw() * weights[-1], 0, len(weights) - 1)]
@@ -82,24 +72,24 @@ class _Simulation(DelayedSimulation):
             amount = -amount
         text = (
             f'{{"product_id":"{product}","category":"{category.name}","amount":{amount:.2f},'
-            f'"user_id":"u-{user}","ts":"{iso(event_ms)}"}}'
+            f'"user_id":"u-{user}","ts":"{traffic.iso(event_ms)}"}}'
         )
-        return GeneratedEvent(product.encode(), text, event_ms)
+        return traffic.GeneratedEvent(product.encode(), text, event_ms)
 
 
 # The corruptions of a valid event, by name.
-MALFORMED: dict[str, Corruption] = {
-    **common_corruptions("category", "ts"),
-    "amount_not_a_number": set_fields(amount="abc"),
-    "amount_too_large": set_fields(amount=123456789012.5),
-    "no_amount": remove_field("amount"),
-    "no_category": remove_field("category"),
-    "no_user_id": remove_field("user_id"),
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("category", "ts"),
+    "amount_not_a_number": traffic.set_fields(amount="abc"),
+    "amount_too_large": traffic.set_fields(amount=123456789012.5),
+    "no_amount": traffic.remove_field("amount"),
+    "no_category": traffic.remove_field("category"),
+    "no_user_id": traffic.remove_field("user_id"),
 }
 
 
 @dataclass(frozen=True)
-class SalesGenerator(TrafficGenerator):
+class SalesGenerator(traffic.TrafficGenerator):
     """Streams of sales."""
 
     topic: ClassVar[str] = "sales"

@@ -8,26 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from headrace.patterns.records import (
-    MINUTE_MS,
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    decimal,
-    instant,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import MINUTE_MS, ConsumedRecord, Event, InvalidRecord
 from headrace.patterns.window_model import WindowFlow
 
-SALE = RecordSchema(
+SALE = records.RecordSchema(
     (
-        Field("product_id", text),
-        Field("category", text),
-        Field("amount", decimal(10, 2)),
-        Field("user_id", text),
-        Field("ts", instant),
+        records.Field("product_id", records.text),
+        records.Field("category", records.text),
+        records.Field("amount", records.decimal(10, 2)),
+        records.Field("user_id", records.text),
+        records.Field("ts", records.instant),
     ),
     time="ts",
 )
