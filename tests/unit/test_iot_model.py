@@ -17,14 +17,7 @@ from headrace.flow.duration import Duration
 from headrace.flow.levers import Every
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import MALFORMED, IotGenerator, IotTraffic
-from headrace.patterns.iot.model import (
-    DEVICE_METRICS,
-    DeviceMetrics,
-    DeviceStatusRow,
-    parse_reading,
-    recompute,
-    silences,
-)
+from headrace.patterns.iot.model import DeviceMetrics, DeviceStatusRow, parse_reading, silences
 from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
@@ -34,6 +27,7 @@ from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sources.kafka.source import KafkaSource
 from headrace.testing import KeyedStateTester
+from model_examples import DEVICE_METRICS, recompute
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
 QUARTER, MONTH = timedelta(minutes=15), timedelta(days=30)

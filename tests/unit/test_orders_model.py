@@ -16,19 +16,18 @@ from headrace.operate.run import FlowFigures
 from headrace.patterns.orders.flows import OrderSettings
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.orders.model import (
-    JOINS,
     Joined,
     JoinFlow,
     LateRecord,
     Order,
     Payment,
-    daily_rows,
     paid_by_minute,
     parse_order,
     parse_payment,
     replay,
 )
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
+from model_examples import JOINS, daily_rows
 
 NOW = datetime(2024, 5, 6, 12, tzinfo=UTC)
 

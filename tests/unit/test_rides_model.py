@@ -16,9 +16,7 @@ from hypothesis import given, settings, strategies as st
 from headrace.patterns.records import LARGEST_VALUE, ConsumedRecord, InvalidRecord
 from headrace.patterns.rides.generator import MALFORMED, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import (
-    CITY_RIDES,
     DRIVER_METRICS,
-    SURGE,
     CityRides,
     DriverMetrics,
     Ride,
@@ -27,6 +25,7 @@ from headrace.patterns.rides.model import (
     surge_multiplier,
 )
 from headrace.patterns.window_model import WindowFlow, replay
+from model_examples import CITY_RIDES, SURGE
 
 NOW = datetime(2024, 5, 6, 12, tzinfo=UTC)
 

@@ -9,7 +9,6 @@ from confluent_kafka import Message
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.kafka import read_topic
-from headrace.clients.positions import Partition
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.storage import file_store
 from headrace.demos.compare import Comparison, Row, table_rows
@@ -155,10 +154,6 @@ class MedallionDemo(RecordsDemo):
         written = {path: location for path, location in places.items() if is_table(location, spark)}
         counts = [f"{path} {spark.read.format('delta').load(location).count():,}" for path, location in written.items()]
         return [f"rows: {', '.join(counts)}"] if counts else ()
-
-    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each layer without offsets: the model gets how far each has read."""
-        return {flow.name: {} for flow in self.flows()}
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every layer with the model, and report which rules were violated."""

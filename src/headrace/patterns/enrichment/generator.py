@@ -156,7 +156,8 @@ class _Simulation(traffic.DelayedSimulation):
         product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
         text = (
             f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
-            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},"ts":"{traffic.iso(event_ms)}"}}'
+            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},'
+            f'"ts":"{traffic.iso(event_ms)}"}}'
         )
         return traffic.GeneratedEvent(product.product_id.encode(), text, event_ms)
 

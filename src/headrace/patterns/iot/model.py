@@ -106,20 +106,6 @@ def _device(reading: Reading) -> str:
     return reading.device_id
 
 
-DEVICE_METRICS = device_metrics()
-
-
-def recompute(records: Iterable[ConsumedRecord], flow: WindowFlow[Reading, DeviceMetrics]) -> list[DeviceMetrics]:
-    """Return the gold table as a batch makes it of all records: nothing is late. A repair has to produce it."""
-    groups: dict[tuple[int, str], list[Reading]] = {}
-    for record in records:
-        reading = flow.parse(record)
-        if not isinstance(reading, InvalidRecord):
-            for start in flow.starts(reading):
-                groups.setdefault((start, reading.device_id), []).append(reading)
-    return [flow.row(start, start + flow.window_ms, device, groups[start, device]) for start, device in sorted(groups)]
-
-
 @dataclass(frozen=True)
 class Silences:
     """The expected statuses, late rows (per batch) and invalid records of the flow of silent devices."""

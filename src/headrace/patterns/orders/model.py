@@ -118,14 +118,6 @@ class JoinFlow:
         return self.how in ("right", "full")
 
 
-JOINS = {
-    "inner": JoinFlow("inner", 10 * MINUTE_MS),
-    "left": JoinFlow("left", 30 * MINUTE_MS),
-    "right": JoinFlow("right", 30 * MINUTE_MS),
-    "full": JoinFlow("full", 30 * MINUTE_MS),
-}
-
-
 class LateRecord(NamedTuple):
     """A record that a batch dropped as late."""
 
@@ -286,30 +278,6 @@ def paid_by_minute(outcome: JoinOutcome, bound_ms: int) -> list[tuple[int, int, 
         for minute, ids in sorted(orders.items())
         if minute + MINUTE_MS <= closed
     ]
-
-
-def daily_rows(
-    orders: Iterable[ConsumedRecord], payments: Iterable[ConsumedRecord], flow: JoinFlow, start: int, end: int
-) -> list[Joined]:
-    """Return the expected rows of a join for a time range: every record counts once, even if it was late."""
-    all_orders = {row for record in orders if isinstance(row := parse_order(record), Order)}
-    all_payments = {paid for record in payments if isinstance(paid := parse_payment(record), Payment)}
-    by_id: dict[str, list[Order]] = {}
-    for order in all_orders:
-        by_id.setdefault(order.order_id, []).append(order)
-    pairs = [(o, p) for p in all_payments for o in by_id.get(p.order_id, ()) if flow.matches(o, p)]
-    rows = [_pair(order, payment) for order, payment in pairs]
-    if flow.emits_unmatched_orders:
-        alone = all_orders - {order for order, _ in pairs}
-        rows += [Joined(row.order_id, row.user_id, row.order_time, None, None) for row in alone]
-    if flow.emits_unmatched_payments:
-        lone = all_payments - {payment for _, payment in pairs}
-        rows += [Joined(row.order_id, None, None, row.amount, row.pay_time) for row in lone]
-    return [row for row in rows if start <= _moment(row) < end]
-
-
-def _moment(row: Joined) -> int:
-    return cast("int", row.pay_time if row.order_time is None else row.order_time)
 
 
 def _batch(

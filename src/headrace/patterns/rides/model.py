@@ -170,8 +170,6 @@ def surge(
     return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, parse_ride, is_counted, _city, row, append=False)
 
 
-CITY_RIDES = city_rides()
-SURGE = surge()
 DRIVER_METRICS = WindowFlow(
     15 * MINUTE_MS, 30 * MINUTE_MS, parse_ride, _is_completed, _driver, _driver_metrics, append=True
 )
