@@ -1,25 +1,24 @@
 """The IoT demo: its topics, its flows, and the comparison of every sink with the model."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 
 from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
-from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
-from headrace.demos.protocol import DemoContext, DemoSettings
-from headrace.demos.records_demo import RecordsDemo
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target
 from headrace.patterns.iot import flows as pattern, model
-from headrace.patterns.iot.generator import generator
+from headrace.patterns.iot.generator import IotGenerator
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, replay
 
@@ -97,15 +96,9 @@ class IotDemo(RecordsDemo):
     """The IoT pattern with its usual settings."""
 
     title: str = "IoT: figures per device, alerts, devices that fall silent"
+    pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: IotGenerator()
     settings: pattern.IotSettings = field(default_factory=pattern.IotSettings)
-
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return live readings."""
-        return generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
-
-    def flows(self) -> Sequence[Flow]:
-        """Return the flow of device metrics and the flow of silent devices."""
-        return pattern.flows(self.settings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line on the newest complete window of the gold table: the busiest device, and the alerts."""
