@@ -34,12 +34,10 @@ from headrace.demos.feeder import SendResult
 from headrace.demos.protocol import Demo, DemoContext, DemoSettings, DemoVerdict
 from headrace.demos.wait import OffsetWaiter
 from headrace.errors import ConfigError, HeadraceError, StackError, did_you_mean
-from headrace.flow.target import KafkaConnect, Target
+from headrace.flow.target import Target
 from headrace.operate.run import Application, FlowFigures, open_application
 from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import Event
-from headrace.stack import mariadb, postgres
-from headrace.stack.connect import secrets_folder
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack, RunningParts
 
@@ -164,15 +162,14 @@ def delete_demo_data(home: Path) -> None:
 
 
 def _target(folder: Path, running: RunningParts, stack: LocalStack, spark: Mapping[str, str]) -> Target:
-    databases = {"postgres": postgres.database, "mariadb": mariadb.database}
     url = running.addresses.get("connect")
     return Target(
         name="demo",
         lake=str(folder / "lake"),
         checkpoints=str(folder / "checkpoints"),
         kafka={"bootstrap.servers": running.bootstrap},
-        databases={part: databases[part](stack.files(part)) for part in running.addresses if part in databases},
-        connect=KafkaConnect(url, secrets=secrets_folder(stack.files("connect"))) if url else None,
+        databases={part: database for part in running.addresses if (database := stack.database(part))},
+        connect=stack.connect(url) if url else None,
         # A model replays every batch since the first, so Spark must not delete entries of the offset log.
         spark={"spark.sql.streaming.minBatchesToRetain": "1000000", **spark},
     )

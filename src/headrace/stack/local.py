@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from headrace.stack import errors, process
-from headrace.stack.connect import ConnectPart
+from headrace.flow.target import Database, KafkaConnect
+from headrace.stack import errors, mariadb, postgres, process
+from headrace.stack.connect import ConnectPart, secrets_folder
 from headrace.stack.file_lock import file_lock
 from headrace.stack.jars import JarCache, OnProgress
 from headrace.stack.java import find_java
@@ -125,6 +126,15 @@ class LocalStack:
             return ()
         with errors.as_stack_errors(self.folder), file_lock(self.folder / "lock"):
             return self._stop_all(on_event, parts)
+
+    def database(self, part: str) -> Database | None:
+        """Return the connection of a part that is a database, or None for another part."""
+        databases = {"postgres": postgres.database, "mariadb": mariadb.database}
+        return databases[part](self.files(part)) if part in databases else None
+
+    def connect(self, url: str) -> KafkaConnect:
+        """Return Kafka Connect at its address, with the folder of its secrets."""
+        return KafkaConnect(url, secrets=secrets_folder(self.files("connect")))
 
     def wipe(self, on_event: OnEvent = lambda _part, _event: None) -> tuple[str, ...]:
         """Stop every part and delete its folder, data included; return the names of those that had one.

@@ -34,8 +34,8 @@ from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import timestamp_literal
 from headrace.clients.storage import file_store
-from headrace.demos.orders import errors
 from headrace.demos.reconciliation import Reconciliation
+from headrace.errors import RecoveryError
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
@@ -54,6 +54,7 @@ _STEP = "reconcile"
 _EXAMPLES = 20
 # The maximum number that is printed of them.
 _MAX_ROWS_PRINTED = 3
+_UNCHANGED = "Nothing was changed."
 _COLUMNS = ("order_id", "user_id", "order_time", "amount", "pay_time")
 
 
@@ -133,13 +134,26 @@ class JoinReconciliation:
         """Recompute a day and compare it with the table; None is the last full day. Changes nothing."""
         sink, committed = self._sink(), self._checkpoint.committed_batches()
         if not committed:
-            raise errors.nothing_read(self._flow)
+            raise RecoveryError(
+                f"Flow '{self._flow.name}' has not committed a batch.",
+                why="The expected rows are computed from the records that the flow has read.",
+                state=_UNCHANGED,
+                remedy=f"Run it first: `headrace run {self._flow.name}`.",
+                code="HR-356",
+            )
         start, end, is_full_day = self._span(committed[-1], day)
         retained = ReplayableRows(self._session, self._target, self._flow, self._checkpoint)
         retained.read_up_to(committed[-1])
         missing = retained.missing((start - self._bound, end + self._bound))
         if missing is not None:
-            raise errors.rows_missing(self._flow, start, missing)
+            raise RecoveryError(
+                f"{start:%Y-%m-%d} cannot be recomputed for flow '{self._flow.name}'.",
+                why=missing,
+                state=f"{_UNCHANGED} With fewer rows than the stream had, the result would be worse.",
+                remedy="Keep the topics for longer than the time between a day and its reconciliation, and run it "
+                "every night.",
+                code="HR-357",
+            )
         frames = retained.frames(start - self._bound, end + self._bound + timedelta(milliseconds=1))
         inputs = {name: frame.dropDuplicates() for name, frame in frames.items()}
         inside = (_event_time() >= F.lit(start)) & (_event_time() < F.lit(end))
@@ -181,19 +195,32 @@ class JoinReconciliation:
 
     def _sink(self) -> DeltaAppend:
         if not isinstance(self._flow.sink, DeltaAppend):
-            raise errors.not_a_join(self._flow)
+            raise _not_a_join(self._flow)
         return self._flow.sink
 
     def _span(self, last: int, day: date | None) -> tuple[datetime, datetime, bool]:
         """Return the closed part of a day, and whether that is the full day."""
         watermark_ms = self._checkpoint.offset_entry(last).watermark_ms
         if not watermark_ms:
-            raise errors.no_watermark(self._flow)
+            raise RecoveryError(
+                f"Nothing is closed yet for flow '{self._flow.name}': every day is still open.",
+                why="It has no watermark yet. The watermark advances after rows of both topics have arrived.",
+                state=_UNCHANGED,
+                remedy="Keep the flow running until both topics have rows.",
+                code="HR-356",
+            )
         closed = datetime.fromtimestamp(watermark_ms / 1000, UTC) - self._bound
         start = datetime.combine(day or closed.date() - timedelta(days=1), datetime.min.time(), UTC)
         end = min(start + timedelta(days=1), closed)
         if end <= start:
-            raise errors.still_open(self._flow, start, closed)
+            raise RecoveryError(
+                f"Nothing of {start:%Y-%m-%d} is closed for flow '{self._flow.name}'.",
+                why=f"The watermark has passed the bound of orders before {closed:%Y-%m-%d %H:%M:%S} UTC. The flow may "
+                "still match later orders.",
+                state=_UNCHANGED,
+                remedy="Keep the flow running, or name an earlier day with --day.",
+                code="HR-356",
+            )
         return start, end, end == start + timedelta(days=1)
 
     def _differences(self, table: DataFrame) -> tuple[dict[str, int], dict[str, int], list[dict[str, object]]]:
@@ -278,9 +305,21 @@ def is_join(flow: Flow) -> bool:
     )
 
 
+def _not_a_join(flow: Flow) -> RecoveryError:
+    """Return the error for a flow that is not one of the pattern's."""
+    return RecoveryError(
+        f"Flow '{flow.name}' is not a join of orders and payments.",
+        why="Headrace can recompute a flow only if its transform is `join_payments` of headrace.patterns.orders.flows "
+        "and its sink is DeltaAppend.",
+        state=_UNCHANGED,
+        remedy="Name a flow that `flows` of that pattern returns, or name none to select all of them.",
+        code="HR-355",
+    )
+
+
 def _time_bound(flow: Flow) -> timedelta:
     if not isinstance(flow.transform, partial) or flow.transform.func is not join_payments:
-        raise errors.not_a_join(flow)
+        raise _not_a_join(flow)
     return timedelta(milliseconds=Duration.parse(str(flow.transform.keywords["bound"])).ms)
 
 
