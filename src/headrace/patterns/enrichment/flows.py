@@ -13,34 +13,26 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
+from headrace.patterns.schema import required
 from headrace.sinks.delta.dimension import AsOf, Dimension, OnNewVersion, Refresh
 from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.kafka.source import KafkaSource
 
-# A field that is not nullable is required: a record without it goes to quarantine.
-PURCHASE = StructType(
-    [
-        StructField("purchase_id", StringType(), nullable=False),
-        StructField("product_id", StringType(), nullable=False),
-        StructField("user_id", StringType(), nullable=False),
-        StructField("quantity", IntegerType(), nullable=False),
-        StructField("ts", TimestampType(), nullable=False),
-    ]
+PURCHASE = required(
+    purchase_id=StringType(), product_id=StringType(), user_id=StringType(), quantity=IntegerType(), ts=TimestampType()
 )
 # What a purchase gets of its product.
 PRODUCT_COLUMNS = StructType(
     [StructField("name", StringType()), StructField("category", StringType()), StructField("price", DecimalType(10, 2))]
 )
-PRODUCT = StructType(
-    [
-        StructField("product_id", StringType(), nullable=False),
-        StructField("name", StringType(), nullable=False),
-        StructField("category", StringType(), nullable=False),
-        StructField("price", DecimalType(10, 2), nullable=False),
-        StructField("updated_at", TimestampType(), nullable=False),
-    ]
+PRODUCT = required(
+    product_id=StringType(),
+    name=StringType(),
+    category=StringType(),
+    price=DecimalType(10, 2),
+    updated_at=TimestampType(),
 )
 
 

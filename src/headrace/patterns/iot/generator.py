@@ -32,7 +32,7 @@ _SHORTEST_OFFLINE_MS, _LONGEST_OFFLINE_MS = 10 * MINUTE_MS, 6 * 60 * MINUTE_MS
 
 @dataclass(frozen=True)
 class IotTraffic(traffic.Traffic):
-    """How a stream of readings looks: like any traffic, of so many devices, the first of which sends a share of it."""
+    """How a stream of readings looks: any traffic, of some devices. The first device sends a fixed share of it."""
 
     pattern: ClassVar[str] = "iot"
 

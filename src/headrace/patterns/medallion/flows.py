@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pyspark.sql import DataFrame, functions as F
-from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DecimalType, IntegerType, StringType, TimestampType
 
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.rules import Rule
 from headrace.flow.source import AutoBatchSize
+from headrace.patterns.schema import required
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
@@ -25,16 +26,13 @@ from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.averages import exact_average
 from headrace.transforms.dedup import deduplicate
 
-# A field that is not nullable is required: a record without it goes to quarantine.
-ORDER = StructType(
-    [
-        StructField("order_id", StringType(), nullable=False),
-        StructField("customer_id", StringType(), nullable=False),
-        StructField("country", StringType(), nullable=False),
-        StructField("amount", DecimalType(10, 2), nullable=False),
-        StructField("items", IntegerType(), nullable=False),
-        StructField("ordered_at", TimestampType(), nullable=False),
-    ]
+ORDER = required(
+    order_id=StringType(),
+    customer_id=StringType(),
+    country=StringType(),
+    amount=DecimalType(10, 2),
+    items=IntegerType(),
+    ordered_at=TimestampType(),
 )
 
 # When bronze got a record. Columns of the record go by Kafka's names in rules and transforms.

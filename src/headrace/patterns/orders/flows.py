@@ -17,20 +17,14 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
+from headrace.patterns.schema import required
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.windows import tumbling, window_bounds
 
 Join = Literal["inner", "left", "right", "full"]
 
-# A field that is not nullable is required: a record without it goes to quarantine.
-ORDER = StructType(
-    [
-        StructField("order_id", StringType(), nullable=False),
-        StructField("user_id", StringType(), nullable=False),
-        StructField("order_time", TimestampType(), nullable=False),
-    ]
-)
+ORDER = required(order_id=StringType(), user_id=StringType(), order_time=TimestampType())
 PAYMENT = StructType(
     [
         StructField("order_id", StringType(), nullable=False),
