@@ -45,7 +45,7 @@ def compare(
         else:
             lengths = settings.silence, settings.forget, settings.watermark
             silence, forget, delay = (Duration.parse(length).ms for length in lengths)
-            silences = model.silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
+            silences = model.replay_silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
             topic = settings.status_topic
             comparison.add(f"kafka:{topic}", [asdict(row) for row in silences.statuses], topic_rows(target, topic))
             compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(silences.invalid, silences.late))

@@ -155,7 +155,7 @@ class MedallionDemo(RecordsDemo):
         checkpoint = Checkpoint.of("silver", context.target, file_store(context.target.checkpoints, spark))
         if figures.batches == len(checkpoint.committed_batches()):
             # The first run on this checkpoint: the counts are complete.
-            comparison.add("rules of silver", _counts(silver.broken), _counts(figures.rules))
+            comparison.add("rules of silver", _counts(silver.violations), _counts(figures.rules))
         counts = ", ".join(f"{name} {rows:,}" for name, rows in figures.rules.items())
         return ModelVerdict(
             comparison, {"rules": dict(figures.rules)}, (f"Rows against each rule, of this run: {counts}.",)

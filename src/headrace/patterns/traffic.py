@@ -143,12 +143,12 @@ class Traffic:
 class TrafficGenerator:
     """Streams of one pattern. Holds no state: every call of `events` starts a simulation of its own.
 
-    A pattern declares its topic, its settings, its simulation and the ways in which its records are `broken`, by name.
+    A pattern declares its topic, its settings, its simulation and its `corruptions`, by name.
     """
 
     settings: Traffic
     simulation: ClassVar[type[Simulation]]
-    broken: ClassVar[Mapping[str, Corruption]]
+    corruptions: ClassVar[Mapping[str, Corruption]]
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
@@ -159,7 +159,7 @@ class TrafficGenerator:
         start = traffic.milliseconds(from_)
         numbers = count() if until is None else range(int((traffic.milliseconds(until) - start) * traffic.rate / 1000))
         simulation = self.simulation(traffic, start)
-        draw, kinds = simulation.random, cycle(self.broken)
+        draw, kinds = simulation.random, cycle(self.corruptions)
         repeated = traffic.malformed + traffic.duplicates
         special = repeated + traffic.late
         step_ms = 1000 / traffic.rate
@@ -175,7 +175,7 @@ class TrafficGenerator:
                 recent.append(record)
             elif chance < traffic.malformed:
                 kind = next(kinds)
-                record = _broken(simulation.standalone_event(now), now, kind, self.broken[kind])
+                record = _malformed_record(simulation.standalone_event(now), now, kind, self.corruptions[kind])
             elif chance < repeated and recent:
                 record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
             else:
@@ -194,7 +194,7 @@ def _record(event: GeneratedEvent, now: int, kind: str) -> GeneratedRecord:
     return GeneratedRecord(event.key, event.text.encode(), event.event_ms, now, kind, event.topic)
 
 
-def _broken(event: GeneratedEvent, now: int, kind: str, how: Corruption) -> GeneratedRecord:
+def _malformed_record(event: GeneratedEvent, now: int, kind: str, how: Corruption) -> GeneratedRecord:
     return GeneratedRecord(None if kind == "null_key" else event.key, how(event.text), None, now, kind, event.topic)
 
 
@@ -252,15 +252,15 @@ def iso(event_ms: int) -> str:
 
 def set_fields(**changes: object) -> Corruption:
     """Return what gives fields of an event other values."""
-    return lambda event: _dumped({**json.loads(event), **changes})
+    return lambda event: _to_json({**json.loads(event), **changes})
 
 
 def remove_field(field: str) -> Corruption:
     """Return what takes a field from an event."""
-    return lambda event: _dumped({name: value for name, value in json.loads(event).items() if name != field})
+    return lambda event: _to_json({name: value for name, value in json.loads(event).items() if name != field})
 
 
-def _dumped(fields: dict[str, object]) -> bytes:
+def _to_json(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 

@@ -176,7 +176,7 @@ def _run_script(
     return runs
 
 
-class _DriverDied(Exception):
+class _SimulatedCrash(Exception):
     """Simulates a crash of the driver."""
 
 
@@ -225,7 +225,7 @@ class CrashingSink:
             self.inner.write(rows.where(F.raise_error(F.lit("the driver dies")).isNull()), batch)
         if point is Point.AFTER_SINK:
             self.inner.write(rows, batch)
-        raise _DriverDied(point.value)
+        raise _SimulatedCrash(point.value)
 
 
 def _drop_end_of_input(flow: Flow) -> Callable[..., DataFrame]:

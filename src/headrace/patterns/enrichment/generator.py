@@ -177,7 +177,7 @@ class PurchaseGenerator(traffic.TrafficGenerator):
 
     settings: PurchaseTraffic = PurchaseTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
     @property
     def topic(self) -> str:

@@ -139,7 +139,7 @@ class IotGenerator(traffic.TrafficGenerator):
     topic: ClassVar[str] = "iot-telemetry"
     settings: IotTraffic = IotTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
 
 generator = IotGenerator().with_traffic

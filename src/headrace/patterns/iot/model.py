@@ -107,7 +107,7 @@ def _device(reading: Reading) -> str:
 
 
 @dataclass(frozen=True)
-class Silences:
+class SilenceOutcome:
     """The expected statuses, late rows (per batch) and invalid records of the flow of silent devices."""
 
     statuses: list[DeviceStatusRow]
@@ -115,14 +115,14 @@ class Silences:
     invalid: list[InvalidRecord]
 
 
-def silences(
+def replay_silences(
     records: Iterable[ConsumedRecord],
     batches: Iterable[BatchOffsets],
     *,
     silence_ms: int = 15 * MINUTE_MS,
     forget_ms: int = 30 * DAY_MS,
     delay_ms: int = 2 * MINUTE_MS,
-) -> Silences:
+) -> SilenceOutcome:
     """Run the flow over its batches. W[N] is the watermark in force, as in `window_model`.
 
     1. A reading is late if it is not after W[N-1].
@@ -132,7 +132,7 @@ def silences(
     """
     log = {(record.partition, record.offset): record for record in records}
     readings_of: dict[str, list[int]] = {}
-    result = Silences([], [], [])
+    result = SilenceOutcome([], [], [])
     watermark_before, watermark, upcoming = 0, 0, 0
     for batch in batches:
         watermark_before, watermark = watermark, upcoming

@@ -69,7 +69,7 @@ class WebOrderGenerator(traffic.TrafficGenerator):
     topic: ClassVar[str] = "web-orders"
     settings: WebOrderTraffic = WebOrderTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
 
 generator = WebOrderGenerator().with_traffic

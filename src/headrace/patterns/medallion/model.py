@@ -71,24 +71,24 @@ class Silver:
 
     orders: list[WebOrder] = field(default_factory=list)
     invalid: list[InvalidRecord] = field(default_factory=list)
-    broken: Counter[str] = field(default_factory=Counter)
+    violations: Counter[str] = field(default_factory=Counter)
 
 
 def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules: Rules = RULES) -> Silver:
     """Return what silver makes of records, in the order of their arrival. Their timestamp is when bronze got them."""
-    result = Silver(broken=Counter(dict.fromkeys(rules, 0)))
+    result = Silver(violations=Counter(dict.fromkeys(rules, 0)))
     first_arrivals: dict[str, int] = {}
     for record in sorted(records, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
         order = parse_web_order(record)
         if isinstance(order, InvalidRecord):
             result.invalid.append(order)
             continue
-        broken = [name for name, (_, keeps) in rules.items() if not keeps(order, record)]
-        result.broken.update(broken)
-        rule = next((name for name in broken if rules[name][0] == "quarantine"), None)
+        violated = [name for name, (_, keeps) in rules.items() if not keeps(order, record)]
+        result.violations.update(violated)
+        rule = next((name for name in violated if rules[name][0] == "quarantine"), None)
         if rule is not None:
             result.invalid.append(InvalidRecord(record.partition, record.offset, f"rule:{rule}"))
-        elif not any(rules[name][0] == "drop" for name in broken):
+        elif not any(rules[name][0] == "drop" for name in violated):
             before = first_arrivals.get(order.order_id)
             if before is None or record.timestamp_ms > before + within_ms:
                 first_arrivals[order.order_id] = record.timestamp_ms

@@ -165,7 +165,7 @@ class OrderGenerator(traffic.TrafficGenerator):
 
     settings: OrderTraffic = OrderTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
     @property
     def topic(self) -> str:

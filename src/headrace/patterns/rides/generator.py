@@ -226,11 +226,11 @@ class _Simulation:
         busy = drawn[-1]
         for town in self._towns:
             steps = _SURGE if town is surging else _BUSY if town is busy else _CALM
-            volume = town.city.size * _of_the_day(now, town.city.utc_offset)
+            volume = town.city.size * _activity_by_hour(now, town.city.utc_offset)
             yield from (volume * weight for weight in steps)
 
 
-def _of_the_day(now_ms: int, utc_offset: float) -> float:
+def _activity_by_hour(now_ms: int, utc_offset: float) -> float:
     hour, part = divmod((now_ms / (60 * MINUTE_MS) + utc_offset) % 24, 1)
     return _DAY[int(hour)] * (1 - part) + _DAY[(int(hour) + 1) % 24] * part
 
@@ -257,7 +257,7 @@ class RideGenerator(traffic.TrafficGenerator):
     topic: ClassVar[str] = "ride-events"
     settings: RideTraffic = RideTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
 
 generator = RideGenerator().with_traffic

@@ -95,7 +95,7 @@ class SalesGenerator(traffic.TrafficGenerator):
     topic: ClassVar[str] = "sales"
     settings: SalesTraffic = SalesTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
 
 generator = SalesGenerator().with_traffic

@@ -92,7 +92,7 @@ def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[Go
         groups: dict[tuple[int, str], list[CategorySales]] = {}
         for row in rows:
             groups.setdefault((row.window_start // length * length, row.category), []).append(row)
-        rows = [_merged(start, start + length, category, parts) for (start, category), parts in sorted(groups.items())]
+        rows = [_merge(start, start + length, category, parts) for (start, category), parts in sorted(groups.items())]
         gold_rows += [
             GoldRow(grain, row.window_start, row.window_end, row.category, row.revenue, row.orders, len(row.users))
             for row in rows
@@ -100,7 +100,7 @@ def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[Go
     return gold_rows
 
 
-def _merged(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:
+def _merge(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:
     users = frozenset[str]().union(*(part.users for part in parts))
     return CategorySales(start, end, category, _total(parts), sum(part.orders for part in parts), users)
 
@@ -122,7 +122,7 @@ def _amount(sales: Iterable[Sale]) -> Decimal:
     return sum((sale.amount for sale in sales), Decimal(0))
 
 
-def _always(_sale: Sale) -> bool:
+def _counts_all(_sale: Sale) -> bool:
     return True
 
 
@@ -130,7 +130,7 @@ def _category(sale: Sale) -> str:
     return sale.category
 
 
-CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, parse_sale, _always, _category, _category_sales, append=False)
+CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, parse_sale, _counts_all, _category, _category_sales, append=False)
 ROLLING_REVENUE = WindowFlow(
-    10 * MINUTE_MS, 2 * MINUTE_MS, parse_sale, _always, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
+    10 * MINUTE_MS, 2 * MINUTE_MS, parse_sale, _counts_all, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
 )
