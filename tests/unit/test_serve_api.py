@@ -25,6 +25,7 @@ from headrace.serve.app import create_app
 from headrace.serve.guard import host_name
 from headrace.serve.listen import bind_port
 from headrace.serve.live import LiveStreams, StreamIntervals
+from headrace.serve.pages import find_page, page_names
 from served_page import serve_in_background
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -391,6 +392,11 @@ def test_a_host_header_yields_its_name(header: str, name: str) -> None:
 
 
 # ---- the process
+
+
+def test_a_page_is_found_by_the_name_of_its_pattern() -> None:
+    assert page_names() == ["rides"]
+    assert find_page("rides") is CityPage
 
 
 def test_the_next_port_is_used_if_one_is_taken() -> None:
