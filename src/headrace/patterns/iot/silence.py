@@ -28,9 +28,9 @@ class ActivePeriod:
 
 @dataclass
 class DeviceHistory:
-    """The state of a device: its stretches in order, and the last reading before a silence that was reported."""
+    """The state of a device: its active periods in order, and the last reading before a silence that was reported."""
 
-    stretches: list[ActivePeriod] = field(default_factory=list)
+    active_periods: list[ActivePeriod] = field(default_factory=list)
     silent_since: datetime | None = None
 
 
@@ -61,7 +61,9 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
     ) -> Iterator[DeviceStatus]:
         """Add readings to the active periods, and set the timer of the next status. Emits nothing."""
         history = state.value or DeviceHistory()
-        history.stretches = self._merge_periods([*history.stretches, *(ActivePeriod(row.ts, row.ts) for row in rows)])
+        history.active_periods = self._merge_periods(
+            [*history.active_periods, *(ActivePeriod(row.ts, row.ts) for row in rows)]
+        )
         state.value = history
         timers.register_only(self._next(history))
         return iter(())
@@ -73,15 +75,15 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
         history = state.value
         if history is None:
             return
-        while history.stretches and (moment := self._next(history)) <= timers.now:
+        while history.active_periods and (moment := self._next(history)) <= timers.now:
             if history.silent_since is None:
-                history.silent_since = history.stretches.pop(0).last
+                history.silent_since = history.active_periods.pop(0).last
                 yield self._status(key, SILENT, history.silent_since, moment)
             else:
                 if moment - history.silent_since <= self.forget:
                     yield self._status(key, BACK, history.silent_since, moment)
                 history.silent_since = None
-        if history.stretches:
+        if history.active_periods:
             timers.register(self._next(history))
         elif history.silent_since is not None and history.silent_since + self.forget > timers.now:
             timers.register(history.silent_since + self.forget)
@@ -90,7 +92,7 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
 
     def _next(self, history: DeviceHistory) -> datetime:
         """Return when the first active period changes the status: at its end, or at its start after a silence."""
-        period = history.stretches[0]
+        period = history.active_periods[0]
         return period.last + self.silence if history.silent_since is None else period.first
 
     def _merge_periods(self, periods: list[ActivePeriod]) -> list[ActivePeriod]:
